@@ -16,7 +16,7 @@ from fedclade.algorithms import FLUX
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
 from fedclade.flower.from_config import AppSettings, RunConfig
 from fedclade.flower.policy import Policy
-from tests.docs.blocks import text_of
+from tests.docs.blocks import blocks_of
 from tests.docs.configs import check_toml
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -42,7 +42,12 @@ def names(cell: str) -> set[str]:
 
 
 def test_the_run_config_of_the_page_is_one():
-    read = check_toml(text_of("docs/federation.md", "toml"))
+    (text,) = (
+        block.text
+        for block in blocks_of("docs/federation.md")
+        if block.language == "toml" and block.text.startswith("[tool.flwr.app.config]")
+    )
+    read = check_toml(text)
     assert isinstance(read, RunConfig)
     assert read.network == Network(clients=4)
     assert read.apps == AppSettings(out="runs/flower")
@@ -71,9 +76,9 @@ def test_the_page_has_every_limit_of_a_client_with_its_default():
         "allow": '"train evaluate statistics"',
         "imports": '""',
         "max-partings": "an eighth of its training examples, at most 64",
-        "max-clear": "half the parameters; closed without `sketch`: `0",
+        "max-clear": "half the number of parameters; for a closed client without `sketch` in `disclose`: `0",
         "disclose": '""',
-        "max-evaluations": "50000`, closed `100",
+        "max-evaluations": "50000`; closed: `100",
         "scores-epsilon": "a tenth of `epsilon",
         "share-schema": "true`; with differential privacy: `false",
     }
@@ -154,13 +159,17 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
     federate(
         grid, "fedavg", "mclr", rounds=1, local=local, network=Network(clients=2), task=weighed
     )
+    numbers = {**table_of_two, "data.target": "x", "task.name": "regression"}
+    grid = LocalGrid(nodes, {**numbers, "model.name": "mclr"})
+    network = Network(clients=2)
+    federate(grid, "fedavg", "mclr", rounds=1, local=local, network=network, task="regression")
     rows = table("wire-protocol.md", "request | request fields")
     told = {row[0].split()[0]: [names(cell) for cell in row[1:]] for row in rows}
     assert set(app.heard) == set(told)
     for question, (says, carries, answers, gives) in told.items():
         heard = app.heard[question]
         assert heard[0] - of_all - {"agreed"} == says | {"protocol"}, question
-        assert (of_all <= heard[0]) == (question in ("train", "evaluate")), question
+        assert (of_all <= heard[0]) == (question in ("train", "evaluate", "gains")), question
         assert heard[2] == answers | {"protocol"}, question
         assert {name for name in heard[1] if not name.isdigit()} == {
             name for name in carries if not name.isdigit()

@@ -62,7 +62,7 @@ def test_every_registered_method_has_a_case():
 
 
 def test_every_method_of_a_network_has_a_case_there():
-    alone = {name for name, entry in ALGORITHMS.items() if entry.algorithm.simulated}
+    alone = {name for name, entry in ALGORITHMS.items() if entry.requires.simulation}
     over_network = {case.settings["algorithm.name"] for case in NETWORK}
     assert not alone & over_network
     assert over_network >= {"cfl", "rcfl", "fedem", "scaffold", "ditto", "pacfl", "flux", "flexcfl"}

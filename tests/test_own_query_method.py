@@ -97,7 +97,7 @@ def test_it_runs_over_a_network_if_policies_name_the_kind(own_kind: dict[str, An
 
 
 def test_the_default_policy_refuses_it(own_kind: dict[str, Any]):
-    why = r"none of 4 clients answers the question 'label_histograms'.*allow=\"train evaluate statistics label_histog"
+    why = r"all 4 clients refuse the query 'label_histograms'.*allow=\"train evaluate statistics label_histog"
     with pytest.raises(UpdateError, match=why):
         federated(grid_of(FEDERATION, **own_kind), Method(), rounds=2)
 
@@ -105,7 +105,8 @@ def test_the_default_policy_refuses_it(own_kind: dict[str, Any]):
 def test_an_app_that_does_not_know_the_kind_refuses_it(own_kind: dict[str, Any]):
     grid = grid_of(FEDERATION)
     with pytest.raises(
-        UpdateError, match=r"'label_histograms', which it does not know; .*client_app\(queries="
+        UpdateError,
+        match=r"'label_histograms', which is of an unknown kind; .*client_app\(queries=",
     ):
         federated(grid, Method(), rounds=2)
 
@@ -119,7 +120,7 @@ def test_a_client_with_secure_aggregation_discloses_it_if_its_policy_says_so(
         return federated(grid, Method(), rounds=1, network=network)
 
     with pytest.raises(
-        UpdateError, match=r'none of 4 clients .* disclose="label_histograms" in its node config'
+        UpdateError, match=r'all 4 clients refuse .* disclose="label_histograms" in its node config'
     ):
         run(SECURE)
     assert leaves(run({**SECURE, "disclose": "label_histograms"})) == [(0, 1), (2, 3)]
@@ -156,10 +157,10 @@ def test_a_private_client_refuses_it():
     sizes = dict(FEDERATION.sizes)
     private = Channel(clients, *client_side(privatizing(privacy, sizes, FEDERATION.keys)))
     with pytest.raises(
-        ConfigError, match="with differential privacy do not tell shares of their labels"
+        ConfigError, match="with differential privacy do not reveal shares of their labels"
     ):
         private.ask(Query([0]))
-    with pytest.raises(ConfigError, match="do not tell shares of their labels"):
+    with pytest.raises(ConfigError, match="do not reveal shares of their labels"):
         fedclade.simulate(Method(), perceptron, FEDERATION, rounds=1, privacy=privacy)
 
 

@@ -12,29 +12,24 @@ from torch import Tensor, nn
 
 from fedclade import LocalTraining
 from fedclade.algorithms import Algorithm, RoundLog, State
-from fedclade.channel import (
-    Channel,
-    Meter,
-    Replicating,
-    Retrying,
-    Streaming,
-    Timing,
-    Traffic,
-    Unpacking,
-)
+from fedclade.channel import Channel, Meter, Replicating, Retrying, Streaming, Timing, Traffic
 from fedclade.core import (
     OWN,
+    ClientWork,
     ClusterSplit,
     Evaluation,
     EvaluationQuery,
     Event,
+    LocalModel,
     Query,
     R,
     Round,
+    RoundPlan,
     RowQuery,
+    Sink,
     Split,
     TaskKind,
-    UpdateQuery,
+    TrainQuery,
 )
 from fedclade.core.clients import Clients
 from fedclade.core.updates import Updates
@@ -142,9 +137,23 @@ class Asked:
     answer: Updates | None = None
     anchors: dict[int, Tensor] = field(default_factory=dict)
     """The models that the proximal term pulls to, where that was asked for."""
-    own: bool = False
-    round: Round | None = None
-    """Of training."""
+    query: TrainQuery | None = None
+    """Of training, or of gradients."""
+
+    @property
+    def work(self) -> ClientWork:
+        assert self.query is not None
+        return self.query.work
+
+    @property
+    def round(self) -> Round:
+        assert self.query is not None
+        return self.query.round
+
+    @property
+    def own(self) -> bool:
+        """Whether each client stores the model that it trains as its own."""
+        return self.query is not None and isinstance(self.work.store, LocalModel)
 
 
 class Fake(Clients):
@@ -154,29 +163,23 @@ class Fake(Clients):
     ids: Sequence[int] = ()
     sizes: Mapping[int, int] = {}
 
-    def ask(self, query: Query[R], /) -> R:
+    def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
         if isinstance(query, EvaluationQuery):
             return self.evaluate(
                 query.ids, query.models, query.assignment, query.split, **only_asked(query)
             )
-        if not isinstance(query, UpdateQuery):
+        if not isinstance(query, TrainQuery):
             return self.data(query)
+        sent = (query.ids, query.models.vectors, query.models.start, query.round)
         if query.kind == "gradients":
-            return self.gradients(query.ids, query.models, query.assignment, query.round)
-        return self.train(
-            query.ids,
-            query.models,
-            query.assignment,
-            query.round,
-            query.anchors,
-            **only_asked(query),
-        )
+            return self.gradients(*sent)
+        return self.train(*sent, query.work, **only_asked(query))
 
     def train(self, *args, **kwargs) -> Updates:
         return self.clients.train(*args, **kwargs)
 
-    def gradients(self, *args) -> Updates:
-        return self.clients.gradients(*args)
+    def gradients(self, *args, **kwargs) -> Updates:
+        return self.clients.gradients(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs) -> Evaluation:
         return self.clients.evaluate(*args, **kwargs)
@@ -185,11 +188,17 @@ class Fake(Clients):
         return self.clients.ask(query)
 
 
-def only_asked(query: UpdateQuery | EvaluationQuery) -> dict[str, Any]:
-    """Return the arguments that only some queries need: about clients' own models, or mixtures, or who is best."""
-    names = ("own", "shares", "compares")
-    asked = {name: True for name in names if getattr(query, name, False)}
-    return asked if query.mixture is None else {**asked, "mixture": query.mixture}
+def only_asked(query: TrainQuery | EvaluationQuery) -> dict[str, Any]:
+    """Return the keyword arguments of ``train`` or ``evaluate`` that only some queries need."""
+    if isinstance(query, TrainQuery):
+        values = {
+            "anchors": query.models.anchor,
+            "sent_before": query.models.sent_before or None,
+            "require_all": query.require_all or None,
+        }
+    else:
+        values = {"compares": query.compares or None, "mixture": query.mixture}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class Around(Fake):
@@ -229,7 +238,7 @@ def streamed(clients: Clients, at_once: int) -> Channel:
 
 
 @dataclass
-class SpyClients(Fake):
+class SpyClients(Clients):
     """Clients that note what they were asked, and what they answered."""
 
     clients: Clients
@@ -243,72 +252,40 @@ class SpyClients(Fake):
     def sizes(self) -> Mapping[int, int]:
         return self.clients.sizes
 
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-        *,
-        own: bool = False,
-        **more: Any,
-    ) -> Updates:
-        more |= {"own": True} if own else {}
-        answer = self.clients.train(ids, models, assignment, this_round, anchors, **more)
-        self._note(
-            "train",
-            ids,
-            models,
-            assignment,
-            this_round.number,
-            answer=answer,
-            anchors=anchors,
-            own=own,
-        )
-        self.calls[-1].round = this_round
-        return answer
-
-    def gradients(
-        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round
-    ) -> Updates:
-        answer = self.clients.gradients(ids, models, assignment, this_round)
-        self._note("gradients", ids, models, assignment, this_round.number, answer=answer)
-        return answer
-
-    def evaluate(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        split: Split,
-        **more: Any,
-    ) -> Evaluation:
-        self._note("evaluate", ids, models, assignment, 0, split)
-        return self.clients.evaluate(ids, models, assignment, split, **more)
-
-    def data(self, query: Query[R]) -> R:
-        if isinstance(query, RowQuery):
+    def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
+        if isinstance(query, EvaluationQuery):
+            models = _of_each(query.ids, query.models, query.assignment)
+            self.calls.append(Asked("evaluate", tuple(query.ids), models, 0, query.split))
+        elif isinstance(query, RowQuery):
             self.calls.append(Asked(query.kind, tuple(query.ids), {}, 0))
-        return self.clients.ask(query)
+        answer = self.clients.ask(query) if sink is None else self.clients.ask(query, sink)
+        if isinstance(query, TrainQuery):
+            self._note(query, answer)
+        return answer
 
     def asked(self, what: str, number: int) -> list[Asked]:
         return [call for call in self.calls if call.what == what and call.number == number]
 
-    def _note(
-        self, what, ids, models, assignment, number, split="", answer=None, anchors=None, own=False
-    ) -> None:
-        def of_each(rows):
-            return {
-                client: models[row].clone()
-                for client, row in zip(ids, rows, strict=True)
-                if row != OWN
-            }
-
-        pulled = {} if anchors is None else of_each(anchors)
+    def _note(self, query: TrainQuery, answer: Updates) -> None:
+        vectors, start, anchor = query.models.vectors, query.models.start, query.models.anchor
         self.calls.append(
-            Asked(what, tuple(ids), of_each(assignment), number, split, answer, pulled, own)
+            Asked(
+                query.kind,
+                tuple(query.ids),
+                _of_each(query.ids, vectors, start),
+                query.round.number,
+                answer=answer,
+                anchors={} if anchor is None else _of_each(query.ids, vectors, anchor),
+                query=query,
+            )
         )
+
+
+def _of_each(ids: Sequence[int], models: Tensor, rows: Sequence[int]) -> dict[int, Tensor]:
+    """Return the model of each client, except of clients that use one of their own."""
+    return {
+        client: models[row].clone() for client, row in zip(ids, rows, strict=True) if row != OWN
+    }
 
 
 @dataclass
@@ -333,12 +310,12 @@ class ScriptedClients(Fake):
         models: Tensor,
         assignment: Sequence[int],
         this_round: Round,
-        anchors: Sequence[int] | None = None,
-        *,
-        own: bool = False,
+        work: ClientWork | None = None,
+        **more: Any,
     ) -> Updates:
+        empty = work is not None and not work.sends_update
         deltas = torch.tensor(
-            [[] if own else self.deltas[client] for client in ids], dtype=torch.float32
+            [[] if empty else self.deltas[client] for client in ids], dtype=torch.float32
         )
         sizes = [self.sizes[client] for client in ids]
         return Updates.received(
@@ -356,6 +333,11 @@ class ScriptedClients(Fake):
         )
         examples = torch.tensor([self.sizes[client] for client in ids])
         return Evaluation(tuple(ids), accuracies[:, None], torch.zeros(len(ids)), examples)
+
+
+def splits_of(work: ClientWork | None) -> int:
+    """Return the number of parts of its data on which each client trains separately."""
+    return 1 if work is None or work.splits is None else work.splits.count
 
 
 def details(event: Event) -> dict[str, Any]:
@@ -397,7 +379,7 @@ def play(
     spy = SpyClients(clients)
     states, logs = [algorithm.init(params, spy)], list[RoundLog]()
     for number in range(1, rounds + 1):
-        this_round = Round(number, spec or LocalTraining(), seed)
+        this_round = RoundPlan(number, spec or LocalTraining(), seed)
         cohort = algorithm.sample_cohort(states[-1], fraction, this_round.generator("cohort"))
         state, log = algorithm.step(states[-1], cohort, spy, this_round)
         states.append(state)
@@ -428,4 +410,4 @@ def replicating(
 ) -> tuple[Channel, Tensor]:
     """Return the same, of whom several updates can be asked at once."""
     clients, params = simulated(federation, module, engine)
-    return Channel(clients, Replicating(None), Unpacking()), params
+    return Channel(clients, Replicating(None)), params

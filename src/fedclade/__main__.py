@@ -1,4 +1,4 @@
-"""``python -m fedclade`` is the command line."""
+"""Entry point of ``python -m fedclade``, which runs fedclade's command line."""
 
 from fedclade.cli import main
 

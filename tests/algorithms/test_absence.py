@@ -10,7 +10,7 @@ import torch
 
 from fedclade import CFL, FLHC, IFCA, Ditto, FedAvg, FedGroup, FeSEM, FineTune, LocalTraining
 from fedclade.algorithms import Algorithm, RoundLog, State
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from tests.tiny import ScriptedClients, details
 
 WARD = {"metric": "l2", "linkage": "ward", "n_clusters": 2}
@@ -24,19 +24,19 @@ class Absent(ScriptedClients):
 
     absent: Mapping[int | tuple[int, str], set[int]] = field(default_factory=dict)
 
-    def train(self, ids, models, assignment, this_round, anchors=None, query="", *, own=False):
+    def train(self, ids, models, assignment, this_round, work=None, query="", **more):
         name = query or this_round.purpose
         gone = self.absent.get(this_round.number, set()) | self.absent.get(
             (this_round.number, name), set()
         )
         updates = (
             super()
-            .train(ids, models, assignment, this_round, own=own)
+            .train(ids, models, assignment, this_round, work)
             .select([i for i in ids if i not in gone])
         )
         return replace(updates, left_out={i: "asleep" for i in ids if i in gone})
 
-    def gradients(self, ids, models, assignment, this_round):
+    def gradients(self, ids, models, assignment, this_round, **more):
         return self.train(ids, models, assignment, this_round, query="gradients")
 
 
@@ -44,7 +44,9 @@ def played(
     algorithm: Algorithm, clients: ScriptedClients, rounds: int, min_clients: int = 1
 ) -> tuple[list[State], list[RoundLog]]:
     """Let everybody train from a model of zeros; return the states, one more than rounds, and the logs."""
-    shape = (2,) if algorithm.initial_models == 1 else (algorithm.initial_models, 2)
+    shape = (
+        (2,) if algorithm.requires.initial_models == 1 else (algorithm.requires.initial_models, 2)
+    )
     params = (
         torch.arange(float(torch.Size(shape).numel())).view(shape)
         if len(shape) > 1
@@ -52,7 +54,7 @@ def played(
     )
     states, logs = [algorithm.init(params, clients)], list[RoundLog]()
     for number in range(1, rounds + 1):
-        this_round = Round(number, LocalTraining(), min_clients=min_clients)
+        this_round = RoundPlan(number, LocalTraining(), min_clients=min_clients)
         cohort = algorithm.sample_cohort(states[-1], 1.0, this_round.generator("cohort"))
         state, log = algorithm.step(states[-1], cohort, clients, this_round)
         states.append(state)
@@ -242,8 +244,9 @@ def test_groups_stay_when_nobody_in_them_answers():
 
 
 def test_who_does_not_fine_tune_is_served_with_the_global_model():
-    states, _ = played(algorithm := FineTune(), Absent(TWO_KINDS, absent={(2, "finetune"): {3}}), 2)
-    assert [algorithm.keepers(state) for state in states] == [
+    clients = Absent(TWO_KINDS, absent={(2, "finetune"): {3}})
+    states, _ = played(algorithm := FineTune(), clients, 2)
+    assert [algorithm.models_for(state, clients).own for state in states] == [
         (),
         (0, 1, 2, 3, 4, 5),
         (0, 1, 2, 4, 5),
@@ -251,8 +254,13 @@ def test_who_does_not_fine_tune_is_served_with_the_global_model():
 
 
 def test_who_is_absent_keeps_its_own_model_in_ditto():
-    states, _ = played(Ditto(), Absent(TWO_KINDS, absent={1: {5}, 2: {3}}), 2)
+    clients = Absent(TWO_KINDS, absent={1: {5}, 2: {3}})
+    states, _ = played(Ditto(), clients, 2)
     assert [state.untrained for state in states] == [(0, 1, 2, 3, 4, 5), (5,), ()]
-    assert [Ditto().keepers(state) for state in states] == [(), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5)]
+    assert [Ditto().models_for(state, clients).own for state in states] == [
+        (),
+        (0, 1, 2, 3, 4),
+        (0, 1, 2, 3, 4, 5),
+    ]
     assert states[1].initial is not None
     assert states[2].initial is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,8 +21,8 @@ from fedclade.algorithms import (
     Scaffold,
     build_algorithm,
 )
-from fedclade.algorithms.scaffold import _moved
-from fedclade.core import ConfigError, LocalTraining, Round, Updates, mean
+from fedclade.algorithms.scaffold import _sum_control_steps
+from fedclade.core import ConfigError, LocalTraining, RoundPlan, Updates, mean
 from fedclade.core import aggregate as rules
 from fedclade.core.aggregate import mean_of_all
 from fedclade.runs import RunSettings, decide_stream
@@ -121,25 +120,27 @@ def updates_of(
 ) -> Updates:
     n = len(deltas)
     updates = Updates.received(range(n), sizes or [1] * n, deltas, 3, torch.zeros(n), 1)
-    return replace(updates, aggregation=rule)
+    return updates.with_common(aggregation=rule)
 
 
 def test_fedbuff_weighs_what_is_stale_before_the_rule():
     deltas, stale = deltas_of(5), {0: 0, 1: 3, 2: 0, 3: 8, 4: 0}
     weights = torch.tensor([1.0, 1 / 2, 1.0, 1 / 3, 1.0])
-    found = FedBuff()._mean(updates_of(deltas), stale)
+    found = FedBuff()._average_discounted(updates_of(deltas), stale)
     torch.testing.assert_close(found, rules.median(weights[:, None] * deltas))
 
 
 def test_scaffolds_control_variate_moves_by_the_rule():
     """Of one step of size 0.5, c_i⁺ − c_i = −c − Δ/(K η); with equal sizes the mean rule gives their mean."""
     deltas, control = deltas_of(5), torch.tensor([0.1, 0.2, 0.3, 0.0])
-    this_round = Round(1, LocalTraining(steps=2, lr=0.5))
+    this_round = RoundPlan(1, LocalTraining(steps=2, lr=0.5))
     each = -deltas / (2 * 0.5) - control
-    found = _moved(control, updates_of(deltas), torch.ones(5), 10, this_round)
+    found = _sum_control_steps(control, updates_of(deltas), torch.ones(5), 10, this_round)
     torch.testing.assert_close(found[:3], rules.median(each[:, :3]) * 5 / 10)
     assert found[3] == 0
-    plain = _moved(control, updates_of(deltas, rule=None), torch.ones(5), 10, this_round)
+    plain = _sum_control_steps(
+        control, updates_of(deltas, rule=None), torch.ones(5), 10, this_round
+    )
     torch.testing.assert_close(plain[:3], each[:, :3].mean(0) * 5 / 10)
 
 
@@ -162,10 +163,10 @@ def test_feddrift_aggregates_all_that_train_a_model_together(monkeypatch: pytest
 
 
 def test_fedsoft_refuses_centres_that_only_weights_tell_apart():
-    told = r"aggregate.rule = 'median': FedSoft draws clients .* set algorithm.selection below the 8 clients of a round"
+    told = r"FedSoft cannot use aggregate.rule = 'median' if .* set algorithm.selection below 8, the number of clients"
     with pytest.raises(ConfigError, match=told):
         run_of(FedSoft(clusters=2, selection=8))
-    with pytest.raises(ConfigError, match="below the 4 clients"):
+    with pytest.raises(ConfigError, match="below 4, the number of clients in a round"):
         run_of(FedSoft(clusters=2, selection=5), client_fraction=0.5)
     # of how many is not known
     RunSettings(aggregate=MEDIAN).check_algorithm(FedSoft(clusters=2, selection=8))

@@ -12,7 +12,7 @@ from fedclade.algorithms import ALGORITHMS, State, build_algorithm
 from fedclade.algorithms.base import sample
 from fedclade.algorithms.cluster_update import membership_events
 from fedclade.core import KEEPS_NONE
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.core.tree import ParameterTree
 from tests.tiny import Metered, ScriptedClients, details, federation_of, linear, play
 
@@ -76,7 +76,7 @@ def test_the_oracle_needs_a_truth():
 def test_the_oracle_needs_to_know_every_client():
     clients = ScriptedClients({0: [0], 1: [0], 2: [0]})
     text = re.escape(
-        "oracle: no true cluster is known for clients [1, 2]; choose data.shift or label groups"
+        "and none is known for the clients [1, 2]; set data.shift or a partition with label groups"
     )
     with pytest.raises(ConfigError, match=text):
         Oracle({0: 0}).init(torch.zeros(1), clients)
@@ -91,7 +91,7 @@ def test_the_oracle_needs_to_know_every_client():
         ("gamma_max", 1.0, "in [0, 1)"),
         ("gamma_max", -0.1, "in [0, 1)"),
         ("similarity", "cosine", "'updates' or 'gradients'"),
-        ("split_rounds", (5, 0), "rounds from 1 on"),
+        ("split_rounds", (5, 0), "round numbers of at least 1"),
         ("min_cluster_size", 0, "at least 1"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_cluster_without_an_answer_keeps_its_model():
     clients = ScriptedClients({0: [1], 1: [5]})
     algorithm = Oracle({0: 0, 1: 1})
     state = algorithm.init(torch.zeros(1), clients)
-    state, log = algorithm.step(state, [1], clients, Round(1, LocalTraining()))
+    state, log = algorithm.step(state, [1], clients, RoundPlan(1, LocalTraining()))
     assert [float(leaf.params) for leaf in state.tree.leaves] == [0, 5]
     assert list(log.criteria) == [2]
     assert log.losses == {1: 0.0}
@@ -142,8 +142,8 @@ def test_a_cluster_without_an_answer_keeps_its_model():
 class Forgetful(ScriptedClients):
     """Clients of whom the first, in the second round, has lost its model."""
 
-    def train(self, ids, models, assignment, this_round, anchors=None, *, own=False):
-        updates = super().train(ids, models, assignment, this_round, own=own)
+    def train(self, ids, models, assignment, this_round, work=None, **more):
+        updates = super().train(ids, models, assignment, this_round, work)
         if this_round.number != 2:
             return updates
         return replace(
@@ -156,7 +156,7 @@ def test_alone_each_is_sent_the_initial_model_once_and_again_if_it_has_lost_its_
     played = play(algorithm, Metered(Forgetful({0: [1], 1: [5], 2: [9]})), start, 4, fraction=0.3)
     sent = [played.clients.asked("train", number)[0].models for number in (1, 2, 3, 4)]
     assert sent == [dict.fromkeys((0, 1, 2), start), {}, {0: start}, {}]
-    assert [algorithm.keepers(state) for state in played.states] == [
+    assert [algorithm.models_for(state, played.clients).own for state in played.states] == [
         (),
         (0, 1, 2),
         (1, 2),
@@ -231,7 +231,7 @@ def test_cfl_says_before_round_1_that_no_cluster_can_be_split(caplog):
     federation = federation_of([0, 0, 1, 1])
     simulate(CFL(min_cluster_size=99), linear(), federation, rounds=1, engine="loop")
     assert (
-        "two parts of at least min_cluster_size = 99 members need 198 clients, and there are 4"
+        "two clusters of at least min_cluster_size = 99 members need 198 clients, but there are 4"
         in caplog.text
     )
     caplog.clear()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import APFL, ConfigError, FedAvg, Local, LocalTraining
-from fedclade.core import OWN, Round
+from fedclade import APFL, ConfigError, FedAvg, Local, LocalTraining, RunFacts
+from fedclade.core import OWN, RoundPlan
 from tests.reference.apfl import apfl
 from tests.tiny import federation_of, own_models, perceptron, play, simulated
 
@@ -42,7 +42,9 @@ def test_equals_algorithm_1_round_by_round(adaptive, engine):
     for state, (w, _, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), w, atol=1e-5)
     (_, mixed, alphas), ours = expected[-1], own_models(played)
-    assert ours.keys() == mixed.keys() == set(method.keepers(played.states[-1]))
+    assert (
+        ours.keys() == mixed.keys() == set(method.models_for(played.states[-1], played.clients).own)
+    )
     assert (len({*alphas.values()}) > 1) == adaptive
     for client, model in ours.items():
         np.testing.assert_allclose(model.numpy(), mixed[client], atol=1e-5)
@@ -101,8 +103,8 @@ def test_with_alpha_1_a_clients_model_is_that_of_local_training(momentum):
 def test_who_has_not_trained_yet_is_served_with_the_global_model():
     clients, params = simulated(world(), perceptron())
     method = APFL()
-    state, _ = method.step(method.init(params, clients), [3, 1], clients, Round(1, SPEC))
-    assert method.keepers(state) == (1, 3)
+    state, _ = method.step(method.init(params, clients), [3, 1], clients, RoundPlan(1, SPEC))
+    assert method.models_for(state, clients).own == (1, 3)
     w = state.tree.nodes[0].params[None]
     ours, of_all = (clients.evaluate([1], w, [row], "test").losses for row in (OWN, 0))
     assert ours != of_all
@@ -121,10 +123,10 @@ def test_an_option_out_of_range_and_what_is_no_sgd_are_refused():
         ConfigError,
         match=r"local.optimizer should be 'sgd' with the local rule 'mixture', .* 'adam'",
     ):
-        APFL().check_training(LocalTraining(optimizer="adam"))
+        APFL().check(RunFacts(local=LocalTraining(optimizer="adam")))
 
 
 def test_the_step_of_an_alpha_that_is_not_learnt_is_refused():
-    text = "algorithm.alpha_step should be 'paper' without adaptive = true, as no α is learnt, got 'code'"
+    text = "algorithm.alpha_step should be 'paper' unless adaptive = true, since α is learnt only then, got 'code'"
     with pytest.raises(ConfigError, match=re.escape(text)):
         APFL(alpha_step="code")

@@ -12,7 +12,7 @@ import torch
 from fedclade import CFL, ConfigError, LocalTraining
 from fedclade.algorithms import CFLState
 from fedclade.config import check_config
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.core.updates import Updates
 from tests.reference.cfl_recursive import Clustering
 from tests.tiny import Fake, play
@@ -60,12 +60,12 @@ class InClosedForm(Fake):
         self.ids = tuple(clients)
         self.sizes = {i: client.size for i, client in clients.items()}
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
+    def train(self, ids, models, assignment, this_round, work=None, **more):
         return self.replies(
             ids, models, assignment, this_round, lambda client, theta: client.update(theta)
         )
 
-    def gradients(self, ids, models, assignment, this_round):
+    def gradients(self, ids, models, assignment, this_round, **more):
         return self.replies(
             ids, models, assignment, this_round, lambda client, theta: -client.gradient(theta)
         )
@@ -202,7 +202,7 @@ def test_a_done_cluster_trains_no_more_and_the_run_ends_with_the_last():
 class OneReplies(InClosedForm):
     """Clients of which number 0 alone replies."""
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
+    def train(self, ids, models, assignment, this_round, work=None, **more):
         if 0 not in ids:
             return Updates.of_nobody(dict.fromkeys(ids, "silent"), models, 4)
         row = assignment[list(ids).index(0)]
@@ -228,7 +228,7 @@ def test_a_child_of_too_few_clients_starts_from_the_clusters_mean():
     state = run.states[number - 1]
     assert {len(part) for part in parts} == {4}
     for least, own in ((4, True), (5, False)):
-        this_round = Round(number, LocalTraining(), min_clients=least)
+        this_round = RoundPlan(number, LocalTraining(), min_clients=least)
         after, _ = algorithm.step(state, state.tree.nodes[node].members, run.clients, this_round)
         first, second = (child.params for child in after.tree.children(node))
         assert torch.equal(first, second) != own
@@ -243,7 +243,7 @@ def test_a_done_cluster_that_a_client_joins_trains_again():
     at = state.done[0]
     member = state.tree.nodes[at].members[0]
     rest = replace(state, tree=state.tree.without([member]))
-    joined, _ = algorithm.join(rest, [member], run.clients, Round(61, LocalTraining()))
+    joined, _ = algorithm.join(rest, [member], run.clients, RoundPlan(61, LocalTraining()))
     assert joined.tree.leaf_of[member] == at
     assert at not in (joined.done or ())
     assert set(joined.done or ()) == set(state.done) - {at}
@@ -263,7 +263,7 @@ def test_a_done_cluster_that_a_waiting_client_is_placed_in_trains_again():
     state = replace(state, tree=state.tree.without([member]).with_newcomers([member]))
     while state.tree.leaf_of[member] != at:
         assert at in state.done
-        state, _ = algorithm.step(state, (member,), run.clients, Round(61, LocalTraining()))
+        state, _ = algorithm.step(state, (member,), run.clients, RoundPlan(61, LocalTraining()))
     assert at not in (state.done or ())
 
 
@@ -281,7 +281,7 @@ def test_a_state_with_done_clusters_outlasts_a_checkpoint():
 def test_a_round_in_which_all_present_clients_are_done_changes_nothing():
     algorithm = CFL(**EPS, stop_done_clusters=True)
     run = played(algorithm)
-    state, log = algorithm.step(run.states[-1], (), run.clients, Round(61, LocalTraining()))
+    state, log = algorithm.step(run.states[-1], (), run.clients, RoundPlan(61, LocalTraining()))
     assert state is run.states[-1]
     assert log.criteria == {}
 
@@ -324,12 +324,13 @@ def test_federated_learning_alone_ends_as_algorithm_2_does():
         ),
         (
             {"stop_done_clusters": True, "fallback": True},
-            "algorithm.stop_done_clusters should be false with fallback = true, whose root all clients train on, "
+            "algorithm.stop_done_clusters should be false with fallback = true, "
+            "where all clients keep training the root's model, "
             "got True",
         ),
         (
             {"criterion": "replicated", "compared_at": "stationary"},
-            "algorithm.compared_at should be left out: criterion = 'replicated' splits by a test, not by thresholds, "
+            "algorithm.compared_at should be left out, since criterion = 'replicated' does not use it, "
             "got 'stationary'",
         ),
     ],
@@ -340,5 +341,7 @@ def test_a_switch_that_cannot_be_is_refused(options, text):
 
 
 def test_children_by_their_own_mean_need_single_updates():
-    assert CFL(children_start="own_mean").needs_updates
-    assert not replace(CFL(children_start="own_mean"), children_start="cluster_mean").needs_updates
+    assert CFL(children_start="own_mean").requires.updates
+    assert not replace(
+        CFL(children_start="own_mean"), children_start="cluster_mean"
+    ).requires.updates

@@ -4,9 +4,9 @@ import torch
 
 from fedclade.algorithms import ClusterUpdate
 from fedclade.algorithms.cluster_update import LARGEST_COMPARED
-from fedclade.core import LocalTraining, Round, Updates
+from fedclade.core import LocalTraining, RoundPlan, Updates
 
-ROUND = Round(1, LocalTraining())
+ROUND = RoundPlan(1, LocalTraining())
 
 
 def updates_of(n: int) -> Updates:

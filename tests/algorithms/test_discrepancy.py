@@ -7,7 +7,7 @@ import torch
 
 from fedclade import CFL, FLHC, LocalTraining, Signature, simulate
 from fedclade.algorithms import Algorithm, FeSEM, Local
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from tests.tiny import ScriptedClients, federation_of, linear, play, simulated
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
@@ -54,9 +54,9 @@ def test_by_hand():
     clients = ScriptedClients({0: [0.0], 1: [4.0]}, {0: 1, 1: 3})
     algorithm = FLHC(rounds_before=99)
     state = algorithm.init(torch.zeros(1), clients)
-    _, log = algorithm.step(state, [0, 1], clients, Round(1, SPEC))
+    _, log = algorithm.step(state, [0, 1], clients, RoundPlan(1, SPEC))
     assert log.discrepancy == 3 + 1
-    _, log = algorithm.step(state, [0, 1], clients, Round(1, SPEC, min_clients=3))
+    _, log = algorithm.step(state, [0, 1], clients, RoundPlan(1, SPEC, min_clients=3))
     assert log.discrepancy == 0 + 4, "with too few answers the model stays"
 
 

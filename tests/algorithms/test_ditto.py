@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import ConfigError, Ditto, FedAvg, Local, LocalTraining
-from fedclade.core.queries import OWN, Round
+from fedclade import ConfigError, Ditto, FedAvg, Local, LocalTraining, Sgd
+from fedclade.core.queries import OWN, RoundPlan
 from fedclade.training import OWN_MODEL
 from tests.reference.ditto import ditto
 from tests.reference.fedavg import as_numpy
@@ -100,9 +100,10 @@ def test_personal_models_are_pulled_to_the_global_model_as_it_was_before_the_rou
 class Specs(ScriptedClients):
     seen: list = []  # noqa: RUF012
 
-    def train(self, ids, models, assignment, this_round, anchors=None, *, own=False):
-        self.seen.append(this_round.spec)
-        return super().train(ids, models, assignment, this_round, own=own)
+    def train(self, ids, models, assignment, this_round, work=None, **more):
+        steps = Sgd() if work is None else work.steps
+        self.seen.append(steps.settings(this_round.local))
+        return super().train(ids, models, assignment, this_round, work)
 
 
 @pytest.mark.parametrize(("epochs", "personal"), [(None, 2), (5, 5)])
@@ -123,25 +124,29 @@ def test_who_has_not_trained_yet_starts_from_the_initial_model_and_is_served_wit
     clients, params = simulated(world(), perceptron())
     algorithm = Ditto(lam=0.0)
     state = algorithm.init(params, clients)
-    state, log = algorithm.step(state, [3, 1], clients, Round(1, SPEC))
+    state, log = algorithm.step(state, [3, 1], clients, RoundPlan(1, SPEC))
     assert (state.untrained, list(log.criteria)) == ((0, 2), [0])
     w = state.tree.nodes[0].params[None]
-    assert algorithm.keepers(state) == (1, 3)
+    assert algorithm.models_for(state, clients).own == (1, 3)
     ours, of_all = (clients.evaluate([1], w, [row], "test").losses for row in (OWN, 0))
     assert ours != of_all
-    state, _ = algorithm.step(state, [0, 2], clients, Round(2, SPEC))
-    assert (state.untrained, state.initial, algorithm.keepers(state)) == ((), None, (0, 1, 2, 3))
+    state, _ = algorithm.step(state, [0, 2], clients, RoundPlan(2, SPEC))
+    assert (state.untrained, state.initial, algorithm.models_for(state, clients).own) == (
+        (),
+        None,
+        (0, 1, 2, 3),
+    )
     alone, _ = simulated(world(), perceptron())
-    delta = alone.train([2], params[None], [0], Round(2, SPEC)).required_deltas[0]
+    delta = alone.train([2], params[None], [0], RoundPlan(2, SPEC)).required_deltas[0]
     assert torch.equal(clients.store.latest(2)[OWN_MODEL], params + delta)
 
 
 def test_a_round_that_is_asked_for_again_starts_from_before_it():
     clients, params = simulated(world(), perceptron())
     algorithm, ours = Ditto(), list[torch.Tensor]()
-    state, _ = algorithm.step(algorithm.init(params, clients), [0, 1], clients, Round(1, SPEC))
+    state, _ = algorithm.step(algorithm.init(params, clients), [0, 1], clients, RoundPlan(1, SPEC))
     for _ in range(2):
-        algorithm.step(state, [0, 1], clients, Round(2, SPEC))
+        algorithm.step(state, [0, 1], clients, RoundPlan(2, SPEC))
         ours.append(clients.store.latest(1)[OWN_MODEL])
     assert torch.equal(*ours)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedclade import CFL, FedAvg, LocalTraining, ReplicatedCFL, assign, export_model, simulate
 from fedclade.algorithms.fallback import best_on_validation, train_beside
 from fedclade.channel import DifferentialPrivacy
-from fedclade.core import Group, ParameterTree, Round, RunError
+from fedclade.core import Group, ParameterTree, RoundPlan, RunError
 from fedclade.runs.rounds import check_models
 from tests.tiny import (
     Around,
@@ -85,9 +85,9 @@ def test_the_root_of_rcfl_goes_on_after_the_rounds_in_parts_and_nothing_else_cha
     together = fedavg.init(ours[3].tree.nodes[0].model, clients)
     assert torch.equal(together.tree.nodes[0].params, ours[3].tree.nodes[1].params)
     for number in range(4, 10):
-        together, _ = fedavg.step(together, clients.ids, clients, Round(number, SPEC))
+        together, _ = fedavg.step(together, clients.ids, clients, RoundPlan(number, SPEC))
         assert torch.equal(ours[number].tree.nodes[0].model, together.tree.nodes[0].params)
-    served = ReplicatedCFL(fallback=True).serve(ours[-1], clients)
+    served = ReplicatedCFL(fallback=True).models_for(ours[-1], clients).nodes
     assert served == best_on_validation(ours[-1].tree, clients)
     assert set(served) == set(range(6))
 
@@ -111,15 +111,15 @@ def test_with_some_of_the_clients_the_root_goes_on_with_these():
 def test_too_few_answers_leave_the_root_as_it_is():
     clients = ScriptedClients({0: [1.0], 1: [3.0]}, {0: 1, 1: 3})
     tree = ParameterTree.star([[0], [1]], torch.zeros(1))
-    this_round = Round(2, SPEC, min_clients=3)
+    this_round = RoundPlan(2, SPEC, min_clients=3)
     assert train_beside(tree, [0, 1], clients, this_round).tolist() == [0.0]
-    assert train_beside(tree, [1, 0], clients, Round(2, SPEC, min_clients=2)).tolist() == [2.5], (
-        "(1 · 1 + 3 · 3) / 4"
-    )
+    assert train_beside(tree, [1, 0], clients, RoundPlan(2, SPEC, min_clients=2)).tolist() == [
+        2.5
+    ], "(1 · 1 + 3 · 3) / 4"
     tree = tree.continued(torch.ones(1))
-    assert train_beside(tree, [0, 1], clients, Round(3, SPEC), weighted=False).tolist() == [3.0], (
-        "1 + (1 + 3) / 2"
-    )
+    assert train_beside(tree, [0, 1], clients, RoundPlan(3, SPEC), weighted=False).tolist() == [
+        3.0
+    ], "1 + (1 + 3) / 2"
 
 
 @pytest.mark.parametrize(("weighted", "expected"), [(True, 4.0), (False, 2.8)])
@@ -131,7 +131,7 @@ def test_a_cohort_counts_with_all_members_of_its_clusters(weighted, expected):
     )
     tree = ParameterTree.star([[0], [1, 2, 3, 4]], torch.zeros(1))
     assert train_beside(
-        tree, [0, 3], clients, Round(2, SPEC), weighted=weighted
+        tree, [0, 3], clients, RoundPlan(2, SPEC), weighted=weighted
     ).tolist() == pytest.approx([expected])
 
 

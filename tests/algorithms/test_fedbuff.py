@@ -22,7 +22,7 @@ from fedclade import (
 from fedclade.algorithms.fedbuff import FedBuffState, _with_momentum
 from fedclade.channel import Faults
 from fedclade.core import Aggregation, Updates
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.core.tree import ParameterTree
 from fedclade.runs import Churn
 from tests.reference.fedavg import as_numpy
@@ -94,8 +94,10 @@ def test_a_robust_rule_is_divided_alike(divide_by, expected):
     """Both updates are 4, and three steps old, so that s = 1/2: their median is 2, over s 4."""
     deltas = torch.tensor([[4.0], [4.0]])
     updates = Updates.received([0, 1], [1, 1], deltas, 1, torch.zeros(2), 1)
-    updates = replace(updates, aggregation=Aggregation(rule="median"))
-    assert FedBuff(divide_by=divide_by)._mean(updates, {0: 3, 1: 3}).tolist() == [expected]
+    updates = updates.with_common(aggregation=Aggregation(rule="median"))
+    assert FedBuff(divide_by=divide_by)._average_discounted(updates, {0: 3, 1: 3}).tolist() == [
+        expected
+    ]
 
 
 def test_momentum_is_continued_bit_for_bit(tmp_path):
@@ -150,7 +152,7 @@ def test_sizes_do_not_weigh_and_staleness_does():
     """Client 2 takes ten times as long, so it is a version late."""
     clients = ScriptedClients({0: [1.0], 1: [3.0], 2: [8.0]}, {0: 1, 1: 1, 2: 10})
     algorithm = FedBuff(concurrency=3, buffer_size=2, duration="examples")
-    this_round = Round(1, LocalTraining(batch_size=1))
+    this_round = RoundPlan(1, LocalTraining(batch_size=1))
     state, log = algorithm.step(
         algorithm.init(torch.zeros(1), clients), range(3), clients, this_round
     )
@@ -234,10 +236,10 @@ def test_every_cluster_of_a_run_has_a_buffer_of_its_own(tmp_path):
 def test_a_run_that_does_not_fit_is_refused(tmp_path):
     simulate("fedavg", linear(), federation_of([0, 1, 0]), rounds=1, folder=tmp_path / "other")
     with pytest.raises(
-        ConfigError, match=r"should have the clients of this one; these differ: \[3, 4, 5"
+        ConfigError, match=r"should have the same clients as this run; clients .* runs: \[3, 4, 5"
     ):
         simulate(FedBuff(clusters_of=str(tmp_path / "other")), linear(), TWELVE, rounds=1)
-    with pytest.raises(ConfigError, match=r"have 28 entries, and this run's 24"):
+    with pytest.raises(ConfigError, match=r"have 28 entries, but the models of this run have 24"):
         simulate(
             FedBuff(clusters_of=str(tmp_path / "other")),
             torch.nn.Linear(6, 4, bias=False),
@@ -323,7 +325,7 @@ def test_newcomers_come_to_a_cluster(tmp_path):
         ({"seconds": 0.0}, "algorithm.seconds should be greater than 0, got 0"),
         (
             {"from_scratch": True},
-            "algorithm.from_scratch should be left out where clusters_of is, got True",
+            "algorithm.from_scratch should be false unless clusters_of is set, got True",
         ),
     ],
 )

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import ConfigError, FedAvg, FedDrift, LocalTraining, simulate
+from fedclade import ConfigError, FedAvg, FedDrift, LocalTraining, RunFacts, simulate
 from fedclade.algorithms.feddrift import FedDriftState, TimeStep
-from fedclade.core import ParameterTree, Round
+from fedclade.core import ParameterTree, RoundPlan
 from fedclade.data import Federation, concepts
 from fedclade.data.federation import ClientData
 from fedclade.runs import Churn
@@ -136,7 +136,7 @@ def drift_after_two(**options):
     states = [play(algorithm, clients, torch.zeros(1), 2).states[-1]]
     clients.wants = (0.0, 1.0, 1.0, 0.0)
     for number in (3, 4, 5):
-        states.append(algorithm.step(states[-1], (0, 1, 2, 3), clients, Round(number, SPEC))[0])
+        states.append(algorithm.step(states[-1], (0, 1, 2, 3), clients, RoundPlan(number, SPEC))[0])
     return states
 
 
@@ -159,10 +159,9 @@ def test_a_cap_on_models():
     states = drift_after_two(models=2)
     assert leaves(states[1]) == [[0, 2, 3], [1]]
     with pytest.raises(
-        ConfigError,
-        match="models should be at least the number of clients, 4, where start is 'alone'",
+        ConfigError, match="models should be at least the number of clients, 4, if start is 'alone'"
     ):
-        FedDrift(models=3).check_clients(4)
+        FedDrift(models=3).check(RunFacts(clients=4))
 
 
 def test_the_model_that_was_used_least_recently_makes_room():
@@ -171,7 +170,7 @@ def test_the_model_that_was_used_least_recently_makes_room():
     state = FedDriftState.first(tree, (0, 1))
     assigned = torch.tensor([[3, 3], [2, 1], [1, 2]])
     state = replace(state, assigned=assigned, begun=(1, 2, 3), stages=(0, 0, 0))
-    time_step = TimeStep.begin(state, clients, Round(4, SPEC))
+    time_step = TimeStep.begin(state, clients, RoundPlan(4, SPEC))
     time_step.assigned[-1] = [1, 1]
     time_step.open_model([1], 3)
     assert time_step.assigned.tolist() == [[0, 0], [2, 1], [1, 2], [1, 4]]
@@ -214,11 +213,11 @@ def test_newcomers_take_the_most_accurate_model():
 
 
 def test_a_run_of_one_time_step_is_told():
-    assert re.search(
-        "every client trains alone; set a smaller algorithm.step_rounds", FedDrift().too_short(20)
-    )
-    assert "it is federated averaging" in FedDrift(start="together").too_short(20)
-    assert FedDrift(step_rounds=5).too_short(20) == ""
+    run = RunFacts(rounds=20)
+    text = "every client trains alone; set a smaller algorithm.step_rounds"
+    assert text in FedDrift().check(run)[0]
+    assert "it is federated averaging" in FedDrift(start="together").check(run)[0]
+    assert FedDrift(step_rounds=5).check(run) == ()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 from fedclade import ConfigError, FedAvg, FedEM, FedRC, LocalTraining, Run, simulate
 from fedclade.algorithms import Algorithm
-from fedclade.core import Mixture, Round
+from fedclade.core import Mixture, RoundPlan
 from fedclade.training.store import MIXTURE
 from tests.reference.fedavg import as_numpy
 from tests.reference.fedem import Client, mixtures, predicted, responsibilities
@@ -59,7 +59,7 @@ def test_equals_algorithm_1_round_by_round(algorithm: Algorithm):
     final = played.states[-1]
     found = clients.evaluate(
         range(5), torch.stack([leaf.params for leaf in final.tree.leaves]), [0] * 5, "test",
-        mixture=algorithm.mixture(final),
+        mixture=algorithm.mixture_after(final),
     )  # fmt: skip
     for i, client in enumerate(federation.clients):
         mine, pi = Client(i, client.key, federation, perceptron()), last.pi[i]
@@ -125,7 +125,7 @@ def test_too_few_answers_leave_all_as_it_is():
     clients, _ = simulated(world(), linear())
     algorithm = FedRC(clusters=2)
     state = algorithm.init(models(2, linear), clients)
-    after, log = algorithm.step(state, [0, 1], clients, Round(1, SPEC, min_clients=3))
+    after, log = algorithm.step(state, [0, 1], clients, RoundPlan(1, SPEC, min_clients=3))
     assert after.tree is state.tree
     assert after.rates is None
     assert [(event.kind, event.node) for event in log.events] == [("too_few", 1), ("too_few", 2)]
@@ -145,7 +145,7 @@ def test_other_tasks_mix_probabilities_or_numbers(task, outputs):
     if task != "binary":
         with pytest.raises(
             ConfigError,
-            match="labels cannot be counted in a task whose examples do not have one label",
+            match="a mixture that counts responsibilities by label, as in algorithm fedrc, needs a task",
         ):
             simulate(FedRC(clusters=2), "mclr", federation, **settings)
 
@@ -155,7 +155,9 @@ def test_what_cannot_be_mixed_is_said():
         FedEM(clusters=0)
     with pytest.raises(ConfigError, match="fedrc needs 2 different initial models, got 1"):
         FedRC(clusters=2).init(models(1, linear).expand(2, -1), simulated(world(), linear())[0])
-    with pytest.raises(ConfigError, match="the models of a mixture have no personal part"):
+    with pytest.raises(
+        ConfigError, match=r"model\.personal cannot be used with a mixture of models"
+    ):
         simulate(FedEM(), perceptron, world(), rounds=1, personal="head")
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedclade import ConfigError, FedSoft, Local, LocalTraining
 from fedclade.core import OWN, TooFew
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from tests.reference.fedavg import as_numpy
 from tests.reference.fedsoft import fed_soft
 from tests.tiny import Metered, federation_of, linear, own_models, play, simulated
@@ -87,15 +87,15 @@ def test_who_has_not_trained_is_served_with_its_centre_and_a_newcomer_estimates_
     clients, params = world(1)
     algorithm = FedSoft(selection=1, estimate_every=10)
     state = algorithm.init(params, clients)
-    state, log = algorithm.step(state, [0, 1, 2, 3, 4], clients, Round(1, SPEC))
+    state, log = algorithm.step(state, [0, 1, 2, 3, 4], clients, RoundPlan(1, SPEC))
     assert len(state.keepers) <= 2
     assert state.ids == (0, 1, 2, 3, 4)
     assert state.tree.leaf_of[5] == 0
     assert {event.kind for event in log.events} <= {"joined", "empty"}
-    state, _ = algorithm.step(state, [5], clients, Round(2, SPEC))
+    state, _ = algorithm.step(state, [5], clients, RoundPlan(2, SPEC))
     assert 5 in state.ids
-    assert 5 in algorithm.keepers(state)
-    assert algorithm.serve(state, clients)[5] == 1 + int(state.weights[5].argmax())
+    assert 5 in algorithm.models_for(state, clients).own
+    assert algorithm.models_for(state, clients).nodes[5] == 1 + int(state.weights[5].argmax())
     assert state.rows([5]) == [OWN]
 
 
@@ -104,7 +104,7 @@ def test_a_centre_that_fewer_clients_than_needed_trained_for_stays():
     clients, params = world(1)
     algorithm = FedSoft(selection=1)
     state = algorithm.init(params, clients)
-    after, log = algorithm.step(state, range(6), clients, Round(1, SPEC, min_clients=2))
+    after, log = algorithm.step(state, range(6), clients, RoundPlan(1, SPEC, min_clients=2))
     assert len(after.keepers) == 2
     too_few = [event for event in log.events if isinstance(event, TooFew)]
     assert too_few == [TooFew(1, 1), TooFew(2, 1)]
@@ -116,7 +116,7 @@ def test_too_few_initial_models_and_options_out_of_range_are_refused():
     clients, params = world(1)
     with pytest.raises(
         ConfigError,
-        match="fedsoft needs 3 different initial models, got 1; let them depend on the seed",
+        match="fedsoft needs 3 different initial models, got 1; let the model's initial parameters depend on the seed",
     ):
         FedSoft().init(params[[0, 0, 0]], clients)
     for option, value, rule in (

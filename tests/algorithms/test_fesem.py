@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FeSEM, LocalTraining
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.core.updates import Updates
 from tests.reference.fedavg import as_numpy
 from tests.reference.fesem import federated_sem
 from tests.tiny import ScriptedClients, federation_of, linear, play, simulated
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
-ROUND = Round(1, SPEC)
+ROUND = RoundPlan(1, SPEC)
 
 
 def scripted(deltas: Mapping[int, Sequence[float]], sizes=None) -> ScriptedClients:
@@ -102,7 +102,7 @@ def test_who_was_never_asked_has_the_mean_of_the_centres():
     clients = scripted({0: [1.0], 1: [1.0], 2: [7.0], 3: [0.5]})
     algorithm = FeSEM()
     state, _ = algorithm.step(algorithm.init(torch.zeros(1), clients), [0, 1, 2], clients, ROUND)
-    assert algorithm.serve(state, clients)[3] == 0
+    assert algorithm.models_for(state, clients).nodes[3] == 0
     assert float(state.tree.nodes[0].params) == pytest.approx((2 * 1 + 7) / 3)
     state, log = algorithm.step(state, [3], clients, ROUND)
     assert state.tree.leaf_of[3] == 1
@@ -113,7 +113,7 @@ def test_who_was_never_asked_has_the_mean_of_the_centres():
 class WithBuffer(ScriptedClients):
     """The last entry is a buffer."""
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
+    def train(self, ids, models, assignment, this_round, work=None, **more):
         updates = super().train(ids, models, assignment, this_round)
         return Updates.received(
             ids, [1] * len(ids), updates.deltas, 1, updates.losses, this_round.number

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, FineTune, LocalTraining, simulate
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.training import OWN_MODEL
 from tests.reference.fedavg import as_numpy
 from tests.reference.finetune import finetune
@@ -64,14 +64,16 @@ def test_copies_are_made_in_evaluated_rounds_only_and_anew_each_time():
     clients, algorithm, served = SpyClients(simulation), FineTune(), []
     state = algorithm.init(params, clients)
     for number, evaluated in [(1, False), (2, True), (3, False), (4, True)]:
-        state, _ = algorithm.step(state, [0, 1], clients, Round(number, SPEC, evaluated=evaluated))
-        served.append(algorithm.keepers(state))
+        state, _ = algorithm.step(
+            state, [0, 1], clients, RoundPlan(number, SPEC, evaluated=evaluated)
+        )
+        served.append(algorithm.models_for(state, clients).own)
     assert served == [(), (0, 1, 2, 3)] * 2
     assert [len(clients.asked("train", number)) for number in (1, 2, 3, 4)] == [1, 2, 1, 2]
     tuning, w = clients.asked("train", 4)[1], state.tree.nodes[0].params
     assert tuning.own
     assert all(torch.equal(model, w) for model in tuning.models.values())
-    again = Round(4, SPEC.in_epochs(1), purpose="finetune")
+    again = RoundPlan(4, SPEC.in_epochs(1), purpose="finetune")
     delta = simulated(world(), perceptron())[0].train([1], w[None], [0], again).required_deltas[0]
     assert torch.equal(simulation.store.latest(1)[OWN_MODEL], w + delta)
 
@@ -89,7 +91,7 @@ def test_it_only_ever_trains():
     clients, params = simulated(world(), perceptron())
     played = play(FineTune(), clients, params, 2, spec=SPEC)
     assert {call.what for call in played.clients.calls} == {"train"}
-    assert FineTune().keepers(played.states[-1]) == (0, 1, 2, 3)
+    assert FineTune().models_for(played.states[-1], played.clients).own == (0, 1, 2, 3)
 
 
 def test_the_rounds_of_simulate_that_are_evaluated_are_those_with_copies():
@@ -121,7 +123,7 @@ def test_personal_parameters_are_fine_tuned_with_the_rest():
     whole = run.layout.joined(run.tree.nodes[0].params, run.kept[1]["personal"])
     plain, _ = simulated(world(), perceptron())
     tuned = plain.train(
-        [1], whole[None], [0], Round(2, SPEC.in_epochs(1), purpose="finetune")
+        [1], whole[None], [0], RoundPlan(2, SPEC.in_epochs(1), purpose="finetune")
     ).required_deltas[0]
     assert torch.equal(run.kept[1]["model"], whole + tuned)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedclade import FLHC, ConfigError, LocalTraining, load_federation, simulate
+from fedclade import FLHC, ConfigError, LocalTraining, RunFacts, load_federation, simulate
 from fedclade.algorithms import build_algorithm, fl_hc
 from fedclade.config import check_config
 from fedclade.report.tables import event_table
@@ -70,7 +70,7 @@ def test_the_defaults_are_the_papers_for_unknown_heterogeneity():
         ({"sample": 6, "n_clusters": 7}, "algorithm.sample should be at least 7, got 6"),
         (
             {"sample": 9, "linkage": "single"},
-            "algorithm.sample should be left out: linkage 'single' is exact for any number of clients, got 9",
+            "algorithm.sample should be left out, since linkage 'single' is exact for any number of clients, got 9",
         ),
         (
             {"compare": "models"},
@@ -79,11 +79,11 @@ def test_the_defaults_are_the_papers_for_unknown_heterogeneity():
         ({"cohort": "all"}, "algorithm.cohort should be 'of_all' or 'of_cluster', got 'all'"),
         (
             {"n_clusters": 4, "threshold": 2.0},
-            "algorithm.threshold should be left out where n_clusters is given, got 2.0",
+            "algorithm.threshold should be left out if n_clusters is set, got 2.0",
         ),
         (
             {"n_clusters": 4, "threshold": "auto"},
-            "algorithm.threshold should be left out where n_clusters is given, got 'auto'",
+            "algorithm.threshold should be left out if n_clusters is set, got 'auto'",
         ),
         ({"metric": "cos"}, "unknown metric 'cos'; did you mean 'cosine'? (known: cosine, l1, l2)"),
         (
@@ -133,19 +133,20 @@ def test_all_errors_come_at_once():
 
 
 def test_more_clusters_than_clients_are_refused():
-    FLHC(n_clusters=3).check_clients(3)
+    FLHC(n_clusters=3).check(RunFacts(clients=3))
     with pytest.raises(
         ConfigError,
         match=r"algorithm\.n_clusters should be at most the number of clients, 3, got 4",
     ):
-        FLHC(n_clusters=4).check_clients(3)
+        FLHC(n_clusters=4).check(RunFacts(clients=3))
 
 
 @pytest.mark.parametrize(("rounds", "told"), [(3, True), (4, False)])
 def test_a_run_too_short_to_be_clustered_is_told_so(rounds, told, caplog):
     simulate(FLHC(rounds_before=3), linear(), federation_of([0, 1]), rounds=rounds, engine="loop")
     text = (
-        "FLHC needs 4 rounds until it has clustered the clients, and this run has 3: it will be federated averaging; "
+        "FLHC needs 4 rounds until it has clustered the clients, but this run has only 3, "
+        "so that it will be plain federated averaging; "
         "set more rounds, or a smaller algorithm.rounds_before"
     )
     assert (text in caplog.text) == told
@@ -216,9 +217,12 @@ def test_single_linkage_of_many_is_that_of_few(monkeypatch):
 
 
 def test_more_clients_than_can_be_clustered_exactly_need_a_sample():
-    text = "algorithm.sample should be given, such as 4096, for 20,001 clients: ward linkage holds the distances of all"
+    text = (
+        "algorithm.sample should be set, for example to 4096, for 20,001 clients: "
+        "ward linkage stores the distances of all"
+    )
     with pytest.raises(ConfigError, match=text):
-        FLHC(metric="l2", linkage="ward").check_clients(20_001)
-    FLHC(metric="l2", linkage="ward").check_clients(20_000)
-    FLHC(metric="l2", linkage="ward", sample=4096).check_clients(10**6)
-    FLHC(linkage="single").check_clients(10**6)
+        FLHC(metric="l2", linkage="ward").check(RunFacts(clients=20_001))
+    FLHC(metric="l2", linkage="ward").check(RunFacts(clients=20_000))
+    FLHC(metric="l2", linkage="ward", sample=4096).check(RunFacts(clients=10**6))
+    FLHC(linkage="single").check(RunFacts(clients=10**6))

@@ -12,7 +12,7 @@ import torch
 from fedclade import ConfigError, FedGroup, FlexCFL, LocalTraining
 from fedclade.algorithms import ShiftQuery
 from fedclade.algorithms.cluster_update import ClusterUpdate
-from fedclade.core import Clients, ParameterTree, Round, Updates, inter_group
+from fedclade.core import Clients, ParameterTree, RoundPlan, Updates, inter_group
 from tests.reference.fedavg import as_numpy
 from tests.reference.flexcfl import flex_cfl
 from tests.tiny import LABELS, VIEWS, federation_of, linear, play, simulated
@@ -49,7 +49,7 @@ class Staged(Clients):
     def sizes(self):
         return self.first.sizes
 
-    def ask(self, query):
+    def ask(self, query, sink=None):
         number = query.round if isinstance(query, ShiftQuery) else query.round.number
         federation = self.federation_in(number)
         if id(federation) not in self.of:
@@ -129,7 +129,7 @@ def test_clients_that_migrate_are_not_assigned_at_random():
             [0],
             clients.params[None],
             [0],
-            Round(3, replace(SPEC, epochs=None, steps=50), seed, "pretrain"),
+            RoundPlan(3, replace(SPEC, epochs=None, steps=50), seed, "pretrain"),
         ).required_deltas[0]
         likest = max(
             (leaf for leaf in before.leaves if leaf.id),
@@ -186,15 +186,18 @@ def test_a_group_that_everybody_has_left_pulls_no_other():
     for leaf, model in models.items():
         tree = tree.with_model(leaf, model)
     updates = Updates.received([0], [10], torch.zeros(1, 2), 2, torch.zeros(1), 1)
-    moved = FlexCFL(groups=3, eta_g=0.1)._moved(
-        tree, [ClusterUpdate.of(1, updates, Round(1, LocalTraining()))]
+    moved = FlexCFL(groups=3, eta_g=0.1)._move_groups(
+        tree, [ClusterUpdate.of(1, updates, RoundPlan(1, LocalTraining()))]
     )
     assert torch.equal(moved.nodes[3].params, models[3])
     assert max(float(moved.nodes[node].params.max()) for node in (0, 1, 2)) < 5
 
 
 def test_clients_that_are_redrawn_do_not_migrate():
-    text = r"algorithm\.rac_redraws should be false with migrate = true: .* cannot stay where it migrates to, got True"
+    text = (
+        r"algorithm\.rac_redraws should be false with migrate = true, "
+        r".* cannot stay in the group to which it migrated, got True"
+    )
     with pytest.raises(ConfigError, match=text):
         FlexCFL(rac=True, rac_redraws=True)
     assert FlexCFL(rac=True, rac_redraws=True, migrate=False).rac_redraws

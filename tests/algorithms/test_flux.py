@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import FLUX, Adversary, ConfigError, LocalTraining, simulate
+from fedclade import FLUX, Adversary, ConfigError, LocalTraining, RunFacts, simulate
 from fedclade.algorithms import DescriptorQuery, without_labels
 from fedclade.clustering.descriptors import (
     DescriptorSpace,
@@ -16,7 +16,7 @@ from fedclade.clustering.descriptors import (
     compute_point_distances,
     find_knee,
 )
-from fedclade.core import Round, UpdateError
+from fedclade.core import RoundPlan, UpdateError
 from tests.reference.fedavg import as_numpy
 from tests.reference.flux import flux, kneedle, scaled
 from tests.tiny import (
@@ -32,7 +32,7 @@ from tests.tiny import (
 )
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
-ROUND = Round(2, SPEC, 1)
+ROUND = RoundPlan(2, SPEC, 1)
 TRUTH, SIZES = [0, 1, 2, 0, 1, 2, 0, 1], [60, 66, 81, 74, 90, 72, 78, 85]
 
 
@@ -45,7 +45,7 @@ class Silent(Around):
 
     silent: tuple[int, ...] = ()
 
-    def ask(self, query):
+    def ask(self, query, sink=None):
         found = super().ask(query)
         if type(query).__name__ == "DescriptorQuery":
             found = found.clone()
@@ -129,7 +129,7 @@ def ran(rounds: int, silent: dict[int, tuple[int, ...]], **options):
     state, logs = algorithm.init(params, around), []
     for number in range(1, rounds + 1):
         around.silent = silent.get(number, ())
-        state, log = algorithm.step(state, sorted(clients.ids), around, Round(number, SPEC, 1))
+        state, log = algorithm.step(state, sorted(clients.ids), around, RoundPlan(number, SPEC, 1))
         logs.append([event.kind for event in log.events])
     return algorithm, around, state, logs
 
@@ -177,7 +177,8 @@ def test_newcomers_are_assigned_without_labels_to_the_nearest_mean():
         assert each.fits  # as members do
     clients.silent = (5,)
     with pytest.raises(
-        UpdateError, match=r"newcomer without a descriptor cannot be assigned: \[5\]; take it out"
+        UpdateError,
+        match=r"newcomers \[5\] sent no descriptor, so they cannot be assigned to a cluster; remove them",
     ):
         algorithm.assign(state.tree, [4, 5], clients, ROUND)
     assert [
@@ -191,10 +192,10 @@ def test_newcomers_are_assigned_without_labels_to_the_nearest_mean():
 def test_newcomers_to_a_running_run_join_when_they_are_sampled():
     algorithm, clients, state, _ = ran(2, {})
     few = type(state)(state.tree.without([6]), state.accuracies)
-    joined, events = algorithm.join(few, [6], clients, Round(3, SPEC, 1))
+    joined, events = algorithm.join(few, [6], clients, RoundPlan(3, SPEC, 1))
     assert [(event.kind, event.node) for event in events] == [("joined", 0)]
-    assert algorithm.serve(joined, clients)[6] == 0
-    after, _ = algorithm.step(joined, sorted(clients.ids), clients, Round(3, SPEC, 1))
+    assert algorithm.models_for(joined, clients).nodes[6] == 0
+    after, _ = algorithm.step(joined, sorted(clients.ids), clients, RoundPlan(3, SPEC, 1))
     assert after.tree.leaf_of[6] == state.tree.leaf_of[6]
 
 
@@ -214,7 +215,7 @@ def test_directions_that_are_given_do_not_depend_on_the_runs_seed():
         for seed in (1, 2):
             clients, params = simulated(federation, perceptron())
             state = play(method, Watched(clients), params, 2, spec=SPEC, seed=seed).states[-1]
-            method.assign(state.tree, [0], Watched(clients), Round(3, SPEC, seed))
+            method.assign(state.tree, [0], Watched(clients), RoundPlan(3, SPEC, seed))
         assert asked == draws
 
 
@@ -261,7 +262,8 @@ def test_without_labels_only_members_that_answer_count_and_some_must():
     }
     some.silent = tuple(ids)
     with pytest.raises(
-        UpdateError, match="no member of the run describes its data, so no newcomer can be assigned"
+        UpdateError,
+        match="no member of the run replied with a descriptor of its data, so newcomers cannot be assigned",
     ):
         without_labels(state.tree, ids, clients, some, 1)
     one = algorithm.init(state.tree.nodes[0].params, clients).tree
@@ -281,8 +283,8 @@ def test_data_without_labels_is_refused_before_the_first_round():
 
 
 def test_only_a_run_that_ends_before_clients_can_be_clustered_is_told_so():
-    assert "FLUX needs 4 rounds until it has clustered" in FLUX().too_short(3)
-    assert FLUX().too_short(4) == ""
+    assert "FLUX needs 4 rounds until it has clustered" in FLUX().check(RunFacts(rounds=3))[0]
+    assert FLUX().check(RunFacts(rounds=4)) == ()
 
 
 HUGE = Adversary(lies="descriptors", share=0.1)
@@ -313,8 +315,8 @@ def test_a_huge_descriptor_does_not_join_the_others():
 )
 def test_a_descriptor_is_compared_with_those_of_members_or_of_all(factor, is_out):
     rows = torch.ones(4, 4, 3)
-    ids, kept, events = FLUX()._plausible([7], factor * rows[:1], rows)
+    ids, kept, events = FLUX()._remove_outliers([7], factor * rows[:1], rows)
     assert (ids, len(kept), len(events)) == (([], 0, 1) if is_out else ([7], 1, 0))
-    assert not FLUX()._plausible([6, 7], factor * rows[:2], rows[:2])[2], (
+    assert not FLUX()._remove_outliers([6, 7], factor * rows[:2], rows[:2])[2], (
         "of two, either may be the wrong one"
     )

@@ -13,7 +13,7 @@ import torch
 from fedclade import IFCA, ConfigError, LocalTraining, simulate
 from fedclade.channel import Channel, OpposingUpdates
 from fedclade.clustering.routing import assign_to_lowest_loss, estimate_by_loss
-from fedclade.core.queries import Evaluation, Round
+from fedclade.core.queries import Evaluation, RoundPlan
 from tests.reference.fedavg import as_numpy
 from tests.reference.ifca import iterative_federated_clustering, risk
 from tests.tiny import Metered, ScriptedClients, details, federation_of, linear, play, simulated
@@ -111,7 +111,7 @@ def test_a_cluster_moves_by_its_share_of_the_cohort_with_gradients():
     clients = choosers(sizes={0: 3, 1: 1, 2: 2, 3: 2})
     algorithm = IFCA(average="gradients")
     state = algorithm.init(torch.tensor([[1.0], [10.0]]), clients)
-    state, _ = algorithm.step(state, [0, 1, 2, 3], clients, Round(1, LocalTraining(lr=0.5)))
+    state, _ = algorithm.step(state, [0, 1, 2, 3], clients, RoundPlan(1, LocalTraining(lr=0.5)))
     first, second = (float(leaf.params) for leaf in state.tree.leaves)
     assert first == pytest.approx(1 + 0.5 * (3 * 1 + 1 * 2) / 8)
     assert second == pytest.approx(10 + 0.5 * (2 * 3 + 2 * 4) / 8)
@@ -142,11 +142,11 @@ def test_only_the_cohort_chooses_anew_and_who_was_never_asked_is_in_no_cluster()
     algorithm = IFCA()
     state = algorithm.init(torch.tensor([[1.0], [10.0]]), clients)
     assert set(state.tree.leaf_of.values()) == {0}
-    state, _ = algorithm.step(state, [0, 2], clients, Round(1, SPEC))
+    state, _ = algorithm.step(state, [0, 2], clients, RoundPlan(1, SPEC))
     assert state.tree.leaf_of == {0: 1, 1: 0, 2: 2, 3: 0}
-    assert algorithm.serve(state, clients) == {0: 1, 1: 1, 2: 2, 3: 2}
+    assert algorithm.models_for(state, clients).nodes == {0: 1, 1: 1, 2: 2, 3: 2}
     clients.wants = (10.0, 10.0, 0.0, 0.0)
-    state, _ = algorithm.step(state, [1, 2], clients, Round(2, SPEC))
+    state, _ = algorithm.step(state, [1, 2], clients, RoundPlan(2, SPEC))
     assert state.tree.leaf_of == {0: 1, 1: 2, 2: 1, 3: 0}
 
 
@@ -248,18 +248,18 @@ def test_traffic_is_k_models_down_and_one_up_for_each_set_and_client():
     metered = Metered(choosers())
     algorithm = IFCA(clusters=3, restarts=2, restart_rounds=1)
     state = algorithm.init(torch.tensor([[0.0], [10.0], [50.0], [1.0], [2.0], [3.0]]), metered)
-    state, _ = algorithm.step(state, [0, 2], metered, Round(1, SPEC))
+    state, _ = algorithm.step(state, [0, 2], metered, RoundPlan(1, SPEC))
     assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (
         2 * 2 * 3 * 4,
         2 * 2 * 4,
     )
     before = metered.meter.readings()
-    state, _ = algorithm.step(state, [0, 2], metered, Round(2, SPEC))
+    state, _ = algorithm.step(state, [0, 2], metered, RoundPlan(2, SPEC))
     used = metered.meter.since(before, 1.0)
     # both sets compete, one is trained
     assert (used["bytes_down"], used["bytes_up"]) == (2 * 2 * 3 * 4, 2 * 4)
     before = metered.meter.readings()
-    algorithm.step(state, [0, 2], metered, Round(3, SPEC))
+    algorithm.step(state, [0, 2], metered, RoundPlan(3, SPEC))
     used = metered.meter.since(before, 1.0)
     assert (used["bytes_down"], used["bytes_up"]) == (2 * 3 * 4, 2 * 4)
 
@@ -267,7 +267,7 @@ def test_traffic_is_k_models_down_and_one_up_for_each_set_and_client():
 def test_it_starts_from_different_models():
     clients = choosers()
     with pytest.raises(
-        ConfigError, match="ifca needs 2 different initial models, got 1; let them depend on"
+        ConfigError, match="ifca needs 2 different initial models, got 1; let the model's initial"
     ):
         IFCA().init(torch.ones(2, 1), clients)
     with pytest.raises(ConfigError, match="ifca needs 2 different initial models, got 1"):
@@ -293,9 +293,7 @@ def test_simulate_draws_the_initial_models_by_seed():
 
 
 def test_simulate_cannot_make_several_models_of_a_module():
-    text = (
-        "IFCA starts from 4 different models, and a module is only one; give the model's name, or"
-    )
+    text = "IFCA starts from 4 different models, but the given module is only one model; pass the model's name, or"
     with pytest.raises(ConfigError, match=text):
         simulate(IFCA(restarts=2), linear(), world(), rounds=1)
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from fedclade import Algorithm, ConfigError, FedAvg, Run
+from fedclade import ConfigError, FedAvg, Run
 from fedclade.algorithms import (
     ALGORITHMS,
     METHODS,
@@ -28,8 +28,7 @@ from fedclade.algorithms import (
 from fedclade.config import check_config, find_config, read_config
 from fedclade.core import installed
 from fedclade.report import cite_name
-from fedclade.runs.store.export import serves_own
-from fedclade.runs.store.served_models import serves_mixtures
+from fedclade.runs.store.served_models import serves_mixtures, serves_own
 
 ROOT = Path(__file__).parents[2]
 DATA = {"name": "digits", "clients": 8, "shift": "label_swap", "clusters": 2}
@@ -96,7 +95,7 @@ def test_the_papers_of_a_record_are_as_in_the_bibliography(method: Method):
 @each_method
 def test_a_config_with_the_options_of_a_record_holds(method: Method):
     about = {"algorithm": {"name": method.name, **method.options}}
-    if method.algorithm.simulated.startswith("no questions about sums"):
+    if method.requires.simulation.startswith("queries for sums over clients"):
         about["privacy"] = {"model": "central", "clip_norm": 1.0, "noise_multiplier": 1.0}
         about["privacy"] |= {"signature_noise": 1.0, "signature_epsilon": 1.0}
     config = check_config({"data": DATA, **about})
@@ -255,7 +254,7 @@ def test_errors_about_records_name_them():
         method_named("meens")
     with pytest.raises(
         ConfigError,
-        match="algorithm 'new_name' has a record with the name 'old_name'; give the rec",
+        match=r"entry point 'new_name' of fedclade\.algorithms provides a Method with another name, 'old_name'; set",
     ):
         method_named("new_name")
     with pytest.raises(
@@ -272,7 +271,7 @@ def test_a_run_folder_leads_to_installed_methods_and_imports_nothing_else():
     assert found["cfl"] is ALGORITHMS["cfl"]
     assert found["alone"] is not None
     assert found["mixed"] is not None
-    assert found["mixed"].algorithm.mixture is not Algorithm.mixture
+    assert found["mixed"].requires.mixture is not None
     assert [name for name, method in found.items() if method is None] == [
         "new_name",
         "gone",
@@ -288,6 +287,8 @@ def test_a_run_folder_leads_to_installed_methods_and_imports_nothing_else():
 def test_the_models_of_clients_are_known_from_the_class_of_a_package(
     name: str, own: bool, mixtures: bool
 ):
-    run = cast("Run", SimpleNamespace(config={"algorithm": {"name": name}}, kept={}))
+    run = cast(
+        "Run", SimpleNamespace(config={"algorithm": {"name": name}}, kept={}, is_trusted=False)
+    )
     assert serves_own(run) == own
     assert serves_mixtures(run) == mixtures

@@ -73,11 +73,12 @@ def test_it_is_checked_built_and_described_by_its_name():
         ({"name": "Mine", "deph": 1}, "unknown key of [algorithm]: 'deph'; did you mean 'depth'?"),
         (
             {"name": "Mine"},
-            "[algorithm] depth of algorithm 'users_methods:Mine' is not set, and has no default",
+            "[algorithm] depth of algorithm 'users_methods:Mine' is not set and has no default; set it",
         ),
         (
             {"name": "Mine", "depth": 10},
-            "[algorithm] algorithm 'users_methods:Mine' cannot be built with {'depth': 10}: KeyError: 'deep'",
+            "[algorithm] algorithm 'users_methods:Mine' cannot be built with the options "
+            "{'depth': 10}: KeyError: 'deep'",
         ),
         (
             {"name": "function"},
@@ -89,7 +90,8 @@ def test_it_is_checked_built_and_described_by_its_name():
         ),
         (
             {"name": "Unfinished"},
-            "'users_methods:Unfinished' should define init, step, as fedclade.Algorithm says",
+            "'users_methods:Unfinished' should define the methods of fedclade.Algorithm, "
+            "but lacks init, step; define them",
         ),
         ({"name": "Mne"}, "module 'users_methods' has no attribute 'Mne'; did you mean 'Mine'?"),
     ],

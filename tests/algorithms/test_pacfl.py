@@ -18,6 +18,7 @@ from fedclade import (
     FedAvg,
     LocalTraining,
     Oracle,
+    RunFacts,
     load_federation,
     simulate,
 )
@@ -110,7 +111,7 @@ def test_each_distance_equals_its_literal_twin(options):
     world = federation("labels")
     clients, _ = simulated(world, torch.nn.Linear(D, LABELS))
     method = PACFL(vectors=P, **options)
-    found = method._distances(clients.ask(SubspaceQuery(world.ids, P, method.per_label)))
+    found = method._compute_distances(clients.ask(SubspaceQuery(world.ids, P, method.per_label)))
     np.testing.assert_allclose(found, distances_by_hand(world, **options), atol=1e-2)
     np.testing.assert_allclose(found, found.T, atol=1e-9)
 
@@ -284,10 +285,9 @@ def test_its_dendrogram_shows_angles_and_the_clusters_that_were_trained():
 def test_more_clusters_than_clients_and_a_threshold_beside_a_number_are_refused():
     text = re.escape("algorithm.n_clusters should be at most the number of clients, 2, got 3")
     with pytest.raises(ConfigError, match=text):
-        PACFL(n_clusters=3).check_clients(2)
+        PACFL(n_clusters=3).check(RunFacts(clients=2))
     with pytest.raises(
-        ConfigError,
-        match=r"algorithm\.threshold should be left out where n_clusters is given, got 10",
+        ConfigError, match=r"algorithm\.threshold should be left out if n_clusters is set, got 10"
     ):
         PACFL(n_clusters=3, threshold=10.0)
 
@@ -343,7 +343,7 @@ def test_an_option_out_of_range_is_refused(option, value, rule):
 
 
 def test_an_angle_that_does_not_suit_the_distance_of_the_code_is_refused():
-    text = "algorithm.angle should be 'smallest' where distance is 'code', got 'same_place'"
+    text = "algorithm.angle should be 'smallest' if distance is 'code', got 'same_place'"
     with pytest.raises(ConfigError, match=re.escape(text)):
         PACFL(distance="code", angle="same_place")
 

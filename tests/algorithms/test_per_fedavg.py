@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import ConfigError, FedAvg, LocalTraining, PerFedAvg
-from fedclade.core import Round
+from fedclade import ConfigError, FedAvg, LocalTraining, PerFedAvg, RunFacts
+from fedclade.core import RoundPlan
 from tests.reference.per_fedavg import per_fedavg
 from tests.tiny import federation_of, own_models, perceptron, play, simulated
 
@@ -38,7 +38,9 @@ def test_equals_algorithm_1_round_by_round(variant):
     for state, (w, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), w, atol=1e-5)
     ours = own_models(played)
-    assert ours.keys() == {0, 1, 2, 3} == set(method.keepers(played.states[-1]))
+    assert (
+        ours.keys() == {0, 1, 2, 3} == set(method.models_for(played.states[-1], played.clients).own)
+    )
     for client, model in ours.items():
         np.testing.assert_allclose(model.numpy(), expected[-1][1][client], atol=1e-5)
 
@@ -59,9 +61,9 @@ def test_only_a_round_that_is_evaluated_makes_models_of_the_clients_own():
     clients, params = simulated(world(), perceptron())
     method = PerFedAvg()
     state, _ = method.step(
-        method.init(params, clients), [0, 1], clients, Round(1, SPEC, evaluated=False)
+        method.init(params, clients), [0, 1], clients, RoundPlan(1, SPEC, evaluated=False)
     )
-    assert method.keepers(state) == ()
+    assert method.models_for(state, clients).own == ()
 
 
 @pytest.mark.parametrize(
@@ -80,9 +82,9 @@ def test_an_option_out_of_range_is_refused(option, value, rule):
 
 def test_gradients_that_are_clipped_make_no_product_with_the_hessian():
     spec = LocalTraining(clip_norm=1.0)
-    PerFedAvg().check_training(spec)
+    PerFedAvg().check(RunFacts(local=spec))
     with pytest.raises(
         ConfigError,
         match=re.escape("local.clip_norm should be left out with variant = 'HF', got 1.0"),
     ):
-        PerFedAvg(variant="HF").check_training(spec)
+        PerFedAvg(variant="HF").check(RunFacts(local=spec))

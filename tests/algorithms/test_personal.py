@@ -15,9 +15,11 @@ from fedclade import (
     FedBN,
     FedPer,
     FedRep,
+    HeadThenBody,
     LGFedAvg,
     LocalTraining,
     Run,
+    RunFacts,
     Signature,
     simulate,
 )
@@ -118,8 +120,9 @@ def test_in_the_last_round_of_fedrep_all_clients_train_and_no_update_is_used():
     before, after = (state.tree.nodes[0].params for state in played.states[1:])
     assert torch.equal(before, after)
     assert played.logs[1].discrepancy is None
-    last = played.clients.calls[-1].round
-    assert (last.personal_epochs, last.communicates) == (10, "all")
+    last = played.clients.calls[-1]
+    assert last.work.steps == HeadThenBody(10)
+    assert last.work.sends_update
     assert played.logs[1].criteria == {}
 
 
@@ -131,8 +134,9 @@ def test_the_last_fit_is_in_a_round():
 
 
 def test_a_last_fit_that_never_happens_is_told():
-    assert "set algorithm.last_fit = 5, or leave it out" in FedRep(last_fit=9).too_short(5)
-    assert FedRep(last_fit=5).too_short(5) == FedRep().too_short(5) == ""
+    run = RunFacts(rounds=5)
+    assert "set algorithm.last_fit = 5, or leave it out" in FedRep(last_fit=9).check(run)[0]
+    assert FedRep(last_fit=5).check(run) == FedRep().check(run) == ()
 
 
 def test_private_clients_release_their_updates_in_the_last_fit_as_in_any_round():

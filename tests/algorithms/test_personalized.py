@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from fedclade import DataError, FineTune, LocalTraining, ReplicatedCFL, export_model, simulate
 from fedclade.algorithms.fallback import LEAF, ROOT, keep_better
-from fedclade.core import OWN, ParameterTree
-from fedclade.core.queries import Round
+from fedclade.core import OWN, LocalModel, ParameterTree
+from fedclade.core.queries import RoundPlan
 from fedclade.report.tables import run_table
 from fedclade.runs.store.export import model_card
 from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, replicating
@@ -30,7 +30,7 @@ ALIKE = federation_of([0] * 10, [12] * 10, validation=60)
 def test_who_is_better_off_alone_is_served_with_a_model_of_its_own():
     clients, params = replicating(DIFFERENT, linear())
     run = play(OURS, clients, params, 2, spec=SPEC)
-    assert OURS.keepers(run.states[-1]) == (0, 1, 2, 3)
+    assert OURS.models_for(run.states[-1], clients).own == (0, 1, 2, 3)
     plain = play(ReplicatedCFL(), replicating(DIFFERENT, linear())[0], params, 2, spec=SPEC)
     assert torch.equal(run.states[-1].tree.nodes[0].params, plain.states[-1].tree.nodes[0].params)
 
@@ -39,12 +39,10 @@ def test_the_models_are_those_of_a_round_of_local_training():
     clients, params = replicating(federation_of([0, 1] * 3, [60] * 6), linear())
     run = play(OURS, clients, params, 4, spec=SPEC)
     tuning, tree = run.clients.asked("train", 4)[-1], run.states[-1].tree
-    assert (tuning.own, tuning.round.purpose, tuning.round.communicates) == (
-        True,
-        "finetune",
-        "nothing",
-    )
-    assert (tuning.round.spec, tuning.ids) == (SPEC, tuple(range(6)))
+    assert (tuning.own, tuning.round.purpose) == (True, "finetune")
+    assert tuning.query.models.sent_before
+    assert not tuning.work.sends_update
+    assert (tuning.round.local, tuning.ids) == (SPEC, tuple(range(6)))
     assert len(tree.leaves) == 2
     assert all(
         torch.equal(model, tree.model_for(client)) for client, model in tuning.models.items()
@@ -53,15 +51,15 @@ def test_the_models_are_those_of_a_round_of_local_training():
 
 def test_where_sharing_is_better_nobody_keeps_a_model():
     clients, params = replicating(ALIKE, linear(), "stacked")
-    assert OURS.keepers(play(OURS, clients, params, 6, spec=LONG).states[-1]) == ()
+    assert OURS.models_for(play(OURS, clients, params, 6, spec=LONG).states[-1], clients).own == ()
 
 
 def test_they_are_made_in_evaluated_rounds_only():
     simulation, params = replicating(federation_of([0, 1, 2, 3], [60] * 4), linear())
     clients, state, kept = SpyClients(simulation), OURS.init(params, simulation), []
     for number, evaluated in [(1, False), (2, True), (3, False)]:
-        state, _ = OURS.step(state, range(4), clients, Round(number, SPEC, evaluated=evaluated))
-        kept.append(len(OURS.keepers(state)))
+        state, _ = OURS.step(state, range(4), clients, RoundPlan(number, SPEC, evaluated=evaluated))
+        kept.append(len(OURS.models_for(state, clients).own))
     assert kept == [0, 4, 0]
     assert [[call.own for call in clients.asked("train", number)] for number in (1, 2, 3)] == [
         [False],
@@ -112,9 +110,9 @@ def test_a_client_departs_from_what_all_have_for_two_standard_errors(alone, kept
     """Right about 85 of 100 with the cluster's model: two errors for 93 are 9.4 points, for 97 they are 8.5."""
 
     class Tuning(ScriptedClients):
-        def train(self, ids, models, assignment, this_round, anchors=None, own=False):
-            assert own
-            return super().train(ids, models, assignment, this_round, anchors)
+        def train(self, ids, models, assignment, this_round, work=None, **more):
+            assert isinstance(work.store, LocalModel)
+            return super().train(ids, models, assignment, this_round)
 
         def evaluate(self, ids, models, assignment, split):
             mine = [row == OWN for row in assignment]
@@ -128,7 +126,7 @@ def test_a_client_departs_from_what_all_have_for_two_standard_errors(alone, kept
         {client: [0.0] for client in range(6)}, dict.fromkeys(range(6), 100), right=right
     )
     tree = ParameterTree.root_only(range(6), torch.zeros(1))
-    assert keep_better(tree, (LEAF,), clients, Round(3, SPEC)) == kept
+    assert keep_better(tree, (LEAF,), clients, RoundPlan(3, SPEC)) == kept
 
 
 def test_with_a_fallback_the_model_for_all_is_tuned_as_well():
@@ -138,12 +136,12 @@ def test_with_a_fallback_the_model_for_all_is_tuned_as_well():
     class Tuning(ScriptedClients):
         own: ClassVar[dict[int, float]] = {}
 
-        def train(self, ids, models, assignment, this_round, anchors=None, own=False):
+        def train(self, ids, models, assignment, this_round, work=None, **more):
             self.own |= {
                 client: float(models[row]) + 100
                 for client, row in zip(ids, assignment, strict=True)
             }
-            return super().train(ids, models, assignment, this_round, anchors)
+            return super().train(ids, models, assignment, this_round)
 
         def evaluate(self, ids, models, assignment, split):
             of = [
@@ -163,5 +161,5 @@ def test_with_a_fallback_the_model_for_all_is_tuned_as_well():
     tree = ParameterTree.star([[0, 1, 2], [3, 4, 5]], torch.tensor([[1.0], [2.0]])).continued(
         torch.tensor([10.0])
     )
-    assert keep_better(tree, (ROOT, LEAF), clients, Round(3, SPEC)) == tuple(everybody)
+    assert keep_better(tree, (ROOT, LEAF), clients, RoundPlan(3, SPEC)) == tuple(everybody)
     assert clients.own == {0: 101.0, **dict.fromkeys(range(1, 6), 110.0)}

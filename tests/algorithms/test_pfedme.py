@@ -38,7 +38,9 @@ def test_equals_algorithm_1_round_by_round(beta):
     for state, (w, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), w, atol=1e-5)
     ours, theta = own_models(played), expected[-1][1]
-    assert ours.keys() == theta.keys() == set(method.keepers(played.states[-1]))
+    assert (
+        ours.keys() == theta.keys() == set(method.models_for(played.states[-1], played.clients).own)
+    )
     for client, model in ours.items():
         np.testing.assert_allclose(model.numpy(), theta[client], atol=1e-5)
 

@@ -5,12 +5,12 @@ from functools import cache
 import pytest
 import torch
 
-from fedclade import ConfigError, LocalTraining, Run, RunInterrupted, simulate
+from fedclade import ConfigError, LocalTraining, Run, RunFacts, RunInterrupted, simulate
 from fedclade.algorithms import PrivateChoice
 from fedclade.channel import CentralPrivacy
 from fedclade.channel.retry import Faults
 from fedclade.clustering.sampling import draw_cell_points, find_cell_centres, find_directions
-from fedclade.core import Cells, Joined, Moments, Round, rng
+from fedclade.core import Cells, Joined, Moments, RoundPlan, rng
 from fedclade.runs import Backend
 from fedclade.tasks.metrics import cluster_scores
 from tests.reference.fedavg import as_numpy
@@ -191,7 +191,7 @@ def test_newcomers_wait_at_the_root():
     state = CHOICE.init(
         torch.zeros(3), clients := ScriptedClients(dict.fromkeys(range(30), [0.0] * 3))
     )
-    joined, events = CHOICE.join(state, [30, 31], clients, Round(4, LOCAL))
+    joined, events = CHOICE.join(state, [30, 31], clients, RoundPlan(4, LOCAL))
     assert joined.tree.nodes[0].members == tuple(range(32))
     assert events == [Joined(0, (30, 31))]
 
@@ -220,7 +220,7 @@ def test_a_sketch_that_the_model_or_the_memory_cannot_have_is_refused_before_rou
     )
     with pytest.raises(
         ConfigError,
-        match=r"algorithm.sketch = 50000 needs 350.0 GB .*, and a round may take 1.0 GB; set",
+        match=r"algorithm.sketch = 50000 needs 350.0 GB .*, but a round may use 1.0 GB; set",
     ):
-        PrivateChoice(sketch=50_000).check_model(10**6, 30, 10**9)
+        PrivateChoice(sketch=50_000).check(RunFacts(parameters=10**6, replies=30, memory=10**9))
     assert rounds == []

@@ -33,16 +33,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 CANNOT = {
     "pacfl": (
         {"n_clusters": 2, "distance": "per_label"},
-        "whose examples do not have one label each; set algorithm.distance = 'paper'",
+        "since examples do not have exactly one label each; set algorithm.distance = 'paper'",
     ),
     "flux": (
         {"earliest": 1, "latest": 1},
-        "be described by itself .* set algorithm.per_label = false",
+        "cannot describe the data of each label separately .* set algorithm.per_label = false",
     ),
-    "fedrc": (
-        {},
-        "labels cannot be counted in a task whose examples do not have one label each; take fedem in place",
-    ),
+    "fedrc": ({}, "needs a task in which every example has exactly one label; use algorithm fedem"),
     "flexcfl": (
         {"groups": 2},
         "the labels of a regression task cannot be counted, .* set algorithm.migrate = false",

@@ -94,7 +94,7 @@ def with_waiting() -> ParameterTree:
 def clustered(*clusters: tuple[int, ...]) -> ParameterTree:
     """Return the tree after its clients were clustered anew by signatures that are their numbers."""
     ids = sorted(client for cluster in clusters for client in cluster)
-    made = Updates(
+    made = Updates.of(
         ids=tuple(ids),
         sizes=torch.ones(len(ids), dtype=torch.float64),
         losses=torch.zeros(len(ids)),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, LocalTraining, ReplicatedCFL, simulate
-from fedclade.core import BESIDE
-from fedclade.core.queries import Round
+from fedclade.core import BESIDE, ClientWork, Nothing, Round, SplitPart, Splits
+from fedclade.core.queries import RoundPlan
 from fedclade.core.updates import Updates
 from tests.tiny import (
     ScriptedClients,
@@ -22,6 +22,7 @@ from tests.tiny import (
     renamed,
     replicating,
     simulated,
+    splits_of,
 )
 
 SPEC = LocalTraining(epochs=2, batch_size=8, lr=0.3)
@@ -59,17 +60,15 @@ class Groups(ScriptedClients):
     def group(self, client: int) -> int:
         return self.groups[max(start for start in self.groups if start <= self.today)][client]
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
+    def train(self, ids, models, assignment, this_round, work=None, **more):
         self.today = max(self.today, this_round.number)
-        if this_round.replicates == 1:
+        count = splits_of(work)
+        if count == 1:
             deltas = torch.stack([self.delta(client, this_round.number, -1) for client in ids])
             return Updates.received(
                 ids, [1] * len(ids), deltas, 40, torch.zeros(len(ids)), this_round.number
             )
-        ids, parts = (
-            [client for client in ids if client not in self.silent],
-            range(this_round.replicates),
-        )
+        ids, parts = ([client for client in ids if client not in self.silent], range(count))
         made = [
             torch.stack([self.delta(client, this_round.number, part) for part in parts])
             for client in ids
@@ -79,7 +78,7 @@ class Groups(ScriptedClients):
         mean = Updates.received(
             ids, sizes, parts.mean(1), 40, torch.zeros(len(ids)), this_round.number
         )
-        return replace(mean, parts=parts)
+        return mean.with_columns(parts=parts)
 
     def delta(self, client: int, number: int, part: int) -> torch.Tensor:
         draw = torch.Generator().manual_seed(1000 * number + 10 * client + part + 1)
@@ -110,20 +109,17 @@ def test_at_first_everybody_trains_in_parts_and_later_on_checks_ask_everybody_be
     for number in range(2, CHECKS[1]):
         *besides, training = run.clients.asked("train", number)
         assert len(besides) == (number == CHECKS[0])
-        assert (training.round.replicates > 1) == (number <= EARLY)
-        assert training.round.compares_parts == (number != 2), (
+        assert (splits_of(training.work) > 1) == (number <= EARLY)
+        assert (training.work.compared_splits is not None) == (number in (1, EARLY)), (
             "nothing is found out in the second round"
         )
         assert set(training.ids) == set(range(16))
-    in_parts, again = [call.round for call in run.clients.asked("train", 1)]
-    assert in_parts == again  # that of the second check, at the same model and with the same draws
-    assert (in_parts.replicates, in_parts.part_size) == (2, 4)
+    in_parts, again = run.clients.asked("train", 1)
+    # that of the second check, at the same model and with the same draws
+    assert (in_parts.round, in_parts.work.data) == (again.round, again.work.data)
+    assert in_parts.work.data == Splits(2, 4)
     (halves, _) = run.clients.asked("train", CHECKS[0])
-    assert (halves.round.replicates, halves.round.part_size, halves.round.purpose) == (
-        2,
-        0,
-        "replicate",
-    )
+    assert (halves.work.data, halves.round.purpose) == (Splits(2), "replicate")
 
 
 def test_with_a_part_of_the_clients_all_are_asked_in_the_first_round_and_then_as_often_as_adds_little():
@@ -143,7 +139,7 @@ def test_on_one_distribution_it_is_fedavg_after_the_rounds_in_parts():
     assert len(ours[-1].tree.nodes) == 1
     fedavg, state = FedAvg(), ours[EARLY]
     for number in range(EARLY + 1, 13):
-        state, _ = fedavg.step(state, clients.ids, clients, Round(number, SPEC))
+        state, _ = fedavg.step(state, clients.ids, clients, RoundPlan(number, SPEC))
     assert torch.equal(ours[-1].tree.nodes[0].params, state.tree.nodes[0].params)
 
 
@@ -151,12 +147,13 @@ def test_the_model_moves_by_the_mean_of_all_parts_alike():
     federation = federation_of([0] * 4, [30, 44, 60, 30])
     clients, params = replicating(federation, linear())
     state = play(ReplicatedCFL(), clients, params, 1, spec=SPEC).states[1]
-    asked = Round(1, SPEC, replicates=state.parts, part_size=state.part_size)
     assert (state.parts, state.part_size) == (3, 10)
-    made = [
-        clients.train(range(4), params[None], [0] * 4, asked.of_part(k)).required_deltas
-        for k in range(3)
-    ]
+    made = []
+    for k in range(3):
+        part, local = Splits(3, 10).split(k, SPEC)
+        work = ClientWork(data=part, store=Nothing())
+        asked = Round(1, local, purpose=f"train {k}")
+        made.append(clients.train(range(4), params[None], [0] * 4, asked, work).required_deltas)
     torch.testing.assert_close(state.tree.nodes[0].params, params + torch.stack(made).mean((0, 1)))
 
 
@@ -197,9 +194,9 @@ def test_few_clients_that_went_apart_are_looked_into_once_more():
     assert sorted(parted.clusters) == [(0, 1), (2, 3, 4, 5)]
     assert (whole.kind, whole.node, whole.clusters) == ("tested", 2, ((6, 7),))
     (training,) = run.clients.asked("train", EARLY + 1)
-    assert training.round.replicates == 4, "it costs no more training"
+    assert splits_of(training.work) == 4, "it costs no more training"
     (training,) = run.clients.asked("train", EARLY + 2)
-    assert training.round.replicates == 1
+    assert splits_of(training.work) == 1
 
 
 def test_what_a_second_look_finds_goes_on_from_its_cluster_and_is_known_by_the_updates_of_the_first():
@@ -236,14 +233,14 @@ def test_what_a_second_look_finds_goes_on_from_its_cluster_and_is_known_by_the_u
 def test_nobody_looks_a_second_time(digits, options):
     run = played(groups((1, digits), examples=80), EARLY + 1, **options)
     assert len(clusters_of(run.states[-1])) == len(set(digits))
-    assert all(call.round.replicates == 1 for call in run.clients.asked("train", EARLY + 1))
+    assert all(splits_of(call.work) == 1 for call in run.clients.asked("train", EARLY + 1))
 
 
 def test_a_second_look_leaves_clusters_with_too_few_answers_whole():
     clients = groups((1, "00000011"), (EARLY + 1, "00111122"), examples=40)
     algorithm, first = ReplicatedCFL(check_every=3), played(clients, EARLY)
     state, log = algorithm.step(
-        first.states[-1], range(8), clients, Round(EARLY + 1, SPEC, min_clients=3)
+        first.states[-1], range(8), clients, RoundPlan(EARLY + 1, SPEC, min_clients=3)
     )
     events = [(event.kind, event.node) for event in log.events]
     assert ("regrouped", 1) in events
@@ -279,10 +276,8 @@ def test_only_tests_take_of_the_level_and_their_shares_add_up_to_it():
     levels = [event["level"] for kind in ("tested", "checked") for _, event in told(run, kind)]
     # Halves take of their quarter in every check; parts that are as they were take nothing of theirs.
     assert levels == pytest.approx([0.01 / 2, 0.01 / 8, 0.01 / 8, 0.01 / 24])
-    algorithm = ReplicatedCFL(level=0.02)
-    assert sum(algorithm._get_level(j) for j in range(1, 10_000)) == pytest.approx(
-        0.02 / 4, rel=1e-3
-    )
+    left = [event.get("level_left") for _, event in told(run, "checked")]
+    assert left == [pytest.approx(0.01 / 8), None, pytest.approx(0.01 / 12)]
     run = played(groups((1, TWO), (5, "0011001100110011")), CHECKS[1])
     assert [(state.halves, state.changes) for state in run.states[EARLY::3]] == [
         (0, 0),
@@ -310,10 +305,10 @@ def test_a_level_that_cannot_be_reached_is_said(caplog):
     clients, params = replicating(federation_of([0, 1], [4, 4]), linear())
     ReplicatedCFL().init(params, clients)
     assert (
-        "rcfl finds no clusters at algorithm.level = 0.01 in the first rounds: from 2 parts"
+        "rcfl cannot find clusters at algorithm.level = 0.01 in the first rounds: from 2 splits"
         in caplog.text
     )
-    assert "no p-value is below 0.33, and 0.0025 is needed" in caplog.text
+    assert "no p-value is below 0.33, but 0.0025 is needed" in caplog.text
 
 
 def test_a_client_that_changes_moves():
@@ -376,7 +371,7 @@ def test_a_client_with_one_example_is_in_no_part_and_joins_later():
     run = play(ReplicatedCFL(check_every=3), clients, params, EARLY + 1, spec=SPEC)
     in_parts, alone = run.clients.asked("train", 1)
     assert in_parts.ids == tuple(range(11))
-    assert (alone.ids, alone.round.replicates) == ((11,), 1)
+    assert (alone.ids, splits_of(alone.work)) == ((11,), 1)
     assert run.states[EARLY].tree.stragglers == {0: (11,)}
     assert {frozenset(range(0, 12, 2)), frozenset(range(1, 11, 2))} == {
         c - {11} for c in clusters_of(run.states[-1])
@@ -392,7 +387,7 @@ def test_clients_of_one_example_each_are_left_together(caplog):
     ]
     assert len(run.states[-1].tree.nodes) == 1
     assert (
-        "rcfl cannot part the data of these clients: fewer than two have two training examples"
+        "rcfl cannot split the data of these clients, since fewer than two clients have two training examples"
         in caplog.text
     )
 
@@ -405,7 +400,7 @@ def test_with_too_few_answers_nothing_is_decided():
     ]
     algorithm, state = ReplicatedCFL(check_every=3), run.states[CHECKS[0] - 1]
     clients.silent = tuple(range(10))
-    _, log = algorithm.step(state, range(16), clients, Round(CHECKS[0], SPEC, min_clients=8))
+    _, log = algorithm.step(state, range(16), clients, RoundPlan(CHECKS[0], SPEC, min_clients=8))
     assert details(log.events[0]) == {"clients": 6, "needed": 8}
 
 
@@ -418,11 +413,11 @@ def test_who_could_not_go_apart_after_the_first_rounds_does_at_the_next_check(si
     algorithm = ReplicatedCFL(check_every=3)
     state = played(clients, EARLY - 1).states[-1]
     clients.silent = silent
-    state, _ = algorithm.step(state, range(4), clients, Round(EARLY, SPEC))
+    state, _ = algorithm.step(state, range(4), clients, RoundPlan(EARLY, SPEC))
     assert len(state.tree.nodes) == 1
     clients.silent = ()
     for number in (4, 5, CHECKS[0]):
-        state, _ = algorithm.step(state, range(4), clients, Round(number, SPEC))
+        state, _ = algorithm.step(state, range(4), clients, RoundPlan(number, SPEC))
     assert clusters_of(state) == {frozenset({0, 1}), frozenset({2, 3})}
 
 
@@ -456,13 +451,13 @@ def test_a_level_out_of_range_is_an_error(level):
 
 def test_halves_are_trained_on_as_clients_with_that_data_would():
     federation = federation_of([0, 1, 0], [21, 30, 8])
-    this_round = Round(4, SPEC, seed=3)
+    this_round = RoundPlan(4, SPEC, seed=3)
     for half in (0, 1):
-        asked = replace(this_round, part=(half, 2))
+        work = ClientWork(data=SplitPart(half, 2), store=Nothing())
         clients, params = simulated(federation, linear())
-        mine = clients.train([0, 1, 2], params[None], [0, 0, 0], asked)
+        mine = clients.train([0, 1, 2], params[None], [0, 0, 0], this_round, work)
         kept = [
-            replace(c, train=c.train[asked.examples(len(c.train), c.key)])
+            replace(c, train=c.train[work.data.of_client(len(c.train), c.key, 3, 4)])
             for c in federation.clients
         ]
         there, _ = simulated(replace(federation, clients=tuple(kept)), linear())
@@ -472,26 +467,30 @@ def test_halves_are_trained_on_as_clients_with_that_data_would():
 
 
 def test_parts_are_disjoint_cover_everything_and_are_drawn_anew():
-    rounds = [Round(number, SPEC, seed=1, part=(k, 3)) for number in (1, 2) for k in range(3)]
-    parts = [each.examples(10, key=7).tolist() for each in rounds]
+    thirds = [SplitPart(k, 3) for k in range(3)]
+    parts = [
+        each.of_client(10, key=7, seed=1, number=number).tolist()
+        for number in (1, 2)
+        for each in thirds
+    ]
     assert sorted(i for part in parts[:3] for i in part) == list(range(10))
     assert [len(part) for part in parts[:3]] == [4, 3, 3]
     assert parts[:3] != parts[3:]
-    assert parts[0] != Round(1, SPEC, seed=1, part=(0, 3)).examples(10, key=8).tolist()
+    assert parts[0] != thirds[0].of_client(10, key=8, seed=1, number=1).tolist()
 
 
 def test_copies_of_an_example_are_in_one_part_but_at_its_ends():
-    parts, count = [Round(2, SPEC, seed=1, part=(k, 3), part_size=40) for k in range(3)], 120
+    parts, count = [SplitPart(k, 3, 40) for k in range(3)], 120
     copies = np.arange(count) // 3
-    found = [each.examples(count, 7, copies) for each in parts]
+    found = [each.of_client(count, 7, 1, 2, copies) for each in parts]
     assert sorted(np.concatenate(found)) == list(range(count))
     held = [set(copies[part].tolist()) for part in found]
     assert len(held[0] & held[1]) <= 1 >= len(held[1] & held[2])
     assert not held[0] & held[2]
-    alone = [each.examples(count, 7) for each in parts]
+    alone = [each.of_client(count, 7, 1, 2) for each in parts]
     assert len(set(copies[alone[0]].tolist()) & set(copies[alone[1]].tolist())) > 10
     for all_differ in (np.arange(count), np.arange(count) % 2):  # or are of few kinds
-        assert [each.examples(count, 7, all_differ).tolist() for each in parts] == [
+        assert [each.of_client(count, 7, 1, 2, all_differ).tolist() for each in parts] == [
             each.tolist() for each in alone
         ]
 
@@ -511,4 +510,4 @@ def test_clients_that_hold_copies_of_their_examples_are_not_parted_for_that():
 
 def test_a_run_too_short_to_go_apart_is_told_so(caplog):
     simulate(ReplicatedCFL(), linear(), federation_of([0, 1]), rounds=2, engine="loop")
-    assert "rcfl lets clients go apart after 3 rounds, and this run has 2" in caplog.text
+    assert "rcfl separates clients after 3 rounds, but this run has only 2" in caplog.text

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedclade.algorithms.rcfl.replicate_test import cluster_by_halves
-from fedclade.clustering import Replicates, compute_gain, find_clusters
+from fedclade.clustering import RepeatedTest, Replicates, compute_gain, find_clusters
 from fedclade.core import Updates
 
 TRUTH = np.repeat([0, 1, 2], 12)
@@ -27,13 +27,13 @@ def federation(seed: int, noise: float = 1.0) -> Updates:
     )
     n, ones = len(TRUTH), torch.ones(len(TRUTH))
     parts = means[:, None] + halves
-    return Updates(
+    return Updates.of(
         ids=tuple(range(n)), sizes=ones, losses=ones, norms=ones, n_parameters=dim, parts=parts
     )
 
 
 def found(updates: Updates, now: np.ndarray, seed: int) -> np.ndarray:
-    return cluster_by_halves(updates, now, 0.05, np.random.default_rng(seed)).labels
+    return cluster_by_halves(updates, now, RepeatedTest(0.1), np.random.default_rng(seed)).labels
 
 
 def test_right_clusters_are_parted_further_by_chance_alone_seldom():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from fedclade.algorithms.rcfl.data_splits import DataSplits
 from fedclade.core import Node, RunInterrupted
 from fedclade.core.queries import Evaluation
 from fedclade.core.updates import Updates
-from tests.tiny import ScriptedClients, federation_of, linear, play
+from tests.tiny import ScriptedClients, federation_of, linear, play, splits_of
 
 SPEC = LocalTraining(epochs=1, batch_size=8, lr=0.3)
 COUNT = 240
@@ -38,11 +38,12 @@ class Cornered(ScriptedClients):
     def corner(self, client: int) -> torch.Tensor:
         return 4 * torch.eye(12)[client % self.groups]
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
+    def train(self, ids, models, assignment, this_round, work=None, **more):
+        count = splits_of(work)
         made = []
         for client, row in zip(ids, assignment, strict=True):
             draw = torch.Generator().manual_seed(1000 * this_round.number + client)
-            noise = 0.5 * torch.randn(this_round.replicates, 12, generator=draw)
+            noise = 0.5 * torch.randn(count, 12, generator=draw)
             own = torch.randn(12, generator=torch.Generator().manual_seed(client))
             made.append((self.corner(client) - models[row]) / 2 + noise + self.shared * own)
         parts = torch.stack(made)
@@ -50,7 +51,7 @@ class Cornered(ScriptedClients):
         updates = Updates.received(
             ids, [9] * len(ids), parts.mean(1), 12, losses, this_round.number
         )
-        return updates if this_round.replicates == 1 else replace(updates, parts=parts)
+        return updates if count == 1 else updates.with_columns(parts=parts)
 
     def evaluate(self, ids, models, assignment, split):
         pairs = [(c, row) for c, row in zip(ids, assignment, strict=True) if c not in self.silent]
@@ -93,9 +94,7 @@ def test_tested_are_a_sample_of_those_that_never_trained():
     run = played(cornered(groups=1), 3, fraction=0.3, sample=20)
     trained = set[int]()
     for number in (1, 2, 3):
-        in_parts = [
-            call for call in run.clients.asked("train", number) if call.round.replicates > 1
-        ]
+        in_parts = [call for call in run.clients.asked("train", number) if splits_of(call.work) > 1]
         (tested,) = (set(call.ids) for call in in_parts)
         assert len(tested) == 20
         assert not tested & trained

@@ -10,8 +10,8 @@ from fedclade import CFL, ConfigError, FedAvg, LocalTraining, simulate
 from fedclade.algorithms.rcfl.data_splits import DataSplits
 from fedclade.algorithms.rcfl.replicate_test import ReplicateTest, join_to_two
 from fedclade.algorithms.split_criterion import CFLState
-from fedclade.core import ParameterTree, Round
-from tests.tiny import details, federation_of, linear, perceptron, play, replicating
+from fedclade.core import ParameterTree, RoundPlan
+from tests.tiny import Asked, details, federation_of, linear, perceptron, play, replicating
 
 SPEC = LocalTraining(epochs=2, batch_size=8, lr=0.3)
 TESTED = CFL(criterion="replicated")
@@ -56,23 +56,29 @@ def test_four_clusters_are_parted_two_by_two():
         ]
 
 
+def count_and_size(call: Asked) -> tuple[int, int]:
+    """Return the number of parts of its data on which each client trained separately, and their size."""
+    splits = call.work.splits
+    return (1, 0) if splits is None else (splits.count, splits.size)
+
+
 def test_every_cluster_trains_in_parts_at_first_and_is_asked_for_halves_every_seventh_round():
     run = played([0] * 4 + [1] * 4, 17)
-    asked = {
-        number: {
-            (call.round.part_size > 0, call.round.replicates > 1)
-            for call in run.clients.asked("train", number)
-        }
-        for number in range(1, 18)
-    }
+
+    def kinds_asked(number: int) -> set[tuple[bool, bool]]:
+        """Return the kinds of queries of a round: do parts have a size, and are there several?"""
+        asked = [count_and_size(call) for call in run.clients.asked("train", number)]
+        return {(size > 0, count > 1) for count, size in asked}
+
     in_parts, whole, halves = (True, True), (False, False), (False, True)
     expected = {number: {in_parts} if number < 7 else {whole} for number in range(1, 18)}
-    assert asked == {**expected, 10: {whole, halves}, 17: {whole, halves}}
+    expected |= {10: {whole, halves}, 17: {whole, halves}}
+    assert {number: kinds_asked(number) for number in range(1, 18)} == expected
     compared = {
         number
         for number in range(1, 7)
         for call in run.clients.asked("train", number)
-        if call.round.compares_parts
+        if call.work.compared_splits is not None
     }
     assert compared == {3, 6}
     tests = [(number, event.node, event.level) for number, event in told(run, "tested")]
@@ -93,7 +99,7 @@ def test_clients_of_one_distribution_stay_together_and_train_as_fedavg_after_the
     fedavg = FedAvg()
     state = fedavg.init(ours[3].tree.nodes[0].params, clients)
     for number in range(4, 10):
-        state, _ = fedavg.step(state, clients.ids, clients, Round(number, SPEC))
+        state, _ = fedavg.step(state, clients.ids, clients, RoundPlan(number, SPEC))
     assert torch.equal(ours[-1].tree.nodes[0].params, state.tree.nodes[0].params)
 
 
@@ -115,8 +121,8 @@ def test_a_split_by_halves_leaves_its_children_to_halves():
     run = play(FedAvg(), clients, params, 5, spec=SPEC)
     state, asked = TESTED.init(run.states[-1].tree.nodes[0].params, clients), list[int]()
     for number in range(6, 11):
-        state, log = TESTED.step(state, clients.ids, run.clients, Round(number, SPEC))
-        asked += [call.round.part_size for call in run.clients.asked("train", number)]
+        state, log = TESTED.step(state, clients.ids, run.clients, RoundPlan(number, SPEC))
+        asked += [count_and_size(call)[1] for call in run.clients.asked("train", number)]
         if number == 7:
             assert [event.kind for event in log.events] == ["tested", "split"]
     assert {leaf.members for leaf in state.tree.leaves} == {tuple(range(8)), tuple(range(8, 16))}
@@ -142,7 +148,7 @@ def test_clusters_that_are_most_alike_stay_together():
 def test_who_cannot_be_tested_stays(caplog):
     """Of two clients with one example each neither parts nor halves can be made."""
     run = played([0, 1], 8, size=1)
-    assert "cfl cannot part the data of these clients" in caplog.text
+    assert "cfl cannot split the data of these clients" in caplog.text
     assert len(run.states[-1].tree.nodes) == 1
     ((number, event),) = told(run, "postponed")
     assert (number, details(event)) == (7, {"clients": 0, "needed": 2})
@@ -157,11 +163,13 @@ def test_a_cluster_of_clients_too_small_for_parts_trains_on_all_they_have():
     tree = ParameterTree.star([range(19), (19,)], params)
     state = criterion.init(CFLState(tree, torch.zeros(len(tree.nodes))), clients)
     assert state.parts > 0
-    trained = criterion.train(state, range(20), clients, Round(3, SPEC), weighted=True)
+    trained = criterion.train(state, range(20), clients, RoundPlan(3, SPEC), weighted=True)
     assert [(cluster.node, len(cluster.updates.ids)) for cluster in trained] == [(1, 19), (2, 1)]
-    examined = [criterion.examine(cluster, state, clients, Round(3, SPEC)) for cluster in trained]
+    examined = [
+        criterion.examine(cluster, state, clients, RoundPlan(3, SPEC)) for cluster in trained
+    ]
     assert [len(cluster.events) for cluster in examined] == [1, 0]
-    whole = clients.train([19], params[None], [0], Round(3, SPEC))
+    whole = clients.train([19], params[None], [0], RoundPlan(3, SPEC))
     torch.testing.assert_close(trained[1].updates.deltas, whole.deltas)
 
 
@@ -189,7 +197,7 @@ def test_few_clients_that_claim_few_examples_do_not_make_the_parts_small():
 def test_thresholds_of_the_other_criterion_are_refused(setting):
     (name,) = setting
     with pytest.raises(
-        ConfigError, match=rf"algorithm\.{name} .*left out: criterion = 'replicated'"
+        ConfigError, match=rf"algorithm\.{name} .*left out, since criterion = 'replicated'"
     ):
         CFL(criterion="replicated", **setting)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import ConfigError, FedAvg, LocalTraining, Scaffold
+from fedclade import ConfigError, FedAvg, LocalTraining, RunFacts, Scaffold
 from fedclade.channel import Channel, Limiting
-from fedclade.core import Limits, Round
+from fedclade.core import Limits, RoundPlan
 from fedclade.runs.churn import ChurningClients
 from fedclade.training import PERSONAL, SimulatedClients
 from tests.reference.scaffold import scaffold
@@ -72,8 +72,8 @@ def test_c_of_plain_means_is_the_mean_over_all_clients_newcomers_included():
     method, coming = Scaffold(weighted=False), ChurningClients(clients, {2: 2, 3: 2}, {})
     state = method.init(params, coming)
     for number, cohort in ((1, [0, 1]), (2, [0, 2]), (3, [1, 2])):
-        state, _ = coming.begin(method, state, Round(number, SPEC))
-        state, _ = method.step(state, cohort, coming, Round(number, SPEC))
+        state, _ = coming.begin(method, state, RoundPlan(number, SPEC))
+        state, _ = method.step(state, cohort, coming, RoundPlan(number, SPEC))
     zeros = torch.zeros_like(params)
     mean = sum(clients.store.latest(client).get("rule/c", zeros) for client in range(4)) / 4
     torch.testing.assert_close(state.control, mean, rtol=0, atol=1e-5)
@@ -139,8 +139,8 @@ def test_c_is_the_mean_over_newcomers_too():
     method, coming = Scaffold(), ChurningClients(clients, {2: 2, 3: 2}, {})
     state = method.init(params, coming)
     for number, cohort in ((1, [0, 1]), (2, [0, 2]), (3, [1, 2])):
-        state, _ = coming.begin(method, state, Round(number, SPEC))
-        state, _ = method.step(state, cohort, coming, Round(number, SPEC))
+        state, _ = coming.begin(method, state, RoundPlan(number, SPEC))
+        state, _ = method.step(state, cohort, coming, RoundPlan(number, SPEC))
     zeros = torch.zeros_like(params)
     mean = sum(
         size / sum(SIZES) * clients.store.latest(k).get("rule/c", zeros)
@@ -174,7 +174,7 @@ def test_momentum_is_refused_and_what_is_out_of_range():
         ConfigError,
         match=re.escape("local.momentum should be 0 with the local rule 'control_variates'"),
     ):
-        Scaffold().check_training(LocalTraining(momentum=0.9))
+        Scaffold().check(RunFacts(local=LocalTraining(momentum=0.9)))
     with pytest.raises(
         ConfigError, match=re.escape("algorithm.server_lr should be greater than 0")
     ):
@@ -184,6 +184,6 @@ def test_momentum_is_refused_and_what_is_out_of_range():
 def test_who_diverges_keeps_no_control_variate():
     clients, params = simulated(world(), perceptron())
     method, spec = Scaffold(), LocalTraining(batch_size=10, lr=3e38)
-    state, log = method.step(method.init(params, clients), [0, 1], clients, Round(1, spec))
+    state, log = method.step(method.init(params, clients), [0, 1], clients, RoundPlan(1, spec))
     assert not log.losses
     assert not state.control.any()

@@ -107,7 +107,8 @@ def test_a_criterion_of_ones_own_can_end_a_run():
 )
 def test_a_proposal_that_is_no_two_groups_is_refused(groups):
     text = (
-        "the split of cluster 0 by InRound should be two groups of its clients that replied, each in one of them, "
+        "the split of cluster 0 by InRound should be two groups of clients of this cluster "
+        "that replied, with no client in both, "
         f"got {groups}"
     )
     with pytest.raises(ConfigError, match=re.escape(text)):
@@ -117,7 +118,9 @@ def test_a_proposal_that_is_no_two_groups_is_refused(groups):
 def test_clients_that_did_not_reply_cannot_be_split():
     with pytest.raises(
         ConfigError,
-        match=re.escape("by AllMembers should be two groups of its clients that replied"),
+        match=re.escape(
+            "by AllMembers should be two groups of clients of this cluster that replied"
+        ),
     ):
         played(CFL(criterion=AllMembers()), 1, OneReplies(clients_of(0)))
 
@@ -136,7 +139,7 @@ class AllMembers(InRound):
     [("eps1", 0.1), ("eps2", 2.0), ("gamma_max", 0.1), ("split_rounds", (3,)), ("level", 0.5)],
 )
 def test_options_of_the_other_criteria_are_refused(option, value):
-    text = f"algorithm.{option} should be left out: the criterion InRound has its own options, and decides alone, "
+    text = f"algorithm.{option} should be left out, since the criterion InRound does not use it, "
     with pytest.raises(ConfigError, match=re.escape(f"{text}got {value!r}")):
         CFL(criterion=InRound(), **{option: value})
 
@@ -152,10 +155,10 @@ def test_what_is_no_criterion_is_refused(value, got):
 
 
 def test_a_criterion_states_what_it_needs():
-    assert CFL(criterion=InRound()).needs_updates
-    assert not CFL(criterion=Thresholds()).needs_updates
-    assert not CFL(criterion="replicated").needs_updates
-    assert CFL(criterion=Thresholds(similarity="gradients")).asks_for_gradients
+    assert CFL(criterion=InRound()).requires.updates
+    assert not CFL(criterion=Thresholds()).requires.updates
+    assert not CFL(criterion="replicated").requires.updates
+    assert CFL(criterion=Thresholds(similarity="gradients")).requires.gradients
 
 
 def test_the_config_of_a_run_describes_the_criterion_and_a_config_cannot_name_it():

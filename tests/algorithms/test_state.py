@@ -58,5 +58,8 @@ def test_tensors_keep_their_dtype_and_their_place():
 
 
 def test_the_state_of_another_class_is_one_clear_error():
-    with pytest.raises(CheckpointError, match="not a Kept, which differs in checks"):
+    with pytest.raises(
+        CheckpointError,
+        match="not a Kept: these fields are in only one of the two: checks; continue",
+    ):
         Kept.from_tensors(TREE, {"checks": torch.ones(1)})

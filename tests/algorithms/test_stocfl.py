@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, LocalTraining, StoCFL
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from tests.reference.fedavg import as_numpy
 from tests.reference.stocfl import stochastic_cfl
 from tests.tiny import Metered, ScriptedClients, federation_of, linear, play, simulated
@@ -69,7 +69,7 @@ def test_clusters_are_united_as_they_are_sampled_and_the_larger_goes_on():
     state = algorithm.init(torch.zeros(2), clients)
     steps = []
     for number, cohort in enumerate([[0, 2, 4], [1], [0, 1, 3]], start=1):
-        state, log = algorithm.step(state, cohort, clients, Round(number, SPEC))
+        state, log = algorithm.step(state, cohort, clients, RoundPlan(number, SPEC))
         steps.append((state.tree, [(event.kind, event.node) for event in log.events]))
     first, second, third = (tree for tree, _ in steps)
     assert clusters(first) == {(0, 4), (2,)}
@@ -91,21 +91,23 @@ def test_a_newcomer_to_a_run_joins_what_is_near_enough_or_gets_the_global_model(
     clients = ScriptedClients(PSI | {7: [1.0, 0.15], 8: [-1.0, 0.0]})
     algorithm = StoCFL(tau=0.9)
     state = algorithm.init(torch.zeros(2), ScriptedClients(PSI))
-    assert [each.node for each in algorithm.assign(state.tree, [7], clients, Round(1, SPEC))] == [0]
-    state, _ = algorithm.step(state, range(5), ScriptedClients(PSI), Round(1, SPEC))
-    near, far = algorithm.assign(state.tree, [7, 8], clients, Round(4, SPEC))
+    assert [
+        each.node for each in algorithm.assign(state.tree, [7], clients, RoundPlan(1, SPEC))
+    ] == [0]
+    state, _ = algorithm.step(state, range(5), ScriptedClients(PSI), RoundPlan(1, SPEC))
+    near, far = algorithm.assign(state.tree, [7, 8], clients, RoundPlan(4, SPEC))
     assert (near.node, near.fits, far.node) == (state.tree.leaf_of[0], True, 0)
 
 
 def test_newcomers_to_a_running_run_are_observed_when_they_are_sampled():
     algorithm = StoCFL(tau=0.9)
     few = ScriptedClients({client: PSI[client] for client in (0, 2)})
-    state, _ = algorithm.step(algorithm.init(torch.zeros(2), few), [0, 2], few, Round(1, SPEC))
+    state, _ = algorithm.step(algorithm.init(torch.zeros(2), few), [0, 2], few, RoundPlan(1, SPEC))
     clients = ScriptedClients(PSI)
-    state, events = algorithm.join(state, [1, 3, 4], clients, Round(2, SPEC))
+    state, events = algorithm.join(state, [1, 3, 4], clients, RoundPlan(2, SPEC))
     assert [(event.kind, event.node) for event in events] == [("joined", 0)]
-    assert algorithm.serve(state, clients)[3] == 0
-    state, _ = algorithm.step(state, range(5), clients, Round(2, SPEC))
+    assert algorithm.models_for(state, clients).nodes[3] == 0
+    state, _ = algorithm.step(state, range(5), clients, RoundPlan(2, SPEC))
     assert clusters(state.tree) == {(0, 1, 4), (2, 3)}
 
 

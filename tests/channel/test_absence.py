@@ -9,7 +9,7 @@ from fedclade.channel.middleware import Channel
 from fedclade.core.queries import Round
 from tests.tiny import SpyClients, federation_of, linear, simulated
 
-ROUND = Round(1, LocalTraining(), require_all=True)
+ROUND = Round(1, LocalTraining())
 
 
 def spied(away: set[int]) -> tuple[SpyClients, Channel, Retrying]:
@@ -23,7 +23,7 @@ def spied(away: set[int]) -> tuple[SpyClients, Channel, Retrying]:
 
 def test_clients_that_are_away_are_sent_nothing_and_left_out_with_the_reason():
     spy, clients, retrying = spied({1, 3})
-    updates = clients.train([0, 1, 2, 3], torch.zeros(1, 28), [0] * 4, ROUND)
+    updates = clients.train([0, 1, 2, 3], torch.zeros(1, 28), [0] * 4, ROUND, require_all=True)
     assert (updates.ids, updates.left_out) == ((0, 2), {1: AWAY, 3: AWAY})
     assert [asked.ids for asked in spy.calls] == [(0, 2)], "nobody is asked again in the same round"
     (event,) = retrying.closed(1)
@@ -32,7 +32,8 @@ def test_clients_that_are_away_are_sent_nothing_and_left_out_with_the_reason():
 
 def test_nobody_there_is_an_answer_of_nobody():
     spy, clients, _ = spied({0, 1})
-    assert clients.gradients([0, 1], torch.zeros(1, 28), [0, 0], ROUND).ids == ()
+    found = clients.gradients([0, 1], torch.zeros(1, 28), [0, 0], ROUND, require_all=True)
+    assert found.ids == ()
     assert clients.evaluate([0, 1], torch.zeros(1, 28), [0, 0], "train").ids == ()
     assert not clients.ask(SubspaceQuery([0, 1], 2, per_label=False)).any()
     assert clients.ask(ShiftQuery([0, 1], 1, 0.2, by_label=False)).tolist() == [False, False]

@@ -37,7 +37,19 @@ from fedclade.channel.accounting import Release, composed_epsilon, share_at_rand
 from fedclade.channel.privacy import DifferentialPrivacy, system_noise
 from fedclade.channel.streaming import Streaming
 from fedclade.config import check_config
-from fedclade.core import SENSITIVITY, Cells, Choice, Moments, PrivateRelease, Round, UpdateQuery
+from fedclade.core import (
+    SENSITIVITY,
+    Answer,
+    Cells,
+    Choice,
+    ClientWork,
+    Delta,
+    Models,
+    Moments,
+    PrivateRelease,
+    Round,
+    TrainQuery,
+)
 from fedclade.runs import Backend
 from tests.tiny import ScriptedClients, federation_of, linear
 
@@ -87,10 +99,9 @@ def train(clients, this_round=ROUND, groups=1):
 
 
 def ask(clients, question, this_round=ROUND):
-    ids = list(range(N))
-    return clients.ask(
-        UpdateQuery(ids, "train", torch.zeros(1, S), [0] * N, this_round, question=question)
-    )
+    models = Models(torch.zeros(1, S), [0] * N)
+    work = ClientWork(reply=Answer(question))
+    return clients.ask(TrainQuery(list(range(N)), models, this_round, work))
 
 
 @pytest.mark.parametrize(
@@ -118,23 +129,23 @@ def test_what_a_section_says_is_one_model_of_privacy():
         ({"model": "both"}, "privacy.model should be 'local' or 'central', got 'both'"),
         (
             {"signature_noise": 1.0},
-            'privacy.signature_noise should be left out without model = "central", got 1.0',
+            'privacy.signature_noise should be left out unless privacy.model = "central", got 1.0',
         ),
         (
             {"signature_epsilon": 1.0},
-            'privacy.signature_epsilon should be left out without model = "central", got 1.0',
+            'privacy.signature_epsilon should be left out unless privacy.model = "central", got 1.0',
         ),
         (
             {"model": "central"},
-            'privacy.clip_norm should be set where privacy.model = "central", got None',
+            'privacy.clip_norm should be set if privacy.model = "central", got None',
         ),
         (
             {"model": "central", "clip_norm": 1.0, "level": "example"},
-            "privacy.level should be client where privacy.model = \"central\", got 'example'",
+            "privacy.level should be client if privacy.model = \"central\", got 'example'",
         ),
         (
             {"model": "central", "clip_norm": 1.0, "permute": True},
-            'privacy.permute should be false where privacy.model = "central", got True',
+            'privacy.permute should be false if privacy.model = "central", got True',
         ),
     ]:
         with pytest.raises(ConfigError, match=message):
@@ -144,7 +155,7 @@ def test_what_a_section_says_is_one_model_of_privacy():
 def test_a_network_refuses_central_privacy():
     assert check_local(None) is None
     with pytest.raises(
-        ConfigError, match=r'privacy\.model = "central" runs in a simulation alone.*"local"'
+        ConfigError, match=r'privacy\.model = "central" works only in a simulation.*"local"'
     ):
         check_local(PRIVACY)
 
@@ -180,6 +191,22 @@ def test_the_noise_on_a_sum_has_standard_deviation_z_times_c_and_repeats():
     assert noisy_sums.told() == ()
 
 
+def test_no_update_reaches_a_sink_before_it_is_clipped():
+    sinks = []
+
+    class Noting(ScriptedClients):
+        def ask(self, query, sink=None):
+            sinks.append(sink)
+            return super().ask(query)
+
+    clients = Channel(Noting(scripted().deltas), Answering(PRIVACY, keyed_noise(KEYS)))
+    models = Models(torch.zeros(1, S), [0] * N)
+    for reply in (Delta(), Answer(Moments(0, R))):
+        query = TrainQuery(list(range(N)), models, ROUND, ClientWork(reply=reply))
+        clients.ask(query, lambda _: None)
+    assert sinks == [None, None]
+
+
 def test_two_clusters_get_noise_of_their_own():
     quiet, _ = central(CentralPrivacy(clip_norm=0.5))
     one, other = train(central()[0], groups=2).sums.groups - train(quiet, groups=2).sums.groups
@@ -191,7 +218,8 @@ def test_the_sum_of_sampled_clients_is_divided_by_how_many_were_expected():
     quiet = CentralPrivacy(clip_norm=0.5)
     plain = train(central(quiet)[0]).sums.groups
     clients, noisy_sums = central(quiet, sampling=0.25)
-    sampled = train(clients, replace(ROUND, expected=dict.fromkeys(range(N), 24.0)))
+    noisy_sums.expected = dict.fromkeys(range(N), 24.0)
+    sampled = train(clients)
     torch.testing.assert_close(sampled.sums.groups, plain / 2)
     assert noisy_sums.told()[0].sampling == 0.25
 
@@ -204,7 +232,7 @@ def test_what_is_not_covered_is_refused():
         lambda: clients.ask(DescriptorQuery([0], torch.zeros(1, S), 1)),
         lambda: clients.ask(ShiftQuery([0], 1, 0.1, True)),
     ):
-        with pytest.raises(ConfigError, match="clients with differential privacy do not tell"):
+        with pytest.raises(ConfigError, match="clients with differential privacy do not reveal"):
             call()
 
 
@@ -377,21 +405,22 @@ def test_a_cluster_of_which_nobody_was_drawn_moves_by_the_noise_alone():
 def test_what_looks_at_single_updates_is_refused():
     privacy = CentralPrivacy(clip_norm=0.1)
     with pytest.raises(
-        ConfigError, match="CFL looks at updates of single clients, and the server has none"
+        ConfigError,
+        match="CFL needs the updates of single clients, but the server receives only sums",
     ):
         simulate(CFL(), linear(), federation_of([0, 0, 1, 1]), rounds=1, privacy=privacy)
-    with pytest.raises(ConfigError, match="gives the server sums alone; set stream = true"):
+    with pytest.raises(ConfigError, match="allows only sums of updates; set stream = true"):
         simulate(FedAvg(), linear(), federation_of([0, 0]), rounds=1, privacy=privacy, stream=False)
     with pytest.raises(ConfigError, match=r"privacy\.permute should be false with central privacy"):
         simulate(FedAvg(), linear(), federation_of([0, 0]), rounds=1, privacy=privacy, permute=True)
-    with pytest.raises(ConfigError, match="gives the server sums alone; set stream = true"):
+    with pytest.raises(ConfigError, match="allows only sums of updates; set stream = true"):
         train(Channel(scripted(), Answering(PRIVACY, keyed_noise(KEYS)), NoisySums(PRIVACY)))
 
 
 def test_rules_and_limits_that_look_at_single_updates_are_refused():
     privacy, why = (
         CentralPrivacy(clip_norm=0.1),
-        "rules and limits of .aggregate. look at updates of single clients",
+        "rules and limits of .aggregate. need the updates of single clients",
     )
     for aggregation in (Aggregation(rule="median"), Aggregation(largest_norm=3.0)):
         with pytest.raises(ConfigError, match=why):
@@ -407,7 +436,7 @@ def test_rules_and_limits_that_look_at_single_updates_are_refused():
 
 def test_adversaries_that_see_single_updates_are_refused_and_lies_of_others_are_clipped():
     privacy, federation = CentralPrivacy(clip_norm=0.1), federation_of([0] * 4)
-    why = r'privacy\.model = "central": adversaries of kind \'ipm\' see the updates of others, and nobody does'
+    why = r"adversaries of kind 'ipm' need the single updates of other clients, which no party receives"
     with pytest.raises(ConfigError, match=why):
         simulate(
             *(FedAvg(), linear(), federation),

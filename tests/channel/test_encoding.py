@@ -192,7 +192,7 @@ def test_there_is_no_residual_before_the_first_answer(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("residual", "why"),
     [
-        (torch.ones(299), r"it has shape \(299,\), and the model \(300,\)"),
+        (torch.ones(299), r"it should have shape \(300,\), got \(299,\)"),
         (torch.tensor([math.nan, math.inf] + [0.0] * 298), "2 of 300 entries are not finite"),
     ],
 )

@@ -40,8 +40,22 @@ from fedclade.channel.example_privacy import (
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import Replicating
 from fedclade.config import check_config
-from fedclade.core import Mixture, MoreauEnvelope
-from fedclade.core.queries import Round, UpdateQuery
+from fedclade.core import (
+    AllData,
+    ClientWork,
+    Em,
+    HeadThenBody,
+    Mixture,
+    Models,
+    MoreauEnvelope,
+    OfRounds,
+    Round,
+    SplitPart,
+    Splits,
+    Steps,
+    TrainQuery,
+)
+from fedclade.core.work import Examples
 from fedclade.data import StatisticsQuery
 from fedclade.report.tables import facts
 from fedclade.runs import check_inputs_apart
@@ -78,7 +92,7 @@ def test_the_level_of_a_config_says_whom_noise_protects():
     assert mechanism_of({**section, "level": "example"}) == ExamplePrivacy(**section)
     assert mechanism_of({}) is None
     with pytest.raises(
-        ConfigError, match=r"privacy.clip_norm should be a number where privacy.level = 'example'"
+        ConfigError, match=r"privacy.clip_norm should be a number if privacy.level = 'example'"
     ):
         mechanism_of({"level": "example"})
     with pytest.raises(
@@ -97,34 +111,39 @@ def test_the_level_of_a_config_says_whom_noise_protects():
     ("change", "rate", "steps"),
     [
         ({}, 10 / 95, 30),  # 3 epochs of ⌈95 / 10⌉ batches
-        ({"spec": LocalTraining(steps=7, batch_size=10)}, 10 / 95, 7),
-        ({"spec": LocalTraining(batch_size=100)}, 1.0, 1),
-        ({"personal_epochs": 2}, 10 / 95, 30 + 20),
-        ({"replicates": 2}, 10 / 47, 15),  # parts of 47 and 48 examples
-        ({"replicates": 4, "part_size": 20}, 4 / 20, 15),  # in batches of 4
-        ({"replicates": 4, "spec": LocalTraining(steps=7, batch_size=10)}, 10 / 23, 2),
-        ({"part": (1, 2)}, 10 / 47, 15),
+        ({"local": LocalTraining(steps=7, batch_size=10)}, 10 / 95, 7),
+        ({"local": LocalTraining(batch_size=100)}, 1.0, 1),
+        ({"steps": HeadThenBody(2)}, 10 / 95, 30 + 20),
+        ({"data": Splits(2)}, 10 / 47, 15),  # parts of 47 and 48 examples
+        ({"data": Splits(4, size=20)}, 4 / 20, 15),  # in batches of 4
+        ({"data": Splits(4), "local": LocalTraining(steps=7, batch_size=10)}, 10 / 23, 2),
+        ({"data": SplitPart(1, 2)}, 10 / 47, 15),
     ],
 )
 def test_a_query_costs_the_steps_of_its_largest_part_at_the_rate_of_its_smallest(
     change, rate, steps
 ):
-    assert noisy_steps(replace(ROUND, **change), 95) == {rate: steps}
+    assert noisy_steps(query_of(**change), 95) == {rate: steps}
+
+
+def query_of(local: LocalTraining = SPEC, params: torch.Tensor | None = None, **work) -> TrainQuery:
+    """Return a query to two clients; ``work`` are parts of what they do."""
+    vectors = torch.zeros(1, 1) if params is None else params[None]
+    this_round = replace(ROUND, local=local)
+    return TrainQuery([0, 1], Models(vectors, [0, 0]), this_round, ClientWork(**work))
 
 
 @given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 40), st.integers(1, 3))
 def test_no_part_costs_more_than_is_counted(examples, replicates, batch_size, epochs):
-    this_round = replace(
-        ROUND, spec=LocalTraining(epochs=epochs, batch_size=batch_size), replicates=replicates
-    )
-    ((rate, steps),) = noisy_steps(this_round, examples).items()
+    splits = Splits(replicates)
+    query = query_of(LocalTraining(epochs=epochs, batch_size=batch_size), data=splits)
+    ((rate, steps),) = noisy_steps(query, examples).items()
     assert 0 < rate <= 1
     assert steps >= 1
     for place in range(replicates if examples >= replicates else 0):
-        part = this_round.of_part(place) if replicates > 1 else this_round
-        ((own, taken),) = noisy_steps(
-            replace(part, part=None), len(part.examples(examples, 5))
-        ).items()
+        data, local = splits.split(place, query.local)
+        count = len(query_of(local, data=data).examples(examples, 5))
+        ((own, taken),) = noisy_steps(query_of(local), count).items()
         assert own <= rate
         assert taken <= steps
 
@@ -148,11 +167,33 @@ def test_what_a_run_states_is_at_least_what_each_client_spent(of_clients):
 # What is withheld
 
 
-def asked(change=None, **more):
+def asked(**work):
     clients, params = simulated(federation_of([0, 1]), linear())
-    this_round = replace(ROUND, **(change or {}))
     behind = Channel(clients, PrivateExamples(clients.sizes))
-    return behind.ask(UpdateQuery([0, 1], "train", params[None], [0, 0], this_round, **more))
+    return behind.ask(query_of(params=params, **work))
+
+
+class OwnSteps(Steps):
+    """Steps of a method, of which it is not declared that DP-SGD may take them."""
+
+
+class NoisyOwnSteps(Steps):
+    allows_noise = True
+
+
+class MoreOwnSteps(Steps):
+    def run(self, trainer):
+        return trainer.train()
+
+
+class NoisyHeirs(MoreOwnSteps):
+    """Steps of a class above, which are declared here, and counted nowhere."""
+
+    allows_noise = True
+
+
+class OwnExamples(Examples):
+    """Examples of a method, of which it is not known how many there are."""
 
 
 def test_training_losses_are_withheld():
@@ -162,24 +203,38 @@ def test_training_losses_are_withheld():
 
 
 @pytest.mark.parametrize(
-    ("change", "more", "told"),
+    ("work", "told"),
     [
-        ({}, {"mixture": Mixture()}, "do not tell the models of a mixture"),
+        ({"steps": Em(Mixture())}, "do not reveal the models of a mixture"),
         (
-            {},
-            {"data_rounds": [(1, 2), (1, 2)]},
-            "do not tell updates from the data of several rounds",
+            {"steps": NoisyHeirs()},
+            "the class NoisyHeirs does not declare that it trains with DP-SGD steps",
         ),
         (
-            {"rule": MoreauEnvelope(lam=1.0, steps=2, lr=0.1)},
-            {},
-            "local rule moreau_envelope takes other steps than those of DP-SGD.*or privacy.level = 'client'",
+            {"data": OfRounds({0: (1, 2), 1: (1, 2)})},
+            "do not reveal updates from the data of several rounds",
+        ),
+        (
+            {"steps": MoreauEnvelope(lam=1.0, steps=2, lr=0.1)},
+            "the local rule moreau_envelope does not train with DP-SGD steps.*set privacy.level = 'client'",
+        ),
+        (
+            {"steps": OwnSteps()},
+            "the class OwnSteps does not declare that it trains .* set allows_noise = True",
+        ),
+        (
+            {"data": OwnExamples()},
+            r"do not reveal updates trained on examples that OwnExamples selects",
         ),
     ],
 )
-def test_updates_that_are_no_noisy_steps_are_refused(change, more, told):
+def test_updates_that_are_no_noisy_steps_are_refused(work, told):
     with pytest.raises(ConfigError, match=told):
-        asked(change, **more)
+        asked(**work)
+
+
+def test_steps_of_a_method_pass_if_they_are_declared_as_those_of_dp_sgd():
+    assert asked(steps=NoisyOwnSteps(), data=AllData()).ids == (0, 1)
 
 
 def test_what_has_no_noise_is_refused_and_scores_are_not():
@@ -188,17 +243,17 @@ def test_what_has_no_noise_is_refused_and_scores_are_not():
     everybody = [0, 1], params[None], [0, 0]
     told = behind.evaluate(*everybody, "test")
     assert torch.equal(told.losses, clients.evaluate(*everybody, "test").losses)
-    with pytest.raises(ConfigError, match="do not tell gradients over all their examples"):
+    with pytest.raises(ConfigError, match="do not reveal gradients over all their examples"):
         behind.gradients(*everybody, ROUND)
-    with pytest.raises(ConfigError, match="do not tell training losses"):
+    with pytest.raises(ConfigError, match="do not reveal training losses"):
         behind.evaluate(*everybody, "train")
-    with pytest.raises(ConfigError, match="do not tell subspaces of their data"):
+    with pytest.raises(ConfigError, match="do not reveal subspaces of their data"):
         behind.ask(SubspaceQuery([0, 1], 2, False))
-    with pytest.raises(ConfigError, match="do not tell descriptors of their data"):
+    with pytest.raises(ConfigError, match="do not reveal descriptors of their data"):
         behind.ask(DescriptorQuery([0, 1], torch.zeros(1), 1))
-    with pytest.raises(ConfigError, match="do not tell shifts of their data"):
+    with pytest.raises(ConfigError, match="do not reveal shifts of their data"):
         behind.ask(ShiftQuery([0, 1], 1, 0.2, False))
-    with pytest.raises(ConfigError, match="do not tell sums of their data"):
+    with pytest.raises(ConfigError, match="do not reveal sums of their data"):
         behind.ask(StatisticsQuery([0, 1]))
 
 
@@ -212,7 +267,8 @@ def test_a_real_client_books_a_query_once_whatever_parts_it_has(tmp_path):
         clients, booked_steps(PRIVACY, ledger, "run 7", clients.sizes), Replicating(None)
     )
     client.train([0], params[None], [0], ROUND)
-    client.train([0], params[None], [0], replace(ROUND, number=4, replicates=2))
+    in_splits = ClientWork(data=Splits(2))
+    client.train([0], params[None], [0], replace(ROUND, number=4), in_splits)
     booked = [(e.run, e.round, e.noise_multiplier, e.rate, e.steps) for e in ledger.entries()]
     assert booked == [("run 7", 3, 2.0, 10 / 40, 12), ("run 7", 4, 2.0, 10 / 20, 6)]
     assert ledger.spent(1e-5) == epsilon_of_steps({(0.25, 2.0): 12, (0.5, 2.0): 6}, 1e-5)
@@ -343,11 +399,11 @@ def test_personal_parameters_are_trained_by_noisy_steps_too():
 
 
 def test_what_an_algorithm_asks_besides_is_refused():
-    with pytest.raises(ConfigError, match="do not tell training losses that IFCA asks for"):
+    with pytest.raises(ConfigError, match="do not reveal training losses that IFCA requests"):
         run_of("ifca")
-    with pytest.raises(ConfigError, match="do not tell gradients over all their examples"):
+    with pytest.raises(ConfigError, match="do not reveal gradients over all their examples"):
         run_of(CFL(similarity="gradients", eps2=1e-3, split_rounds=(1,)))
-    with pytest.raises(ConfigError, match=r"local rule .* takes other steps than those of DP-SGD"):
+    with pytest.raises(ConfigError, match=r"local rule .* does not train with DP-SGD steps"):
         run_of("scaffold", local=LocalTraining(batch_size=10))
 
 
@@ -374,7 +430,7 @@ def test_inputs_that_are_scaled_by_a_clients_own_examples_are_refused():
     """One example moves the mean, and with it the gradient of every other one."""
     clients = {str(k): (table_of(k), table_of(k)) for k in range(2)}
     scaled = federation(clients, standardize="client")
-    why = r"with standardize = 'client' it moves the mean .* set standardize = 'none'"
+    why = r"with standardize = 'client', an example changes the mean .* set standardize = 'none'"
     with pytest.raises(ConfigError, match=why):
         simulate("fedavg", "mclr", scaled, rounds=1, privacy=PRIVACY)
     with pytest.raises(ConfigError, match=why):
@@ -393,7 +449,7 @@ def test_a_vocabulary_of_the_clients_own_texts_is_refused():
     clients = {str(k): (rows, rows) for k in range(2)}
     with pytest.raises(
         ConfigError,
-        match=r"a vocabulary of the clients' own texts .* declare a schema with the words",
+        match=r"a vocabulary made from the clients' own texts.* declare a schema with the words",
     ):
         simulate("fedavg", "lstm", federation(clients), rounds=1, privacy=PRIVACY)
     words = DataSchema(words=("<pad>", "<unk>", "film", "bad"))

@@ -10,6 +10,7 @@ import torch
 from fedclade import CFL, ConfigError, LocalTraining, Signature, UpdateError, simulate
 from fedclade.channel.middleware import Channel
 from fedclade.channel.retry import CORRUPTIONS, FaultInjection, Faults, spoil
+from fedclade.core import ClientWork, NoReply, Proximal
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from tests.tiny import (
@@ -33,13 +34,10 @@ def scripted() -> ScriptedClients:
     return ScriptedClients(dict(enumerate(deltas.tolist())))
 
 
-def left_out(
-    faults=HALF, ids=range(N), this_round=ROUND, keys=KEYS, what="train"
-) -> dict[int, str]:
+def left_out(faults=HALF, ids=range(N), this_round=ROUND, keys=KEYS, work=None) -> dict[int, str]:
     faulty = Channel(scripted(), FaultInjection(faults, keys, 4))
-    return dict(
-        getattr(faulty, what)(list(ids), torch.zeros(1, 4), [0] * len(ids), this_round).left_out
-    )
+    updates = faulty.train(list(ids), torch.zeros(1, 4), [0] * len(ids), this_round, work)
+    return dict(updates.left_out)
 
 
 @pytest.mark.parametrize("name", ["dropout", "slow", "corrupt"])
@@ -119,7 +117,8 @@ def test_who_is_absent_is_not_asked_and_the_others_have_their_models():
     spy = SpyClients(scripted())
     faulty = Channel(spy, FaultInjection(HALF, KEYS, 4))
     models = torch.arange(float(N))[:, None].expand(N, 4)
-    updates = faulty.train(range(N), models, range(N), ROUND, anchors=list(range(N))[::-1])
+    work = ClientWork(steps=Proximal(1.0))
+    updates = faulty.train(range(N), models, range(N), ROUND, work, anchors=list(range(N))[::-1])
     absent = {client for client, why in updates.left_out.items() if why in (DROPPED_OUT, TOO_LATE)}
     assert set(spy.calls[0].ids) == set(range(N)) - absent
     assert all(float(model[0]) == client for client, model in spy.calls[0].models.items())
@@ -137,9 +136,9 @@ def test_when_all_are_absent_nobody_is_asked():
 
 
 def test_what_does_not_travel_does_not_arrive_corrupt():
-    at_home = replace(ROUND, communicates="nothing")
-    assert left_out(Faults(corrupt=1.0), this_round=at_home) == {}
-    assert len(left_out(Faults(dropout=1.0), this_round=at_home)) == N
+    at_home = ClientWork(reply=NoReply())
+    assert left_out(Faults(corrupt=1.0), work=at_home) == {}
+    assert len(left_out(Faults(dropout=1.0), work=at_home)) == N
 
 
 def test_who_drops_out_has_received_a_model_and_sent_nothing():
@@ -163,8 +162,8 @@ def test_an_answer_to_a_retry_is_the_one_that_would_have_come():
         clients, FaultInjection(Faults(dropout=0.8), KEYS, clients.layout.n_parameters)
     )
     attended = Attended(faulty, retries=50)
-    asked = (range(16), params[None], [0] * 16, replace(ROUND, require_all=True))
-    updates = attended.train(*asked)
+    asked = (range(16), params[None], [0] * 16, ROUND)
+    updates = attended.train(*asked, require_all=True)
     assert torch.equal(updates.deltas, clients.train(*asked).deltas)
     assert sum(event.kind == "retried" for event in attended.closed(3)) > 3
 
@@ -217,6 +216,6 @@ def test_a_run_whose_faults_never_happen_is_the_run_without():
 
 def test_a_run_in_which_nobody_answers_ends_with_an_error():
     with pytest.raises(
-        UpdateError, match="round 1: nobody answered, though asked 3 times: client 0: dropped out"
+        UpdateError, match="round 1: no client replied to any of 3 queries: client 0: dropped out"
     ):
         run_of(Faults(dropout=1.0))

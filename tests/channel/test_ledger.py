@@ -162,7 +162,7 @@ def test_a_client_that_is_killed_has_booked_all_that_it_sent(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"format": 7}, "format 7, expected 1"),
+        ({"format": 7}, "format version of a privacy ledger should be 1, got 7"),
         ({"entries": 5}, "TypeError"),
         ({"entries": [{"run": "r", "round": 1}]}, "missing 2 required"),
         (

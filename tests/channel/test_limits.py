@@ -18,15 +18,24 @@ from fedclade.channel.limits import StartModel
 from fedclade.core import (
     OWN,
     Clients,
+    ClientWork,
+    DistanceToAnchor,
+    Em,
     Evaluation,
     EvaluationQuery,
+    FromStored,
     Limits,
+    LocalModel,
     LocalTraining,
     Mixture,
+    Models,
+    NoReply,
+    OfRounds,
     Query,
     R,
     Round,
-    UpdateQuery,
+    Sink,
+    TrainQuery,
     Updates,
 )
 from tests.tiny import federation_of, perceptron
@@ -54,8 +63,8 @@ class Sending(Clients):
     def sizes(self) -> Mapping[int, int]:
         return {client: self._sizes.get(client, 1) for client in self.ids}
 
-    def ask(self, query: Query[R], /) -> R:
-        assert isinstance(query, UpdateQuery)
+    def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
+        assert isinstance(query, TrainQuery)
         ids = [client for client in query.ids if client in self.norms]
         deltas = torch.tensor([[self.norms[client], 0.0, self.buffers] for client in ids])
         sizes = [self.sizes[client] for client in ids]
@@ -67,12 +76,13 @@ def query_of(
     rows: Sequence[int] | None = None,
     models: Tensor | None = None,
     number: int = 1,
-) -> Any:
+    *,
+    work: ClientWork | None = None,
+    anchors: Sequence[int] | None = None,
+) -> TrainQuery:
     models = torch.zeros(3, D + 1) if models is None else models
-    spec = LocalTraining()
-    return UpdateQuery(
-        list(ids), "train", models, list(rows or [0] * len(ids)), Round(number, spec)
-    )
+    sent = Models(models, list(rows or [0] * len(ids)), anchors)
+    return TrainQuery(list(ids), sent, Round(number, LocalTraining()), work or ClientWork())
 
 
 def limited(norms: Mapping[int, float], limits: Limits | None = None, **more: Any) -> Updates:
@@ -86,7 +96,7 @@ def under(
 ) -> Updates:
     sending = Sending(norms, more.pop("buffers", 0.0), more.pop("sizes", None))
     limiting = limiting or Limiting(limits, D, lambda: sending.sizes)
-    return limiting.updates(more.pop("query", query_of(sending.ids)), sending.ask)
+    return Channel(sending, limiting).ask(more.pop("query", query_of(sending.ids)))
 
 
 LONG = Limits(largest_norm=20.0)
@@ -99,7 +109,7 @@ def test_who_is_asked_again_alone_is_measured_by_the_others():
     assert first.ids == (0, 1, 3)
     again = under(LONG, {2: 900.0}, limiting)
     assert again.ids == ()
-    assert again.left_out == {2: "norm 900, more than 20 times its cluster's median, 1"}
+    assert again.left_out == {2: "norm 900, more than 20 times the median norm of its cluster, 1"}
     # nothing to measure it by
     alone = under(LONG, {2: 900.0}, limiting, query=query_of([2], number=2))
     assert alone.ids == (2,)
@@ -120,7 +130,7 @@ def test_clusters_are_measured_each_by_itself_whatever_the_query():
 def test_in_a_cluster_of_two_the_measure_is_the_model_or_all_others():
     models = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     found = limited({0: 1.0, 1: 41.0}, query=query_of([0, 1], models=models))
-    assert found.left_out == {1: "norm 41, more than 20 times what it began with, 2"}
+    assert found.left_out == {1: "norm 41, more than 20 times the norm of its start model, 2"}
     norms = {2: 3.0, 3: 3.0, 4: 3.0, 0: 1.0, 1: 41.0}
     assert limited(norms, query=query_of(list(norms), [1, 1, 1, 0, 0], models)).left_out == {}
 
@@ -134,7 +144,7 @@ def test_buffers_are_measured_by_themselves():
     )
     query = query_of([3], models=models)
     assert under(LONG, {3: 1.0}, limiting, buffers=11.0, query=query).left_out == {
-        3: "norm of its buffers 11, more than 20 times its cluster's median, 0.5"
+        3: "norm of its buffers 11, more than 20 times the median norm of its cluster, 0.5"
     }
 
 
@@ -159,7 +169,7 @@ def test_what_is_shortened_keeps_its_direction():
     found = limited({0: 1.0, 1: 1.0, 2: 1.0, 3: -10.0}, CLIPPED)
     torch.testing.assert_close(found.required_deltas[3], torch.tensor([-5.0, 0.0, 0.0]))
     assert found.norms[3] == 5.0
-    assert found.limited == {3: "norm 10, shortened to 5 times its cluster's median, 1"}
+    assert found.limited == {3: "norm 10, scaled down to 5 times the median norm of its cluster, 1"}
     assert found.left_out == {}
 
 
@@ -175,7 +185,7 @@ def test_buffers_are_shortened_by_themselves():
     found = under(CLIPPED, {3: 1.0}, limiting, buffers=5.0, query=query_of([3], models=models))
     assert found.required_deltas.tolist() == [[1.0, 0.0, 2.5]]
     assert found.limited == {
-        3: "norm of its buffers 5, shortened to 5 times its cluster's median, 0.5"
+        3: "norm of its buffers 5, scaled down to 5 times the median norm of its cluster, 0.5"
     }
 
 
@@ -184,7 +194,9 @@ def test_a_weight_is_at_most_so_many_times_the_median_clients():
     limits = Limits(largest_weight=10.0)
     found = limited(dict.fromkeys(sizes, 1.0), limits, sizes=sizes)
     assert found.sizes.tolist() == [5, 50, 50, 1]
-    assert found.limited == {2: "weight 51, counts with 50: 10 times the median client's"}
+    assert found.limited == {
+        2: "weight 51, limited to 50: 10 times the median weight of all clients"
+    }
     limiting = Limiting(limits, D, lambda: sizes)
     assert limiting.weights(sizes) == {0: 5, 1: 50, 2: 50, 3: 1}
     assert limiting.weights({0: 10**9}) == {0: 10**9}
@@ -195,7 +207,7 @@ def test_a_weight_is_at_most_so_many_times_the_median_clients():
 class Scoring(Sending):
     """Clients that claim to have scored so many examples."""
 
-    def ask(self, query: Query[R], /) -> R:
+    def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
         assert isinstance(query, EvaluationQuery)
         examples = torch.tensor([self._sizes[client] for client in query.ids])
         nothing = torch.zeros(len(query.ids), dtype=torch.float64)
@@ -216,16 +228,17 @@ def test_what_is_said_of_a_client_is_all_said():
     limits = Limits(largest_weight=1.0, clip_above=5.0)
     found = limited({0: 1.0, 1: 1.0, 2: 10.0}, limits, sizes={2: 7})
     assert found.limited == {
-        2: "weight 7, counts with 1: 1 times the median client's; norm 10, shortened to 5 times its cluster's median, 1"
+        2: "weight 7, limited to 1: 1 times the median weight of all clients; "
+        "norm 10, scaled down to 5 times the median norm of its cluster, 1"
     }
 
 
 def test_clients_that_train_on_more_than_they_hold_are_measured_by_each_other():
     sizes, limits = dict.fromkeys(range(4), 10), Limits(largest_weight=2.0)
     sending = Sending(dict.fromkeys(range(4), 1.0), sizes={**sizes, 3: 500})
-    query = replace(query_of(range(4)), data_rounds=[(1, 2)] * 4)
+    query = query_of(range(4), work=ClientWork(data=OfRounds(dict.fromkeys(range(4), (1, 2)))))
     sending._sizes = {0: 50, 1: 50, 2: 50, 3: 500}
-    found = Limiting(limits, D, lambda: sizes).updates(query, sending.ask)
+    found = Channel(sending, Limiting(limits, D, lambda: sizes)).ask(query)
     assert found.sizes.tolist() == [50, 50, 50, 100]
 
 
@@ -241,43 +254,49 @@ def test_channels_count_with_what_limits_let_through():
 
 
 def test_updates_in_pieces_are_measured_as_they_come():
+    class InPieces(Sending):
+        def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
+            assert sink is not None
+            assert isinstance(query, TrainQuery)
+            sink(super().ask(query.select([0, 1, 2])))
+            return super().ask(query.select([3, 4]))  # type: ignore[return-value]
+
     taken: list[Updates] = []
-    query = replace(query_of(range(5)), sink=taken.append)
-
-    def ask(query: UpdateQuery) -> Updates:
-        assert query.sink is not None
-        query.sink(Sending(dict.fromkeys((0, 1, 2), 1.0)).ask(query))
-        return Sending({3: 10.0, 4: 1000.0}).ask(query)
-
-    last = Limiting(CLIPPED, D, dict).updates(query, ask)
+    clients = InPieces({**dict.fromkeys((0, 1, 2), 1.0), 3: 10.0, 4: 1000.0})
+    last = Channel(clients, Limiting(CLIPPED, D, dict)).ask(query_of(range(5)), taken.append)
     assert taken[0].limited == {}
     assert list(last.limited) == [3]
     assert list(last.left_out) == [4]
 
 
 def test_what_clients_keep_is_not_limited():
-    query = replace(query_of(range(3), [OWN] * 3), own=True)
+    work = ClientWork(start=FromStored(), store=LocalModel(), reply=NoReply())
+    query = query_of(range(3), [OWN] * 3, work=work)
     sending = Sending({0: 1.0, 1: 1.0, 2: 1e9})
-    assert Limiting(CLIPPED, D, dict).updates(query, sending.ask).ids == (0, 1, 2)
+    assert Channel(sending, Limiting(CLIPPED, D, dict)).ask(query).ids == (0, 1, 2)
 
 
 def test_what_clients_share_of_their_own_starts_from_the_anchor():
     models = torch.tensor([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0]])
-    query = replace(query_of(range(2), [OWN] * 2, models), own=True, shares=True, anchors=[1, 1])
-    found = Limiting(CLIPPED, D, dict).updates(query, Sending({0: 1.0, 1: 41.0}).ask)
-    assert found.left_out == {1: "norm 41, more than 20 times what it began with, 2"}
+    work = ClientWork(start=FromStored(), store=LocalModel(), reply=DistanceToAnchor())
+    query = query_of(range(2), [OWN] * 2, models, work=work, anchors=[1, 1])
+    found = Channel(Sending({0: 1.0, 1: 41.0}), Limiting(CLIPPED, D, dict)).ask(query)
+    assert found.left_out == {1: "norm 41, more than 20 times the norm of its start model, 2"}
 
 
 def test_models_of_a_mixture_are_measured_together():
     models = torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]])
-    query = replace(query_of(range(2), models=models), mixture=Mixture(False))
+    query = query_of(range(2), models=models, work=ClientWork(steps=Em(Mixture(False))))
 
-    def ask(query: UpdateQuery) -> Updates:
-        deltas = torch.tensor([[0.5, 0.5, 0.0, 0.0, 0.0, 0.0], [101.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
-        return Updates.received([0, 1], [1, 1], deltas, 2 * D, torch.zeros(2), 1)
+    class Mixing(Sending):
+        def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
+            deltas = torch.tensor(
+                [[0.5, 0.5, 0.0, 0.0, 0.0, 0.0], [101.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
+            )
+            return Updates.received([0, 1], [1, 1], deltas, 2 * D, torch.zeros(2), 1)  # type: ignore[return-value]
 
-    found = Limiting(CLIPPED, D, dict).updates(query, ask)
-    assert found.left_out == {1: "norm 101, more than 20 times what it began with, 5"}
+    found = Channel(Mixing({0: 1.0, 1: 101.0}), Limiting(CLIPPED, D, dict)).ask(query)
+    assert found.left_out == {1: "norm 101, more than 20 times the norm of its start model, 5"}
 
 
 def test_limits_of_a_run_are_those_that_are_set_or_that_lies_call_for():
@@ -311,8 +330,8 @@ def test_a_simulation_tells_who_was_limited(stream: bool):
     events = [event for event in run.events if event["kind"] in ("limited", "left_out")]
     assert {event["round"] for event in events} == {1, 2}
     told = {text for event in events for text in event["clients"].values()}
-    assert any(text.startswith("weight 60, counts with 24") for text in told)
-    assert any("shortened to 1.01 times" in text for text in told)
+    assert any(text.startswith("weight 60, limited to 24") for text in told)
+    assert any("scaled down to 1.01 times" in text for text in told)
     assert all(event["query"] == "train" for event in events)
     honest = simulate(FedAvg(), perceptron, federation, rounds=2, engine="loop", **settings)
     assert [event for event in honest.events if event["kind"] in ("limited", "left_out")] == []
@@ -344,7 +363,7 @@ def test_where_liars_are_most_of_a_cluster_the_median_of_all_is_what_an_update_i
     norms = {**dict.fromkeys(range(5), 1.0), 5: 40.0, 6: 40.0, 7: 1.0}
     found = under(clip, norms, query=query_of([*norms], [0] * 5 + [1] * 3, models))
     assert found.norms.tolist() == [1.0] * 5 + [5.0, 5.0, 1.0]
-    assert found.limited[5] == "norm 40, shortened to 5 times the median of all, 1"
+    assert found.limited[5] == "norm 40, scaled down to 5 times the median norm of all clients, 1"
 
 
 def test_a_whole_cluster_of_longer_updates_is_not_left_out():
@@ -360,9 +379,8 @@ def test_a_whole_cluster_of_longer_updates_is_not_left_out():
 def going_on(norms: Mapping[int, float], limits: Limits, models: Tensor) -> Updates:
     """Return what arrives from clients that each go on from a model of its own."""
     query = query_of([*norms], list(range(len(norms))), models)
-    return under(
-        limits, norms, query=replace(query, round=replace(query.round, communicates="updates"))
-    )
+    query = replace(query, models=replace(query.models, sent_before=True))
+    return under(limits, norms, query=query)
 
 
 def test_clients_that_go_on_from_models_of_their_own_are_measured_by_each_other():
@@ -371,7 +389,7 @@ def test_clients_that_go_on_from_models_of_their_own_are_measured_by_each_other(
     for models in (100.0 + torch.rand(9, D + 1), torch.full((9, D + 1), 100.0)):
         found = going_on(norms, Limits(largest_norm=20.0, clip_above=2.0), models)
         assert found.left_out.keys() == {5, 6}
-        assert found.left_out[5] == "norm 40, more than 20 times its cluster's median, 1"
+        assert found.left_out[5] == "norm 40, more than 20 times the median norm of its cluster, 1"
         assert found.norms.tolist() == [1.0] * 5 + [2.0]
 
 
@@ -379,4 +397,4 @@ def test_two_that_go_on_are_measured_by_the_models_that_they_began_with():
     models = torch.tensor([[3.0, 4.0, 0.0], [6.0, 8.0, 0.0], [0.0, 0.0, 0.0]])
     found = going_on({0: 1.0, 1: 40.0}, Limits(largest_norm=20.0, clip_above=2.0), models)
     assert found.norms.tolist() == [1.0, 10.0]
-    assert found.limited[1] == "norm 40, shortened to 2 times what it began with, 5"
+    assert found.limited[1] == "norm 40, scaled down to 2 times the norm of its start model, 5"

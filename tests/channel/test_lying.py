@@ -9,9 +9,18 @@ import pytest
 import torch
 
 from fedclade import Adversary, ConfigError, LocalTraining
-from fedclade.channel import Channel, CountSketch, Lying, Replicating, Unpacking
+from fedclade.channel import Channel, CountSketch, Lying, Replicating
 from fedclade.channel.adversary import KINDS
-from fedclade.core import ParameterTree, Round, UpdateQuery, row_norms
+from fedclade.core import (
+    ClientWork,
+    Models,
+    ParameterTree,
+    Round,
+    SplitPart,
+    Splits,
+    TrainQuery,
+    row_norms,
+)
 from tests.reference import attacks as reference
 from tests.tiny import ScriptedClients, federation_of, linear, simulated
 
@@ -29,11 +38,21 @@ def lying(kind: str, liars=LIARS, keys=KEYS, **options) -> Lying:
     return made
 
 
-def sent(kind: str, rows=None, this_round=ROUND, what="train", liars=LIARS, keys=KEYS, **options):
+def sent(
+    kind: str,
+    rows=None,
+    this_round=ROUND,
+    what="train",
+    liars=LIARS,
+    keys=KEYS,
+    work: ClientWork | None = None,
+    **options,
+):
     clients = Channel(
         ScriptedClients(dict(enumerate(DELTAS.tolist()))), lying(kind, liars, keys, **options)
     )
-    return getattr(clients, what)(list(range(N)), torch.zeros(2, D), rows or [0] * N, this_round)
+    query = list(range(N)), torch.zeros(2, D), rows or [0] * N, this_round
+    return clients.gradients(*query) if what == "gradients" else clients.train(*query, work)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("label_flip", "backdoor")])
@@ -165,10 +184,10 @@ def test_a_sleeper_behaves_until_a_cluster_of_others_is_there():
 
 
 def test_an_evasive_adversary_is_honest_only_where_parts_are_compared():
-    checked = replace(ROUND, part=(0, 4))
-    assert torch.equal(sent("sign_flip", evasive=True, this_round=checked).deltas, DELTAS)
-    for this_round in (ROUND, replace(checked, compares_parts=False)):
-        updates = sent("sign_flip", evasive=True, this_round=this_round)
+    checked = ClientWork(data=SplitPart(0, 4))
+    assert torch.equal(sent("sign_flip", evasive=True, work=checked).deltas, DELTAS)
+    for work in (None, ClientWork(data=SplitPart(0, 4, compared=False))):
+        updates = sent("sign_flip", evasive=True, work=work)
         assert torch.equal(updates.deltas[list(LIARS)], -DELTAS[list(LIARS)])
 
 
@@ -190,7 +209,7 @@ def test_what_is_too_long_to_be_used_is_left_out_as_an_honest_one_would_be():
     assert "more than 1e+18" in updates.left_out[2]
 
 
-REPLICATED = replace(ROUND, replicates=2)
+REPLICATED = ClientWork(data=Splits(2))
 
 
 @pytest.mark.parametrize(
@@ -201,8 +220,8 @@ def test_the_parts_of_a_lie_agree_with_it(kind):
     federation, sketch = federation_of([0] * N), CountSketch(0, 28, 12)
     made = Lying(Adversary(kind=kind, share=0.25), LIARS, federation.keys)
     made.begin(3)
-    clients = Channel(simulated(federation, linear())[0], made, Replicating(sketch), Unpacking())
-    updates = clients.train(list(range(N)), torch.zeros(1, 28), [0] * N, REPLICATED)
+    clients = Channel(simulated(federation, linear())[0], made, Replicating(sketch))
+    updates = clients.train(list(range(N)), torch.zeros(1, 28), [0] * N, ROUND, REPLICATED)
     assert updates.parts.shape == (N, 2, 12)
     torch.testing.assert_close(
         updates.parts.mean(1), sketch.apply(updates.deltas), rtol=1e-4, atol=1e-5
@@ -225,21 +244,22 @@ def test_the_parts_of_a_lie_agree_with_it(kind):
 def test_gaussian_parts_have_a_mean_of_the_deviation_asked_for():
     """4 parts of 8 · 40 draws: the mean has deviation 1, and four standard errors of it are 4 / √640 = 0.16."""
     everybody = tuple(range(N))
-    parts = [
-        sent("gaussian", mean=0.0, std=1.0, liars=everybody, this_round=round_of(k)).deltas
-        for k in range(4)
-    ]
+    parts = [gaussian_of(part, everybody) for part in range(4)]
     assert float(torch.stack(parts).mean(0).std()) == pytest.approx(1.0, abs=0.16)
 
 
-def round_of(part: int) -> Round:
-    return replace(ROUND, replicates=4).of_part(part)
+def gaussian_of(part: int, liars: tuple[int, ...]) -> torch.Tensor:
+    """Return the false updates from one of four parts of the data."""
+    data, local = Splits(4).split(part, ROUND.local)
+    this_round = replace(ROUND, local=local, purpose=f"train {part}")
+    work = ClientWork(data=data)
+    return sent("gaussian", mean=0.0, std=1.0, liars=liars, this_round=this_round, work=work).deltas
 
 
 def test_buffers_are_sent_as_they_are():
     class WithBuffers(ScriptedClients):
         def train(self, *args, **kwargs):
-            return replace(super().train(*args, **kwargs), n_parameters=30)
+            return super().train(*args, **kwargs).with_common(n_parameters=30)
 
     clients = Channel(WithBuffers(dict(enumerate(DELTAS.tolist()))), lying("sign_flip"))
     updates = clients.train(list(range(N)), torch.zeros(1, D), [0] * N, ROUND)
@@ -248,18 +268,17 @@ def test_buffers_are_sent_as_they_are():
 
 
 def test_a_lie_is_told_to_no_sink_before_all_are_there():
-    told = []
-    query = UpdateQuery(
-        list(range(N)), "train", torch.zeros(1, D), [0] * N, ROUND, sink=told.append
-    )
     asked = []
-    clients = ScriptedClients(dict(enumerate(DELTAS.tolist())))
 
-    def ask(query):
-        asked.append(query.sink)
-        return clients.ask(query)
+    class Noting(ScriptedClients):
+        def ask(self, query, sink=None):
+            asked.append(sink)
+            return super().ask(query)
 
-    lying("alie").updates(query, ask)
+    told = []
+    query = TrainQuery(list(range(N)), Models(torch.zeros(1, D), [0] * N), ROUND)
+    clients = Channel(Noting(dict(enumerate(DELTAS.tolist()))), lying("alie"))
+    clients.ask(query, told.append)
     assert asked == [None]
     assert told == []
 
@@ -292,11 +311,11 @@ def test_options_may_have_the_values_at_the_ends_of_their_ranges(given: dict[str
         ({"kind": "ipm", "size": 0}, r"adversary.size should be from 1 to 2\*\*53, got 0"),
         (
             {"kind": "ipm", "z": 1.0},
-            "adversary.z should be left out of kind 'ipm', which takes epsilon, knows, got 1.0",
+            "adversary.z should be left out with kind 'ipm', which has epsilon, knows, got 1.0",
         ),
         (
             {"kind": "sign_flip", "factor": 2.0},
-            "left out of kind 'sign_flip', which takes no options, got 2.0",
+            "left out with kind 'sign_flip', which has no options, got 2.0",
         ),
         ({"kind": "scaled", "factor": float("inf")}, "adversary.factor should be finite, got inf"),
         (

@@ -22,38 +22,45 @@ from fedclade.channel import (
     CountSketch,
     Lying,
     MatchingParts,
+    Middleware,
     Permutation,
-    Unpacking,
 )
 from fedclade.channel.compose import client_side
 from fedclade.channel.matching_parts import shares_of
-from fedclade.core import Round, UpdateQuery
+from fedclade.core import ClientWork, Models, Round, SplitPart, Splits, TrainQuery
 from tests.flower.grids import app_of, federated, grid_of, housed, node_of, reasons
 from tests.tiny import federation_of, perceptron, simulated
 
 N = 6
 FEDERATION = federation_of([0] * N, sizes=[24, 25, 26, 27, 28, 29])
-ROUND = Round(2, LocalTraining(batch_size=8, lr=0.1), seed=1, replicates=2)
+ROUND = Round(2, LocalTraining(batch_size=8, lr=0.1), seed=1)
+PARTS = Splits(2)
 CLIENTS, MODEL = simulated(FEDERATION, perceptron())
 D = len(MODEL)
 FALSE_MEAN = Adversary(kind="scaled", factor=-3.0, lies="signatures", share=0.1)
 
 
-def sent(
-    this_round=ROUND, adversary=None, *, dim: int = 32, permutation=None, spoil=None, sink=None
-):
+class Changing(Middleware):
+    """Middleware that changes what arrives."""
+
+    queries = (TrainQuery,)
+
+    def __init__(self, spoil) -> None:
+        self.spoil = spoil
+
+    def after(self, query, reply):
+        return reply.with_columns(deltas=self.spoil(reply.deltas.clone()))
+
+
+def sent(splits=PARTS, adversary=None, *, dim: int = 32, permutation=None, spoil=None):
     """Return what arrives of clients that train on parts, of which client 2 may be an adversary."""
     sketch = CountSketch(0, D, dim)
     lying = None if adversary is None else Lying(adversary, [2], FEDERATION.keys)
     middleware = client_side(permutation=permutation, sketch=sketch, lying=lying)
-    query = UpdateQuery(list(range(N)), "train", MODEL[None], [0] * N, this_round, sink=sink)
-    received = [MatchingParts(sketch), *([] if this_round.replicates == 1 else [Unpacking()])]
-
-    def changed(query, ask):
-        updates = ask(query)
-        return updates if spoil is None else replace(updates, deltas=spoil(updates.deltas.clone()))
-
-    return Channel(CLIENTS, *middleware, changed, *received).ask(query)
+    work = ClientWork() if splits is None else ClientWork(data=splits)
+    query = TrainQuery(list(range(N)), Models(MODEL[None], [0] * N), ROUND, work)
+    changing = [] if spoil is None else [Changing(spoil)]
+    return Channel(CLIENTS, *middleware, *changing, MatchingParts(sketch)).ask(query)
 
 
 @pytest.mark.parametrize("replicates", [2, 3, 4])
@@ -61,8 +68,7 @@ def sent(
 @pytest.mark.parametrize("dim", [4, 32, 10_000])
 def test_honest_updates_match_their_parts(replicates, part_size, dim):
     """Parts of an odd number of examples are not of one size, so they do not weigh the same."""
-    this_round = replace(ROUND, replicates=replicates, part_size=part_size)
-    found = sent(this_round, dim=dim)
+    found = sent(Splits(replicates, part_size), dim=dim)
     assert not found.left_out
     assert found.ids == tuple(range(N))
 
@@ -80,7 +86,7 @@ def test_a_false_mean_is_left_out():
     found = sent(adversary=FALSE_MEAN)
     assert found.left_out.keys() == {2}
     assert (
-        "its update is not the mean of those of its parts: their signatures differ by"
+        "the update is not the mean of the updates from the client's parts of its data: their signatures differ by"
         in found.left_out[2]
     )
     honest = sent()
@@ -109,14 +115,14 @@ def test_a_signature_that_is_not_a_number_is_left_out():
 
 
 def test_where_parts_are_not_compared_nothing_is_checked():
-    assert not sent(replace(ROUND, replicates=1), FALSE_MEAN).left_out
-    assert not sent(replace(ROUND, compares_parts=False), FALSE_MEAN).left_out
+    assert not sent(None, FALSE_MEAN).left_out
+    assert not sent(Splits(2, compared=False), FALSE_MEAN).left_out
 
 
 def test_shares_are_those_of_the_parts():
-    assert shares_of(ROUND, 5) == [3 / 5, 2 / 5]
-    assert shares_of(replace(ROUND, replicates=4, part_size=3), 13) == [1 / 4] * 4
-    assert sum(len(ROUND.of_part(0).examples(5, 0)) for _ in range(1)) == 3
+    assert shares_of(Splits(2), 5) == [3 / 5, 2 / 5]
+    assert shares_of(Splits(4, 3), 13) == [1 / 4] * 4
+    assert len(SplitPart(0, 2).of_client(5, 0, seed=1, number=2)) == 3
 
 
 SETTINGS = {"rounds": 4, "local": LocalTraining(batch_size=8, lr=0.5), "seed": 1}
@@ -148,7 +154,7 @@ def test_rcfl_leaves_it_out_over_a_network_and_no_honest_client():
     grid.nodes[node_of(4)].app = app_of(TWO, adversary=replace(FALSE_MEAN, share=0.0))
     found = reasons(federated(grid, ReplicatedCFL(), **SETTINGS))
     assert list(found) == [4]
-    assert "its update is not the mean of those of its parts" in found[4]
+    assert "the update is not the mean of the updates from the client's parts" in found[4]
 
 
 @pytest.mark.parametrize("level", ["client", "example"])

@@ -39,18 +39,11 @@ def around(direction: torch.Tensor, n: int, noise: float = 0.5, seed: int = 0) -
 ONE, OTHER = torch.eye(D)[0], torch.eye(D)[1]
 
 
-def asked(
-    updates: torch.Tensor,
-    rows: list[int],
-    *,
-    models: int = 2,
-    own: bool = False,
-    streams: bool = False,
-):
+def asked(updates: torch.Tensor, rows: list[int], *, models: int = 2, streams: bool = False):
     """Return what a server gets of clients that have taken models by rows."""
     middleware = OpposingUpdates(0.2), *([Streaming()] if streams else [])
     clients = Channel(ScriptedClients(dict(enumerate(updates.tolist()))), *middleware)
-    return clients.train(list(range(len(updates))), torch.zeros(models, D), rows, ROUND, own=own)
+    return clients.train(list(range(len(updates))), torch.zeros(models, D), rows, ROUND)
 
 
 def test_an_update_against_the_others_of_its_model_is_left_out():
@@ -59,7 +52,7 @@ def test_an_update_against_the_others_of_its_model_is_left_out():
     assert reply.ids == (0, 1, 2, 3, 5, 6, 7)
     assert reply.left_out.keys() == {4}
     assert (
-        "opposes the cluster that it chose: 4 of its 5 members, which have a mean cosine of 0.8"
+        "the update opposes the cluster that the client chose: 4 of its 5 members, which have a mean cosine of 0.8"
         in reply.left_out[4]
     )
 
@@ -176,7 +169,7 @@ def test_over_a_network_it_acts_by_default():
     settings = {"rounds": 1, "local": LOCAL, "seed": 3, "network": network_of(grid, deadline=30.0)}
     found = federated(grid, IFCA(clusters=2), "mclr", **settings)
     assert list(reasons(found)) == [adversary]
-    assert "opposes the cluster that it chose" in reasons(found)[adversary]
+    assert "the update opposes the cluster that the client chose" in reasons(found)[adversary]
     off = federated(
         grid, IFCA(clusters=2), "mclr", aggregate=Aggregation(leave_out_opposed=False), **settings
     )
@@ -189,7 +182,8 @@ def test_over_a_network_it_acts_by_default():
         (
             "cfl",
             {},
-            "aggregate.leave_out_opposed = true: clients of CFL do not choose a cluster; leave it out",
+            "aggregate.leave_out_opposed = true needs an algorithm whose clients choose their cluster, and clients of "
+            "CFL do not; leave out the setting",
         ),
         (
             "ifca",

@@ -29,7 +29,7 @@ from fedclade import (
     simulate,
 )
 from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
-from fedclade.channel import CentralPrivacy, client_side, privatizing
+from fedclade.channel import Answering, CentralPrivacy, client_side, privatizing
 from fedclade.channel.accounting import Budget, Ledger, epsilon_of
 from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.privacy import (
@@ -40,6 +40,7 @@ from fedclade.channel.privacy import (
     system_noise,
 )
 from fedclade.channel.retry import Faults
+from fedclade.core import ClientWork, Delta, Models, NoReply, Sink, TrainQuery
 from fedclade.core.errors import PrivacyError
 from fedclade.core.queries import Query, Round
 from fedclade.tasks import Task
@@ -58,6 +59,7 @@ from tests.tiny import (
 ROUND = Round(3, LocalTraining(), seed=1)
 PRIVACY = DifferentialPrivacy(clip_norm=2.0, noise_multiplier=0.5)
 N, S = 6, 400
+KEYS = {client: client for client in range(N)}
 
 
 def scripted(magnitude: float = 1.0) -> ScriptedClients:
@@ -68,19 +70,16 @@ def scripted(magnitude: float = 1.0) -> ScriptedClients:
 class Crash(Middleware):
     """Training that runs out of memory."""
 
-    def updates(self, query, ask):
+    def around(self, query, ask):
         raise MemoryError
 
 
-def asked(clients, what="train", ids=range(N), this_round=ROUND):
-    return getattr(clients, what)(list(ids), torch.zeros(1, S), [0] * len(ids), this_round)
+def asked(clients, what="train", ids=range(N), this_round=ROUND, **more):
+    return getattr(clients, what)(list(ids), torch.zeros(1, S), [0] * len(ids), this_round, **more)
 
 
 def private(privacy=PRIVACY, keys=None, magnitude=1.0) -> Channel:
-    return Channel(
-        scripted(magnitude),
-        Privatizing(privacy, keyed_noise(keys or {client: client for client in range(N)})),
-    )
+    return Channel(scripted(magnitude), Privatizing(privacy, keyed_noise(keys or KEYS)))
 
 
 @pytest.mark.parametrize(
@@ -223,9 +222,57 @@ def test_updates_and_gradients_of_one_query_have_noise_of_their_own():
 
 
 def test_what_does_not_travel_is_left_as_it_is_but_for_its_losses():
-    at_home = asked(private(), this_round=replace(ROUND, communicates="nothing"))
+    class Heedless(ScriptedClients):
+        """Clients that send their updates whatever they are to reply."""
+
+        def train(self, *query, **_):
+            return super().train(*query[:4])
+
+    clients = Channel(Heedless(scripted().deltas), Privatizing(PRIVACY, keyed_noise(KEYS)))
+    at_home = asked(clients, work=ClientWork(reply=NoReply()))
     assert torch.equal(at_home.required_deltas, torch.tensor(list(scripted().deltas.values())))
     assert at_home.losses.isnan().all()
+
+
+class WithColumn(ScriptedClients):
+    """Clients whose steps send a further number, to which no noise is added."""
+
+    def train(self, *args, **kwargs):
+        updates = super().train(*args, **kwargs)
+        return updates.with_columns(hardness=torch.ones(len(updates.ids)))
+
+
+@pytest.mark.parametrize("reply", [Delta(), NoReply()], ids=lambda reply: type(reply).__name__)
+@pytest.mark.parametrize(
+    "mechanism", [Privatizing(PRIVACY, keyed_noise(KEYS)), Answering(CentralPrivacy(clip_norm=1.0))]
+)
+def test_what_has_no_noise_does_not_leave_with_an_update(mechanism, reply):
+    clients = WithColumn(scripted().deltas)
+    work = ClientWork(reply=reply)
+    assert "hardness" in asked(clients, work=work).columns
+    assert set(asked(Channel(clients, mechanism), work=work).columns) == {
+        "sizes",
+        "losses",
+        "norms",
+        "deltas",
+    }
+
+
+def test_updates_that_arrive_early_have_noise_too():
+    class OneByOne(ScriptedClients):
+        def ask(self, query, sink=None):
+            for client in query.ids[:-1]:
+                sink(super().ask(query.select([client])))
+            return super().ask(query.select(query.ids[-1:]))
+
+    early = []
+    query = TrainQuery(list(range(N)), Models(torch.zeros(1, S), [0] * N), ROUND)
+    clients = Channel(OneByOne(scripted().deltas), Privatizing(PRIVACY, keyed_noise(KEYS)))
+    last = clients.ask(query, early.append)
+    whole = asked(private())
+    sent = torch.cat([updates.required_deltas for updates in [*early, last]])
+    assert torch.equal(sent, whole.required_deltas)
+    assert all(updates.losses.isnan().all() for updates in early)
 
 
 def test_who_is_left_out_before_stays_left_out():
@@ -234,7 +281,7 @@ def test_who_is_left_out_before_stays_left_out():
         [0, 1], torch.zeros(1, 2), [0, 0], ROUND
     )
     assert updates.ids == (1,)
-    assert updates.left_out == {0: "1 of 2 entries are NaN or infinite"}
+    assert updates.left_out == {0: "1 of 2 entries of the update are NaN or infinite"}
 
 
 def test_training_losses_are_refused_and_other_scores_are_not():
@@ -246,14 +293,14 @@ def test_training_losses_are_refused_and_other_scores_are_not():
             told.losses, clients.evaluate([0, 1], params[None], [0, 0], split).losses
         )
     with pytest.raises(
-        ConfigError, match="clients with differential privacy do not tell training losses"
+        ConfigError, match="clients with differential privacy do not reveal training losses"
     ):
         behind.evaluate([0, 1], params[None], [0, 0], "train")
-    with pytest.raises(ConfigError, match="do not tell subspaces of their data"):
+    with pytest.raises(ConfigError, match="do not reveal subspaces of their data"):
         behind.ask(SubspaceQuery([0, 1], 2, False))
-    with pytest.raises(ConfigError, match="do not tell shifts of their data"):
+    with pytest.raises(ConfigError, match="do not reveal shifts of their data"):
         behind.ask(ShiftQuery([0, 1], 1, 0.2, False))
-    with pytest.raises(ConfigError, match="do not tell descriptors of their data"):
+    with pytest.raises(ConfigError, match="do not reveal descriptors of their data"):
         behind.ask(DescriptorQuery([0, 1], params, 1))
 
 
@@ -268,7 +315,7 @@ def test_a_real_client_books_every_release(tmp_path):
         asked(client, ids=[4]).required_deltas,
         asked(client, "gradients", [4]).required_deltas,
     ]
-    asked(client, ids=[4], this_round=replace(ROUND, communicates="nothing"))
+    asked(client, ids=[4], work=ClientWork(reply=NoReply()))
     assert len(torch.cat(sent).unique()) > 0.99 * 3 * S  # of so many float32 some meet by chance
     assert [(e.run, e.round, e.releases) for e in ledger.entries()] == [("run 7", 3, 3)]
     assert ledger.spent(PRIVACY.delta) == PRIVACY.epsilon(3) == epsilon_of({0.5: 3}, 1e-5)
@@ -398,13 +445,17 @@ def test_privacy_goes_with_permutation_and_faults():
     ],
 )
 def test_an_algorithm_that_asks_for_more_is_refused_before_the_run(algorithm, what):
-    with pytest.raises(ConfigError, match=f"clients with differential privacy do not tell {what}"):
+    with pytest.raises(
+        ConfigError, match=f"clients with differential privacy do not reveal {what}"
+    ):
         run_of(algorithm)
 
 
 def test_labels_that_weigh_by_their_counts_are_refused_too():
     balanced = RunSettings(privacy=PRIVACY, task=Task(class_weights="balanced"))
-    with pytest.raises(ConfigError, match="do not tell how many examples of each label they have"):
+    with pytest.raises(
+        ConfigError, match="do not reveal how many examples of each label they have"
+    ):
         balanced.check_algorithm(FedAvg())
     replace(balanced, privacy=None).check_algorithm(FedAvg())
     replace(balanced, task=Task(class_weights=[1.0, 2.0])).check_algorithm(FedAvg())
@@ -416,7 +467,7 @@ def test_columns_scaled_by_the_sums_of_all_clients_are_refused_as_they_are_over_
         for k in range(3)
     }
     both = {name: (table, table) for name, table in tables.items()}
-    with pytest.raises(ConfigError, match="do not tell sums of their data"):
+    with pytest.raises(ConfigError, match="do not reveal sums of their data"):
         run_of(
             FedAvg(), federation=fedclade.federation(both, standardize="federated"), model="mclr"
         )
@@ -443,7 +494,7 @@ class HowManyAreThere(LongestInput):
 class Answering(Fake):
     """Clients that know the new kinds of queries."""
 
-    def ask(self, query: Query[Any], /) -> Any:
+    def ask(self, query: Query[Any], /, sink: Sink | None = None) -> Any:
         return torch.ones(len(query.ids)) if isinstance(query, LongestInput) else super().ask(query)
 
 
@@ -457,10 +508,12 @@ def test_a_new_kind_of_query_is_closed_to_private_clients(privacy: Any):
     private = Channel(clients, *client_side(privatizing(privacy, {0: 9}, {0: 0})))
     with pytest.raises(
         ConfigError,
-        match=r"refuse a LongestInput, which declares mechanism = '' and discloses = ''; declare in its class",
+        match=r"refuse queries of the class LongestInput, which declares mechanism = '' and discloses = ''; in the",
     ):
         private.ask(LongestInput([0]))
-    with pytest.raises(ConfigError, match=r"do not tell longest_input \(a DeclaredLongestInput\)"):
+    with pytest.raises(
+        ConfigError, match=r"do not reveal longest_input \(a DeclaredLongestInput\)"
+    ):
         private.ask(DeclaredLongestInput([0]))
     assert private.ask(HowManyAreThere([0])).tolist() == [1.0]
     assert Channel(clients, *client_side()).ask(LongestInput([0])).tolist() == [1.0]
@@ -468,7 +521,9 @@ def test_a_new_kind_of_query_is_closed_to_private_clients(privacy: Any):
 
 def test_clients_do_not_know_a_kind_of_query_that_they_cannot_answer():
     clients, _ = simulated(federation_of([0, 0]), perceptron())
-    with pytest.raises(ConfigError, match="these clients do not know how to answer a LongestInput"):
+    with pytest.raises(
+        ConfigError, match="clients cannot reply to a query of the class LongestInput"
+    ):
         clients.ask(LongestInput([0]))
 
 
@@ -478,7 +533,7 @@ def test_what_is_asked_besides_may_depend_on_how_many_clients_there_are():
     some.check_algorithm(ReplicatedCFL(), few)
     replace(some, client_fraction=1.0).check_algorithm(ReplicatedCFL(), few + 1)
     with pytest.raises(
-        ConfigError, match="do not tell training losses that ReplicatedCFL asks for"
+        ConfigError, match="do not reveal training losses that ReplicatedCFL requests"
     ):
         some.check_algorithm(ReplicatedCFL(), few + 1)
 
@@ -494,7 +549,7 @@ def test_a_model_with_buffers_is_warned_of(caplog):
     run_of(
         model=norm, rounds=1, federation=federation_of(TRUTH), local=LocalTraining(batch_size=12)
     )
-    assert "noise is put on 9 buffers of the model too" in caplog.text
+    assert "noise is also added to 9 buffers of the model" in caplog.text
 
 
 def test_newcomers_to_a_private_run_are_private():
@@ -502,7 +557,7 @@ def test_newcomers_to_a_private_run_are_private():
     federation = federation_of(TRUTH)
     newcomers = replace(federation, clients=federation.clients[:2], true_clusters=None)
     run = run_of(FedGroup(groups=2, pretrain_scale=2), federation=federation)
-    with pytest.raises(ConfigError, match="do not tell training losses"):
+    with pytest.raises(ConfigError, match="do not reveal training losses"):
         assign(run, newcomers, model=linear(1))
     single = run_of(federation=federation)
     assert [each.node for each in assign(single, newcomers, model=linear(1)).assignments] == [0, 0]

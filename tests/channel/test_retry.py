@@ -8,12 +8,22 @@ import torch
 
 from fedclade import LocalTraining, UpdateError
 from fedclade.algorithms import SubspaceQuery
-from fedclade.core import REJECTED_SUM, LeftOut, Released, Retried, SumRejected
+from fedclade.core import (
+    REJECTED_SUM,
+    ClientWork,
+    LeftOut,
+    NoReply,
+    Proximal,
+    Released,
+    Retried,
+    SumRejected,
+)
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT
 from tests.tiny import Attended, ScriptedClients, SpyClients, details
 
 ROUND = Round(3, LocalTraining())
+AT_HOME = ClientWork(reply=NoReply())
 MODELS = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
 DELTAS = {5: (1.0, 2.0), 2: (3.0, 4.0), 9: (5.0, 6.0)}
 
@@ -25,11 +35,11 @@ class Moody(ScriptedClients):
         self.silent, self.why = silent, why
         return self
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
+    def train(self, ids, models, assignment, this_round, work=None, **more):
         silent = self.silent[this_round.query] if this_round.query < len(self.silent) else set()
         updates = (
             super()
-            .train(ids, models, assignment, this_round)
+            .train(ids, models, assignment, this_round, work)
             .select([i for i in ids if i not in silent])
         )
         left_out = {i: self.why for i in ids if i in silent} if self.why else {}
@@ -38,9 +48,10 @@ class Moody(ScriptedClients):
     gradients = train
 
 
-def asked(clients: Moody, this_round: Round = ROUND, what: str = "train"):
+def asked(clients: Moody, this_round: Round = ROUND, what: str = "train", **more):
     attended, spy = attending(clients)
-    return getattr(attended, what)((5, 2, 9), MODELS, [0, 1, 0], this_round), attended, spy
+    updates = getattr(attended, what)((5, 2, 9), MODELS, [0, 1, 0], this_round, **more)
+    return updates, attended, spy
 
 
 def attending(clients: Moody) -> tuple[Attended, SpyClients]:
@@ -88,7 +99,7 @@ def test_a_query_that_nobody_answers_is_put_again():
 def test_one_that_insists_is_put_again_to_those_who_did_not_answer(what):
     """With the models that they have in the first place; and answers come in the order in which they were asked for."""
     clients = Moody(DELTAS).hear({5, 2}, {5})
-    updates, attended, spy = asked(clients, replace(ROUND, require_all=True), what)
+    updates, attended, spy = asked(clients, what=what, require_all=True)
     assert updates.ids == (5, 2, 9)
     assert updates.deltas.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert updates.left_out == {}
@@ -100,7 +111,13 @@ def test_one_that_insists_is_put_again_to_those_who_did_not_answer(what):
 def test_who_is_asked_again_is_pulled_to_the_same_model():
     attended, spy = attending(Moody(DELTAS).hear({2, 9}))
     attended.train(
-        (5, 2, 9), MODELS, [0, 0, 0], replace(ROUND, require_all=True), anchors=[0, 1, 0]
+        (5, 2, 9),
+        MODELS,
+        [0, 0, 0],
+        ROUND,
+        ClientWork(steps=Proximal(1.0)),
+        anchors=[0, 1, 0],
+        require_all=True,
     )
     assert torch.equal(spy.calls[1].anchors[2], MODELS[1])
     assert torch.equal(spy.calls[1].anchors[9], MODELS[0])
@@ -117,8 +134,8 @@ def test_a_round_in_which_nobody_answers_is_an_error_once_it_is_closed():
     updates, attended, _ = asked(Moody(DELTAS).hear(*[{5, 2, 9}] * 3, why=None))
     assert updates.ids == ()
     text = (
-        r"^round 3: nobody answered, though asked 3 times: client 5: dropped out \(and 2 more like it\); "
-        "raise client_fraction to ask more of them$"
+        r"^round 3: no client replied to any of 3 queries: client 5: dropped out \(and 2 more with a similar reason\); "
+        "raise client_fraction to query more clients$"
     )
     with pytest.raises(UpdateError, match=text):
         attended.closed(3)
@@ -130,30 +147,32 @@ def test_where_training_diverged_the_error_says_what_to_do():
     attended, _ = attending(Moody(deltas).hear())
     attended.train((5, 2, 9), MODELS, [0, 0, 0], ROUND)
     text = (
-        r"client 5: 1 of 2 entries are NaN or infinite \(and 1 more like it\); client 2: norm 1e\+30, more than "
-        r"1e\+18; if training diverged, lower local.lr$"
+        r"client 5: 1 of 2 entries of the update are NaN or infinite \(and 1 more with a similar reason\); "
+        r"client 2: norm 1e\+30, more than 1e\+18; if training diverged, lower local.lr$"
     )
     with pytest.raises(UpdateError, match=text):
         attended.closed(3)
 
 
 def test_what_clients_train_at_home_is_no_answer_to_a_server_that_awaits_one():
-    at_home = replace(ROUND, communicates="nothing")
     attended, _ = attending(Moody(DELTAS).hear(set(), *[{5, 2, 9}] * 3))
-    attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], ROUND, AT_HOME)
     attended.train((5, 2, 9), MODELS, [0, 0, 0], ROUND)
-    with pytest.raises(UpdateError, match="round 3: nobody answered, though asked 4 times"):
+    with pytest.raises(UpdateError, match="round 3: no client replied to any of 4 queries"):
         attended.closed(3)
 
 
 def test_where_nothing_travels_training_at_home_is_all_there_is():
-    at_home = replace(ROUND, communicates="nothing")
     attended, _ = attending(Moody(DELTAS).hear())
-    attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], ROUND, AT_HOME)
     assert attended.closed(3) == ()
-    attended, _ = attending(Moody(dict.fromkeys(DELTAS, (math.nan, 2.0))).hear())
-    attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
-    with pytest.raises(UpdateError, match="round 3: nobody answered"):
+    attended, _ = attending(Moody(DELTAS).hear(*[{5, 2, 9}] * 3, why="loss nan"))
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], ROUND, AT_HOME)
+    text = (
+        r"^round 3: no client replied to any of 3 queries: client 5: loss nan "
+        r"\(and 2 more with a similar reason\); if training diverged, lower local.lr$"
+    )
+    with pytest.raises(UpdateError, match=text):
         attended.closed(3)
 
 
@@ -204,9 +223,9 @@ def test_a_round_tells_who_sent_how_many_updates_where_that_is_asked_for():
     """At first 9 drops out; a retry brings its update. What a client trains for itself is not sent."""
     clients = Moody(DELTAS).hear({9}, why=DROPPED_OUT)
     attended = Attended(clients, tells_releases=True)
-    attended.train((5, 2, 9), MODELS, [0, 1, 0], replace(ROUND, require_all=True))
+    attended.train((5, 2, 9), MODELS, [0, 1, 0], ROUND, require_all=True)
     attended.gradients((5,), MODELS, [0], ROUND)
-    attended.train((2,), MODELS, [0], replace(ROUND, communicates="nothing"))
+    attended.train((2,), MODELS, [0], ROUND, AT_HOME)
     assert attended.closed(3)[-1] == Released(0, {2: 1, 5: 2, 9: 1})
     assert attended.closed(4) == ()
 
@@ -220,10 +239,10 @@ def test_an_answer_that_is_not_used_was_sent_all_the_same():
 class Rejected(Moody):
     """Clients of one cluster, whose sum is rejected."""
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
-        updates = super().train(ids, models, assignment, this_round)
+    def train(self, ids, models, assignment, this_round, work=None, **more):
+        updates = super().train(ids, models, assignment, this_round, work)
         silent = tuple(updates.left_out)
-        return replace(updates, events=(SumRejected(0, "train", silent, "too long"),))
+        return updates.with_common(events=(SumRejected(0, "train", silent, "too long"),))
 
 
 def test_clients_of_a_rejected_sum_are_not_asked_again_and_the_round_goes_on():
@@ -237,9 +256,7 @@ def test_clients_of_a_rejected_sum_are_not_asked_again_and_the_round_goes_on():
 
 
 def test_events_of_all_queries_are_reported_once():
-    updates, attended, _ = asked(
-        Rejected(DELTAS).hear({5, 2}, {5}), replace(ROUND, require_all=True)
-    )
+    updates, attended, _ = asked(Rejected(DELTAS).hear({5, 2}, {5}), require_all=True)
     assert updates.ids == (5, 2, 9)
     events = [event for event in attended.closed(3) if isinstance(event, SumRejected)]
     assert [event.clients for event in events] == [(5, 2), (5,), ()]

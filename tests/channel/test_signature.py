@@ -12,6 +12,7 @@ from torch import nn
 from fedclade import ConfigError, LocalTraining, Signature
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import CountSketch, Permutation, Permuting, SignSketch, Sketching
+from fedclade.core import ClientWork, Proximal
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
 from tests.tiny import ScriptedClients, SpyClients
@@ -64,7 +65,12 @@ def test_anchors_are_undone_as_all_models_are():
     inside = SpyClients(ScriptedClients({0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}))
     models = torch.arange(8.0).view(2, 4)
     Channel(inside, Permuting(P)).train(
-        [0, 1], P.apply(models), [0, 1], Round(1, LocalTraining(mu=1.0)), anchors=[1, 1]
+        [0, 1],
+        P.apply(models),
+        [0, 1],
+        Round(1, LocalTraining()),
+        ClientWork(steps=Proximal(1.0)),
+        anchors=[1, 1],
     )
     (call,) = inside.calls
     assert torch.equal(torch.stack([*call.models.values()]), models)

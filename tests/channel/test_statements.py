@@ -9,10 +9,19 @@ import torch
 
 from fedclade import Adversary, ConfigError, LocalTraining
 from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
-from fedclade.channel import Channel, CountSketch, Lying, Replicating, Unpacking
+from fedclade.channel import Channel, CountSketch, Lying, Replicating
 from fedclade.channel.adversary import LIES
 from fedclade.channel.compose import client_side
-from fedclade.core import Clients, EvaluationQuery, Query, Round, UpdateQuery
+from fedclade.core import (
+    Clients,
+    ClientWork,
+    EvaluationQuery,
+    Models,
+    Query,
+    Round,
+    Splits,
+    TrainQuery,
+)
 from fedclade.data import LabelFlip, StatisticsQuery, poison_federation
 from tests.tiny import federation_of, perceptron, simulated
 
@@ -157,11 +166,9 @@ def test_false_statistics_have_the_rarest_label_alone_and_inputs_far_off():
 
 
 def test_honest_signatures_stand_beside_a_false_mean():
-    sketch, this_round = (
-        CountSketch(0, MODELS.shape[1], MODELS.shape[1]),
-        replace(ROUND, replicates=2),
-    )
-    query = UpdateQuery(EVERYBODY, "train", MODELS[:1], [0] * N, this_round)
+    sketch = CountSketch(0, MODELS.shape[1], MODELS.shape[1])
+    models = Models(MODELS[:1], [0] * N)
+    query = TrainQuery(EVERYBODY, models, ROUND, ClientWork(data=Splits(2)))
 
     def sent(**settings):
         lying = Lying(
@@ -169,12 +176,10 @@ def test_honest_signatures_stand_beside_a_false_mean():
             ADVERSARIES,
             FEDERATION.keys,
         )
-        middleware = *client_side(sketch=sketch, lying=lying), Unpacking()
+        middleware = client_side(sketch=sketch, lying=lying)
         return Channel(simulated(FEDERATION, perceptron())[0], *middleware).ask(query)
 
-    honest = Channel(simulated(FEDERATION, perceptron())[0], Replicating(sketch), Unpacking()).ask(
-        query
-    )
+    honest = Channel(simulated(FEDERATION, perceptron())[0], Replicating(sketch)).ask(query)
     false, agreeing = sent(lies="signatures"), sent()
     torch.testing.assert_close(false.parts, honest.parts)
     torch.testing.assert_close(false.deltas[ADVERSARIES], -3 * honest.deltas[ADVERSARIES])
@@ -190,7 +195,7 @@ def test_honest_signatures_stand_beside_a_false_mean():
         ({"lies": ["shifts", "sizes"]}, "unknown adversary.lies: 'sizes'"),
         (
             {"lies": "signatures"},
-            "adversary.kind should be one of sign_flip, .* beside a false update, got ''",
+            "adversary.kind should be one of sign_flip, .* in addition to a false update, got ''",
         ),
         (
             {"lies": "signatures", "kind": "label_flip"},

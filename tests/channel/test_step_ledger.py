@@ -142,7 +142,7 @@ def test_half_a_ledger_is_no_ledger(tmp_path, share):
     path.write_bytes(half)
     with pytest.raises(
         PrivacyError,
-        match=r"the privacy ledger .*ledger.json is damaged, so what this client has spent",
+        match=r"the privacy ledger .*ledger.json is damaged, so it is unknown how much",
     ):
         StepLedger(path).book(4.0, {0.1: 5}, "run", 2)
     assert path.read_bytes() == half
@@ -151,7 +151,7 @@ def test_half_a_ledger_is_no_ledger(tmp_path, share):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"format": 7}, "format 7, expected 1"),
+        ({"format": 7}, "format version of a privacy ledger should be 1, got 7"),
         ({"steps": -3}, "-3 steps of rate 0.5"),
         ({"rate": 2.0}, "5 steps of rate 2.0"),
         ({"noise_multiplier": -1.0}, "noise multiplier -1.0"),

@@ -19,8 +19,19 @@ from fedclade import (
     simulate,
 )
 from fedclade.algorithms import Algorithm
-from fedclade.channel.middleware import Channel
-from fedclade.channel.signature import CountSketch, Sketching
+from fedclade.channel import (
+    Absence,
+    Channel,
+    CountSketch,
+    FaultInjection,
+    Faults,
+    Meter,
+    Sketching,
+    Streaming,
+    Timing,
+    Traffic,
+)
+from fedclade.core import TrainQuery
 from fedclade.core.aggregate import mean
 from fedclade.core.clients import Clients
 from fedclade.core.queries import Round
@@ -98,7 +109,7 @@ def test_no_update_outlives_its_slice():
 class Silent(ScriptedClients):
     """Clients of whom two do not answer."""
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
+    def train(self, ids, models, assignment, this_round, work=None, **more):
         updates = (
             super()
             .train(ids, models, assignment, this_round)
@@ -117,6 +128,44 @@ def test_who_does_not_answer_is_in_no_sum(at_once):
     d = torch.tensor([plain.deltas[client] for client in range(5)])
     torch.testing.assert_close(stream.sums.groups, torch.stack([4 * d[0], 5 * d[4], 9 * d[1]]))
     assert stream.sums.group.tolist() == [1, 2, 0]
+
+
+class OneByOne(ScriptedClients):
+    """Clients that reply one by one, all but the last early if there is a sink."""
+
+    def ask(self, query, /, sink=None):
+        self.early = 0
+        if sink is None or not isinstance(query, TrainQuery):
+            return super().ask(query)
+        *first, last = query.ids
+        for client in first:
+            sink(super().ask(query.select([client])))
+            self.early += 1
+        return super().ask(query.select([last]))
+
+
+def test_updates_that_arrive_early_pass_the_middleware_below():
+    """A middleware that sends queries itself passes them on by default, such as one that counts seconds."""
+    plain, sketch = scripted(), CountSketch(0, 6, 4)
+    expected = asked(Channel(plain, Sketching(sketch), Streaming()))
+    clients = OneByOne(plain.deltas, plain.sizes)
+    meter = Meter()
+    middleware = (Timing(meter), Traffic(meter), Sketching(sketch), Absence(6, None), Streaming())
+    stream = asked(Channel(clients, *middleware))
+    assert clients.early == 4
+    assert stream.ids == expected.ids
+    assert torch.equal(stream.signatures, expected.signatures)
+    torch.testing.assert_close(stream.sums.groups, expected.sums.groups)
+    assert meter.bytes_up == 5 * 6 * 4
+
+
+def test_no_update_arrives_early_where_a_middleware_needs_all():
+    clients = OneByOne(scripted().deltas, SIZES)
+    faults = FaultInjection(Faults(corrupt=1.0), dict(enumerate(range(5))), 6)
+    stream = asked(Channel(clients, faults, Streaming()))
+    assert clients.early == 0
+    assert stream.ids == ()
+    assert len(stream.left_out) == 5
 
 
 def test_evaluations_pass_through():
@@ -149,7 +198,7 @@ def played(algorithm: Algorithm, fraction: float, at_once: int | None):
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
 def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(algorithm, fraction, at_once):
     """Trees, models, criteria, similarities and cached signatures, after every round, whatever the slices."""
-    assert not algorithm.needs_updates
+    assert not algorithm.requires.updates
     plain, stream = played(algorithm, fraction, None), played(algorithm, fraction, at_once)
     for ours, theirs in zip(plain.states, stream.states, strict=True):
         assert [node.members for node in theirs.tree.nodes] == [
@@ -191,7 +240,9 @@ def test_a_method_that_compares_nothing_streams_without_sketches():
     torch.testing.assert_close(stream.tree.nodes[0].model, plain.tree.nodes[0].model)
     with pytest.raises(ConfigError, match="stream = true: signatures of kind 'full'"):
         simulate(CFL(), linear(1), federation, stream=True, **settings)
-    assert not any(kind.compares for kind in (FedAvg(), Local(), Oracle(dict(enumerate(TRUTH)))))
+    assert not any(
+        kind.requires.signatures for kind in (FedAvg(), Local(), Oracle(dict(enumerate(TRUTH))))
+    )
 
 
 @pytest.mark.parametrize(

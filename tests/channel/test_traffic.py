@@ -5,6 +5,7 @@ import torch
 
 from fedclade import LocalTraining
 from fedclade.algorithms import SubspaceQuery
+from fedclade.core import ClientWork, Delta, NoReply, Proximal
 from fedclade.core.queries import Round
 from tests.tiny import Metered, ScriptedClients
 
@@ -34,20 +35,34 @@ def test_a_second_model_travels_where_the_proximal_term_pulls_to_another_one():
     metered = Metered(ScriptedClients({0: [1, 2, 3], 1: [1, 2, 3]}))
     for mu, models_down in ((0.5, 3), (0.0, 2)):
         before = metered.meter.readings()
-        metered.train(
-            [0, 1], torch.zeros(2, 3), [0, 1], Round(1, LocalTraining(mu=mu)), anchors=[0, 0]
-        )
+        work = ClientWork(steps=Proximal(mu))
+        this_round = Round(1, LocalTraining())
+        metered.train([0, 1], torch.zeros(2, 3), [0, 1], this_round, work, anchors=[0, 0])
         assert metered.meter.since(before, seconds=1.0)["bytes_down"] == models_down * 3 * 4
 
 
 @pytest.mark.parametrize(
-    ("travels", "down", "up"), [("all", 24, 24), ("updates", 0, 24), ("nothing", 0, 0)]
+    ("sent_before", "reply", "down", "up"),
+    [
+        (False, Delta(), 24, 24),
+        (True, Delta(), 0, 24),
+        (False, NoReply(), 24, 0),
+        (True, NoReply(), 0, 0),
+    ],
 )
-def test_the_meter_counts_what_a_round_says_that_travels(travels, down, up):
+def test_the_meter_counts_what_a_query_says_that_travels(sent_before, reply, down, up):
     """Two clients, 3 float32 entries."""
     metered = Metered(ScriptedClients({0: [1, 2, 3], 1: [1, 2, 3]}))
-    this_round = Round(1, LocalTraining(mu=1.0), communicates=travels)
-    metered.train([0, 1], torch.zeros(2, 3), [0, 1], this_round, anchors=[0, 1])
+    work = ClientWork(steps=Proximal(1.0), reply=reply)
+    metered.train(
+        [0, 1],
+        torch.zeros(2, 3),
+        [0, 1],
+        Round(1, LocalTraining()),
+        work,
+        anchors=[0, 1],
+        sent_before=sent_before,
+    )
     assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (
         down,
         up,

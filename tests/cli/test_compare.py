@@ -57,7 +57,7 @@ def test_a_comparison_goes_on_when_the_figures_of_a_run_break(tmp_path, monkeypa
     )
     compare.compare(["a.toml", "b.toml"], out=Path("out"), quiet=True)
     out = capsys.readouterr().out
-    assert "no figures: KeyError: 'figure'" in out
+    assert "cannot draw the figures: KeyError: 'figure'" in out
     assert "Comparison of 2 configurations" in out
 
 
@@ -91,7 +91,8 @@ def _full(source, target):
         ),
         (
             ["run", "own.toml", "--set", "min_clients=3"],
-            "min_clients should be at most the clients of a round, 2 of 2, or no model ever moves, got 3",
+            "min_clients should be at most the number of clients that train in a round (2 of 2), since no model would "
+            "ever change otherwise, got 3",
         ),
         (
             ["run", "own.toml", "--set", "model.name=mlp", "--set", "model.hidden=0"],
@@ -99,18 +100,21 @@ def _full(source, target):
         ),
         (
             ["compare", "a b.toml", "a-b.toml"],
-            "names of their own, got 'a b' and 'a-b', which share the folder a-b",
+            "should have different names, got 'a b' and 'a-b', which would share the folder a-b",
         ),
         (["run", "own.toml", "--out", "x" * 300], "file name too long: 'xxx"),
-        (["report", "several/one", "several/../several/one"], "each run can be compared once, got"),
-        (["report", "several"], "choose one of several/one, several/two"),
+        (
+            ["report", "several/one", "several/../several/one"],
+            "each run can be compared only once, got",
+        ),
+        (["report", "several"], "choose one of the folders several/one, several/two"),
         (
             ["reproduce", "cfl-fig1-xor", "--scale", "smoke", "--out", "own.toml"],
-            "cannot make the folder own.toml",
+            "cannot create the folder own.toml",
         ),
         (
             ["reproduce", "cfl-fig1-xor", "--scale", "smoke", "--set", "seeds=x"],
-            "cfl-fig1-xor: seeds should be like [0, 1, 2",
+            "experiment cfl-fig1-xor: the setting seeds should be a value like [0, 1, 2",
         ),
     ],
 )
@@ -158,4 +162,4 @@ def test_a_report_makes_its_folder_or_says_so_before_it_is_made(tmp_path, monkey
             main()
         assert ended.value.code in (code, code or None)
     assert (tmp_path / "new" / "folder" / "page.html").is_file()
-    assert "cannot make the folder own.toml" in " ".join(capsys.readouterr().err.split())
+    assert "cannot create the folder own.toml" in " ".join(capsys.readouterr().err.split())

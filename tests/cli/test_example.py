@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import runpy
 import shutil
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def test_an_example_is_copied_with_a_config_that_reads_its_files(tmp_path: Path)
     federation = read_config(folder / "hospitals.toml").federation()
     assert len(federation.clients) == 12
     assert federation.clients[0].name == "hospital-00"
+
+
+def test_the_files_of_hospitals_are_those_that_the_script_makes(tmp_path: Path):
+    module = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "hospitals.py"))
+    module["write_hospitals"](tmp_path)
+    made = sorted((tmp_path / "hospitals").iterdir())
+    assert len(made) == 12
+    for path in made:
+        copied = EXAMPLES / "hospitals" / path.name
+        assert copied.read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
 
 
 def test_without_out_the_folder_has_the_name_of_the_example(

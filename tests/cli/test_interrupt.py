@@ -33,7 +33,9 @@ def test_one_signal_asks_and_a_second_stops_at_once(number, capfd):
             pytest.fail("the second signal did not stop it")
 
     before = [signal.getsignal(each) for each in SIGNALS]
-    with pytest.raises(RunInterrupted, match=r"^stopped at once; continue with: this$"):
+    with pytest.raises(
+        RunInterrupted, match=r"^the command was stopped at once; continue with: this$"
+    ):
         pressed_twice()
     assert [signal.getsignal(each) for each in SIGNALS] == before
 

@@ -115,7 +115,9 @@ def test_ls_lists_what_packages_add_and_what_is_wrong_with_it_in_a_line(
         for line in lines
     )
     assert any(
-        line.startswith("unfinished algorithm 'unfinished' should define init, step")
+        line.startswith(
+            "unfinished algorithm 'unfinished' should define the methods of fedclade.Algorithm, but lacks init, step"
+        )
         for line in lines
     )
     assert (
@@ -126,7 +128,7 @@ def test_ls_lists_what_packages_add_and_what_is_wrong_with_it_in_a_line(
     assert f"shallow A shallow model {package}" in command("ls", "models")[0]
     (line,) = (line for line in command("ls", "partitions")[0] if line.startswith("shallow "))
     assert line.startswith(
-        "shallow partition 'shallow' should take (pool, clients, seed), and options after a *, got"
+        "shallow partition 'shallow' should have the parameters (pool, clients, seed), and options"
     )
 
 
@@ -151,13 +153,15 @@ def test_cite_asks_what_is_not_fedclades_own_for_its_citation(
     for name in ("clusters", "users_package:Clusters"):
         assert command("cite", name) == (["@article{own2026,", "}"], "")
     assert command("cite", "shallow")[1].endswith(
-        "shallow has no citation; it should be a string with BibTeX\n"
+        "the attribute citation of shallow should be a string with BibTeX entries, but it is "
+        "missing, empty or not a string\n"
     )
     assert (
-        "unknown name to cite 'cluster'; did you mean 'clusters'?" in command("cite", "cluster")[1]
+        "unknown algorithm, data set or other component 'cluster'; did you mean 'clusters'?"
+        in command("cite", "cluster")[1]
     )
     assert (
-        "what to cite, 'users_package:Cluster' cannot be imported"
+        "cited component 'users_package:Cluster' cannot be imported"
         in command("cite", "users_package:Cluster")[1]
     )
 
@@ -168,18 +172,18 @@ def test_cite_prints_the_citations_of_a_record(command: Callable[..., tuple[list
         assert error == ""
         assert lines[:3] == ["@misc{record2026}", "", "@article{sattler2021cfl,"]
     assert command("cite", "uncited")[1].endswith(
-        "uncited does not say how to cite it: its record has no citations\n"
+        "the record of algorithm uncited should name its citations, but its field citations is empty\n"
     )
     assert (
-        "local does not say how to cite it: its record has no citations"
+        "the record of algorithm local should name its citations, but its field citations is empty"
         in command("cite", "local")[1]
     )
-    message = "unknown key of fedclade's citations 'satler2021cfl'; did you mean 'sattler2021cfl'? (known: "
+    message = "unknown BibTeX key 'satler2021cfl'; did you mean 'sattler2021cfl'? (known: "
     error = command("cite", "miscited")[1]
     assert message in error
-    assert "; or give BibTeX" in error
+    assert "; a citation should be a key in fedclade's citations.bib or a BibTeX entry" in error
     assert (
-        "unknown name to cite 'recordet'; did you mean 'recorded'?"
+        "unknown algorithm, data set or other component 'recordet'; did you mean 'recorded'?"
         in command("cite", "recordet")[1]
     )
 

@@ -128,7 +128,7 @@ def test_a_command_that_is_neither_a_function_nor_an_app_is_refused(call: Call):
     code, _, err = call("count")
     assert (code, err) == (
         2,
-        "error: command 'count' should name a function or a typer.Typer, got 3\n",
+        "error: the entry point of command 'count' should name a function or a typer.Typer, got 3\n",
     )
 
 

@@ -134,7 +134,8 @@ def test_centroid_linkage_refuses_vectors_that_are_not_finite():
     x = vectors(4, 3, 0)
     x[1, 2], x[3, 0] = torch.nan, torch.inf
     with pytest.raises(
-        UpdateError, match="updates to be clustered should be finite, got 2 that are not"
+        UpdateError,
+        match="updates to be clustered should be finite, got 2 with NaN or infinite entries",
     ):
         merge_by_centroids(x, "l1")
 
@@ -148,7 +149,9 @@ def test_an_unknown_linkage_suggests_the_nearest():
 
 
 def test_distances_that_are_not_finite_are_refused():
-    with pytest.raises(UpdateError, match="distances should be finite, got 2 that are not"):
+    with pytest.raises(
+        UpdateError, match="distances of clients should be finite, got 2 that are NaN or infinite"
+    ):
         agglomerate(np.array([1.0, np.nan, np.inf]), "average")
 
 

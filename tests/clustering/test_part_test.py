@@ -235,7 +235,7 @@ def test_power_falls_as_noise_grows():
 
 
 def test_of_many_clients_some_are_tested_and_the_others_join_them(monkeypatch):
-    monkeypatch.setattr("fedclade.clustering.part_test.LARGEST_TESTED", 16)
+    monkeypatch.setattr("fedclade.clustering.part_test.LARGEST_TESTED_BY_PARTS", 16)
     truth = [0, 1, 2] * 20
     assert is_same_partition(found(parts_of(truth, 2, 0.6, 0), 0.01).labels, np.array(truth))
 

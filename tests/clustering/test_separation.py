@@ -87,8 +87,12 @@ def test_bounds_by_hand():
     [
         ([0.1, 1.0], [0, 1], r"gammas should be in \[0, 1\), got \[1\.0\]"),
         ([0.1, float("nan")], [0, 1], r"gammas should be in \[0, 1\), got \[nan\]"),
-        ([0.1], [0, 1], "gammas should be as many as there are clients in truth, 2, got 1"),
-        ([0.1, 0.2], [3, 3], "truth should be of at least 2 distributions, got '1 distribution'"),
+        ([0.1], [0, 1], "gammas should be one number for each of the 2 clients in truth, got 1"),
+        (
+            [0.1, 0.2],
+            [3, 3],
+            "truth should be labels of at least 2 distributions, got '1 distribution'",
+        ),
     ],
 )
 def test_what_the_theorem_says_nothing_of_is_refused(gammas, truth, text):

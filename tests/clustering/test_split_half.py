@@ -139,7 +139,7 @@ def test_gamma_is_measured():
 
 
 def test_of_many_clients_a_sample_is_tested(monkeypatch):
-    monkeypatch.setattr(replication, "LARGEST_TESTED", 12)
+    monkeypatch.setattr(replication, "LARGEST_TESTED_BY_HALVES", 12)
     truth = [0, 1] * 15
     finding = find_clusters(replicates_of(grouped(truth), 0.5, 1))
     assert same_partition(finding.labels.tolist(), truth)
@@ -162,7 +162,7 @@ def test_shuffles_inside_the_present_clusters_are_those_of_the_definition(seed):
 
 
 def test_of_many_clients_a_sample_is_shuffled_inside_clusters(monkeypatch):
-    monkeypatch.setattr(replication, "LARGEST_TESTED", 18)
+    monkeypatch.setattr(replication, "LARGEST_TESTED_BY_HALVES", 18)
     truth = np.array([0, 1, 2] * 10)
     finding = find_clusters(replicates_of(grouped(truth.tolist()), 0.5, 1))
     # two of three lie together

@@ -152,16 +152,16 @@ def test_k_means_counts_equal_points():
     [
         (
             np.zeros((0, 3)),
-            "points should be an array of numbers [n, k], of at least 1 point, got float64 of shape [0, 3]",
+            "points should be an array of numbers [n, k] with at least 1 point, got float64 of shape [0, 3]",
         ),
-        (np.zeros(3), "of at least 1 point, got float64 of shape [3]"),
+        (np.zeros(3), "with at least 1 point, got float64 of shape [3]"),
         ("x", "got <U1 of shape []"),
         (None, "got object of shape []"),
         ([[1, 2], [3]], "points should be an array of numbers [n, k], got [[1, 2], [3]]"),
         (np.array([["a"]]), "got <U1 of shape [1, 1]"),
         (
             np.array([[0, 1], [np.nan, 1]]),
-            "points should be finite numbers, got array([nan,  1.]) at place 1",
+            "points should be finite numbers, got array([nan,  1.]) in row 1",
         ),
         (
             torch.zeros(2, 2, device="meta"),

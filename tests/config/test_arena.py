@@ -91,7 +91,7 @@ def test_a_method_is_ahead_only_on_folds_that_rcfl_has_run_too(arena):
         line(cell, "ditto", 1.0),
         line("cifar10", "ifca", 0.5),
     ]
-    assert arena.standings(lines) == ([], ["P(X) 8: `ifca` is 2.8 points ahead"])
+    assert arena.standings(lines) == ([], ["P(X) 8, where `ifca` is 2.8 points more accurate"])
 
 
 def test_what_rcfl_finds_is_counted_where_there_is_something_to_find(arena):
@@ -103,7 +103,7 @@ def test_what_rcfl_finds_is_counted_where_there_is_something_to_find(arena):
 
 def test_how_far_a_method_is_ahead_is_of_the_folds_that_both_have_run(arena):
     lines = [line("mnist P(X) 8", "rcfl", 0.9, seed=0), line("mnist P(X) 8", "rcfl", 0.8, seed=1)]
-    assert arena.ahead(lines, "feddrift") == "not to be compared with it yet"
+    assert arena.ahead(lines, "feddrift") == "not compared with `rcfl` yet: no fold has both"
     scores = {0: 0.92, 1: 0.83, 2: 1.0}  # 2.5 points ahead where both have run
     lines += [
         line("mnist P(X) 8", "feddrift", score, seed, megabytes=3.0, ari=1.0)
@@ -117,8 +117,8 @@ def test_how_far_a_method_is_ahead_is_of_the_folds_that_both_have_run(arena):
         line("cifar10", name, score) for name, score in {"rcfl": 0.1, "feddrift": 0.8}.items()
     ]
     assert arena.ahead(lines, "feddrift") == (
-        "ahead of it in 1 of 2 cells, by up to 2.5 points, at 2.5 times the traffic; it finds the true clusters in "
-        "3 of 4 runs"
+        "more accurate than `rcfl` in 1 of 2 cells, by up to 2.5 points, at 2.5 times the traffic. "
+        "It finds exactly the true clusters in 3 of 4 runs"
     )
 
 
@@ -165,7 +165,8 @@ def test_ranks_are_of_all_methods_that_have_run_in_all_cells_whoever_has_more_fo
     assert [*ranks.mean] == [*scores]
     assert (ranks.sets, ranks.scenarios) == (16, 16)
     told = arena.said(ranks)
-    assert "; ahead of `rcfl`: `feddrift`; ahead of `rcfl`, but not surely: `ifca`." in told
+    assert "Methods with a significantly better mean rank than `rcfl`: `feddrift`." in told
+    assert "Methods with a better mean rank, but not significantly: `ifca`." in told
 
 
 def test_ranks_are_of_the_methods_and_cells_that_have_most_runs_without_a_gap(
@@ -188,7 +189,7 @@ def test_ranks_are_of_the_methods_and_cells_that_have_most_runs_without_a_gap(
     )
     assert ranks.alike() == [("ifca", "rcfl"), ("rcfl", "cfl")]
     said = arena.picture(lines, tmp_path / "ranks.svg")
-    assert "ahead of `rcfl`, but not surely: `ifca`" in said
+    assert "Methods with a better mean rank, but not significantly: `ifca`." in said
     first = (tmp_path / "ranks.svg").read_bytes()
     arena.picture(lines, tmp_path / "ranks.svg")
     assert (tmp_path / "ranks.svg").read_bytes() == first, "same runs, same picture"

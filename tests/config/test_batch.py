@@ -41,8 +41,8 @@ def test_a_batch_goes_on_when_runs_of_it_fail(tmp_path, caplog):
     assert started == [(f"suite: {label} seed {seed}", 1) for label in "abc" for seed in (0, 1)]
     assert finished == [tmp_path / "c" / "seed-0", tmp_path / "c" / "seed-1"]
     assert batch.failures == {
-        "algorithm 'oracle' needs data whose true clusters are known; set data.shift, or with data of your own "
-        "give Oracle(true_clusters) in Python": ["suite: a seed 0", "suite: a seed 1"],
+        "algorithm 'oracle' needs data whose true clusters are known; set data.shift or, for your own data, "
+        "pass Oracle(true_clusters) in Python": ["suite: a seed 0", "suite: a seed 1"],
         "KeyError: 'name'": ["suite: b seed 0", "suite: b seed 1"],
     }
     assert "suite: b seed 0 failed" in caplog.text
@@ -116,7 +116,7 @@ def test_runs_of_fewer_rounds_go_on_only_if_they_are_wanted_and_it_is_not_too_la
 def test_a_run_that_another_process_has_made_meanwhile_is_read(tmp_path, monkeypatch):
     """It is in use when the batch comes to it, and done when the batch is through with the others."""
     configs, tries = {label: check_config(DIGITS) for label in "abc"}, list[str]()
-    whole = Batch._run
+    whole = Batch._run_one
 
     def busy(self, config, name, folder):
         tries.append(name)
@@ -125,7 +125,7 @@ def test_a_run_that_another_process_has_made_meanwhile_is_read(tmp_path, monkeyp
             raise FolderInUseError(str(folder))
         return whole(self, config, name, folder)
 
-    monkeypatch.setattr(Batch, "_run", busy)
+    monkeypatch.setattr(Batch, "_run_one", busy)
     batch = Batch(silent)
     assert [*batch.run(configs, 1, tmp_path)] == ["a", "b", "c"]
     assert (tries, batch.left) == (["a", "b", "c", "a"], [])

@@ -69,9 +69,9 @@ def test_a_folder_is_found_beside_its_config(tmp_path: Path):
     [
         (
             {"clients": 5},
-            "data.clients makes no sense with a folder, whose clients have their data already",
+            "data.clients cannot be combined with data.folder, in which the data is divided among",
         ),
-        ({"target": "y"}, "data.target makes no sense with a folder"),
+        ({"target": "y"}, "data.target cannot be combined with data.folder"),
         ({"folders": 1}, "unknown key of [data]: 'folders'; did you mean 'folder'?"),
     ],
 )
@@ -82,7 +82,7 @@ def test_other_keys_make_no_sense(data: dict[str, Any], told: str):
 
 
 def test_what_cannot_be_built_is_told(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"holds no file that ends in \.parquet, \.csv, \.tsv"):
+    with pytest.raises(DataError, match=r"contains no file that ends in \.csv, \.tsv, \.parquet"):
         Building.read(str(tmp_path))
     with pytest.raises(ConfigError, match=r"unknown key of \[data\]: 'client'"):
         Building.read("planted", ["data.client=3"])
@@ -114,7 +114,7 @@ def test_the_schema_of_files_is_written_and_taken(tmp_path: Path, monkeypatch: p
     again = call(app, ["data", "schema", "h", "--set", "data.target=back", "--out", "schema.json"])
     assert again.exit_code != 0
     with pytest.raises(
-        ConfigError, match="a schema is of tables in files, and 'digits' names none by"
+        ConfigError, match="no schema can be proposed for 'digits', which names no files"
     ):
         build_schema("digits")
     one = [
@@ -128,3 +128,18 @@ def test_the_schema_of_files_is_written_and_taken(tmp_path: Path, monkeypatch: p
     ]
     assert call(app, [*one, "--out", "again.json"]).exit_code == 0
     assert Path("again.json").read_text() == Path("schema.json").read_text()
+
+
+def test_a_schema_has_no_empty_columns_and_fills_empty_cells(tmp_path: Path):
+    rows = ["age,note,back", "4,,no", ",,yes", "4,,yes", "4,,no"]
+    (tmp_path / "h.csv").write_text("\n".join(rows) + "\n")
+    written = build_schema(str(tmp_path / "h.csv"), ["data.target=back"]).as_dict()
+    assert written["inputs"] == {"age": {"kind": "number", "fill": 4.0}}
+
+
+def test_a_folder_may_have_brackets_in_its_name(tmp_path: Path):
+    folder = tmp_path / "h[1]"
+    folder.mkdir()
+    (folder / "north.csv").write_text("age,back\n3,no\n4,yes\n5,yes\n")
+    schema = build_schema(str(folder), ["data.target=back"])
+    assert schema.as_dict()["inputs"] == {"age": "number"}

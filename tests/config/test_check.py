@@ -78,12 +78,12 @@ def test_privacy_is_read_and_there_is_none_by_default():
         ),
         (
             {"privacy": {"noise_multiplier": 2.0}},
-            "privacy.noise_multiplier should be 0 where privacy.clip_norm is not set",
+            "privacy.noise_multiplier should be 0 if privacy.clip_norm is not set",
         ),
         ({"privacy": {"clip": 1.0}}, "unknown key of [privacy]: 'clip'; did you mean 'clip_norm'?"),
         (
             {"privacy": {"clip_norm": 1.0}, "algorithm": {"name": "ifca"}},
-            "clients with differential privacy do not tell training losses that IFCA asks for",
+            "clients with differential privacy do not reveal training losses that IFCA requests",
         ),
     ],
 )
@@ -146,8 +146,7 @@ def test_what_is_wrong_with_newcomers_is_said(raw, told):
 def test_newcomers_need_a_number_of_others():
     raw = {"data": {"name": "synthetic", "partition": "natural"}, "newcomers": {"clients": 2}}
     with pytest.raises(
-        ConfigError,
-        match=r"newcomers\.clients should be 0 unless data\.clients says how many others",
+        ConfigError, match=r"newcomers\.clients should be 0 if data\.clients is left out"
     ):
         load_federation("synthetic", partition="natural", clients=None, newcomers=2)
     assert check_config({**raw, "data": {**raw["data"], "clients": 4}}).newcomers.clients == 2
@@ -248,7 +247,7 @@ def test_newcomers_are_checked_beside_wrong_data_as_far_as_that_goes():
         ),
         (
             {"name": "fedgroup", "base_directions": 10**9},
-            "algorithm.base_directions should be at most 6, as 6 clients",
+            "algorithm.base_directions should be at most 6, since 6 clients",
         ),
         (
             {"name": "ifca", "clusters": 10**9},
@@ -308,9 +307,9 @@ def test_what_is_wrong_with_parts_is_said_with_the_rest():
     with pytest.raises(ConfigError) as error:
         check_config(raw)
     for text in (
-        "freeze of [model] should be a list, each of it a string, got '3'",
+        "freeze of [model] should be a list with entries that are each a string, got '3'",
         "unknown key of [model]: 'hiden'",
-        "of of [signature] should be a list, each of it a string or a string, got 3",
+        "of of [signature] should be a list with entries that are each a string, or a string, got 3",
     ):
         assert text in str(error.value)
 

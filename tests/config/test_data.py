@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pyarrow import csv
+from pyarrow import parquet as pq
 from torch.utils.data import TensorDataset
 
 from fedclade import ConfigError, DataError, FedcladeError, Federation, Pool, federation
-from fedclade.config import check_config, read_config, read_scenario
+from fedclade.config import check_config, read_config, read_scenario, settings
 from fedclade.core import installed
 
 ROWS = "age,ward,back\n" + "".join(
@@ -33,6 +35,11 @@ def two_clients() -> dict[str, Any]:
 def some_clients(clients: int, seed: int, data_dir: Any, *, width: int = 10) -> dict[str, Any]:
     assert (seed, str(data_dir)) == (7, "here")
     return {f"client {k}": part(width) for k in range(clients)}
+
+
+def with_own_test(test: str = "random", stratify: str = "some") -> dict[str, Any]:
+    assert (test, stratify) == ("random", "none")
+    return two_clients()
 
 
 def finished(newcomers: int = 0) -> Federation:
@@ -113,9 +120,6 @@ def test_each_file_is_a_client(tmp_path: Path) -> None:
 
 
 def test_a_column_says_whose_a_row_is(tmp_path: Path) -> None:
-    from pyarrow import csv
-    from pyarrow import parquet as pq
-
     files(tmp_path, "a")
     pq.write_table(csv.read_csv(tmp_path / "a.csv"), tmp_path / "all.parquet")
     built = made(
@@ -198,6 +202,7 @@ def test_the_settings_of_tables_reach_the_reader(tmp_path: Path) -> None:
         "separator": ";",
         "decimal": ",",
         "dates": "%d/%m/%y",
+        "standardize": "none",
     }
     built = made(data | {"encoding": "ascii"})
     assert built.pool.columns is not None
@@ -218,37 +223,43 @@ def test_all_wrong_settings_of_tables_are_told_at_once(tmp_path: Path) -> None:
     [
         (
             {"partition": "iid"},
-            "data.partition makes no sense with files, whose rows belong to clients already",
+            "data.partition cannot be combined with data.files, in which the rows are divided among",
         ),
         (
             {"clients": 3, "shift": "none"},
-            "data.clients makes no sense with files, whose rows belong to clients already",
+            "data.clients cannot be combined with data.files, in which the rows are divided among",
         ),
         ({"traget": "x"}, "unknown key of [data]: 'traget'; did you mean 'target'?"),
         (
             {"target": 3},
-            "target of [data] should be a string or a list, each of it a string, got 3",
+            "target of [data] should be a string, or a list with entries that are each a string, got 3",
         ),
         ({"target": None}, "data.target should name the column to predict, got none"),
         (
             {"files": "all.csv"},
-            "files = 'all.csv' is one file; say by client = ... which column says whose a row is",
+            "files = 'all.csv' is a single file, so client should be the name of the column with",
         ),
         (
             {"inputs": ["age", "back"]},
-            "inputs should be other columns than target and client, got 'back'",
+            "inputs should name other columns than target and client, got 'back'",
         ),
         (
             {"text": "age", "inputs": ["ward"]},
-            "text = 'age' is the only input; leave out inputs = ['ward']",
+            "text should be the only input, got text = 'age' and inputs = ['ward']",
         ),
         (
             {"standardize": "all"},
-            "standardize of [data] should be 'none' or 'client' or 'federated', got 'all'",
+            "standardize of [data] should be 'auto' or 'none' or 'client' or 'federated', got 'all'",
         ),
         ({"test_fraction": 1.5}, "test_fraction should be greater than 0 and less than 1, got 1.5"),
-        ({"drop": "age"}, "drop of [data] should be a list, each of it a string, got 'age'"),
-        ({"drop": ["age", "back"]}, "drop should be columns that are not needed, got 'back'"),
+        (
+            {"drop": "age"},
+            "drop of [data] should be a list with entries that are each a string, got 'age'",
+        ),
+        (
+            {"drop": ["age", "back"]},
+            "exclude (or drop) should name columns that have no other role, got 'back'",
+        ),
         ({"seperator": ";"}, "unknown key of [data]: 'seperator'; did you mean 'separator'?"),
         (
             {"separator": ";;"},
@@ -257,7 +268,7 @@ def test_all_wrong_settings_of_tables_are_told_at_once(tmp_path: Path) -> None:
         ({"decimal": "comma"}, "decimal should be '.' or ',', got 'comma'"),
         (
             {"encoding": "excel"},
-            "encoding should be one that Python knows, such as 'cp1252' or 'utf-16', got 'excel'",
+            "encoding should be an encoding that Python knows, such as 'cp1252' or 'utf-16', got 'excel'",
         ),
         ({"dates": "%d.%m."}, "such as '%d.%m.%Y', got '%d.%m.'"),
         (
@@ -275,19 +286,14 @@ def test_what_is_wrong_with_a_section_of_files(changes: dict[str, Any], told: st
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        (
-            "a.csv",
-            "age,ward,back\n1,a,yes\n,b,no\n",
-            r"a.csv: column 'age' has an empty cell in row 2; fill it in",
-        ),
-        ("a.csv", "", r"cannot read .*a.csv: Empty CSV file"),
+        ("a.csv", "", r"a.csv is empty; remove it, or write its header and rows"),
         ("a.csv", "age,ward,back\n1\n", r"cannot read .*a.csv: CSV parse error"),
         ("a.parquet", "no", r"cannot read .*a.parquet"),
         ("a.xlsx", "no", r"a.xlsx should end in .csv, .tsv or .parquet"),
         (
             "sub/b.csv",
             ROWS,
-            r"matches several files called 'b'; a client is called as its file, so their names should",
+            r"matches several files named 'b'; each client has the name of its file, so file names",
         ),
     ],
 )
@@ -321,6 +327,13 @@ def test_a_function_is_called_with_what_it_takes() -> None:
         check_config({"data": named("some_clients", clients=3, widht=20)})
     with pytest.raises(ConfigError, match=r"width of \[data\] should be a whole number, got 'x'"):
         check_config({"data": named("some_clients", clients=3, width="x")})
+
+
+def test_arguments_of_a_function_are_saved_whatever_their_names() -> None:
+    data = named("with_own_test", test="random", stratify="none")
+    saved = check_config({"data": data}).as_dict()["data"]
+    assert (saved["test"], saved["stratify"]) == ("random", "none")
+    assert len(made(data).clients) == 2
 
 
 def test_a_function_returns_a_federation() -> None:
@@ -385,20 +398,24 @@ def test_an_installed_package_adds_data_by_a_name(monkeypatch: pytest.MonkeyPatc
         (
             named("two_clients", partition="iid"),
             {},
-            "data.partition makes no sense with 'own_data_of_tests:two_clients', ",
+            "data.partition cannot be combined with the function 'own_data_of_tests:two_clients', ",
         ),
-        (named("two_clients", clients=2), {}, "which returns a mapping of clients; leave it out"),
-        (named("finished", test_fraction=0.5), {}, "data.test_fraction makes no sense with "),
+        (
+            named("two_clients", clients=2),
+            {},
+            "which returns a mapping of clients to data and has no such",
+        ),
+        (named("finished", test_fraction=0.5), {}, "data.test_fraction cannot be combined with "),
         (
             named("finished"),
             {"newcomers": {"clients": 2}},
-            "newcomers.clients should be 0, as the Federation that",
+            "newcomers.clients should be 0, the number of newcomers of the Federation that",
         ),
         (named("fails"), {}, "data 'own_data_of_tests:fails' failed: ValueError: no such bucket"),
         (
             named("seven"),
             {},
-            "should return a Federation, or a mapping of client names to (train, test), got int",
+            "a torch Dataset, or a mapping of client names to (train, test), got int",
         ),
         (named("no_function"), {}, "should name a function that returns clients' data, got 3"),
         (named("nothing"), {}, "dataset in [data]: 'own_data_of_tests:nothing' cannot be imported"),
@@ -435,3 +452,75 @@ def test_the_data_of_the_library_can_be_augmented() -> None:
 def test_options_out_of_range_are_told_before_there_is_any_data(section, told):
     with pytest.raises(ConfigError, match=re.escape(told)):
         check_config({"data": {"name": "mnist", **section}})
+
+
+# Attributes of clients, and references.
+
+
+def test_attributes_are_read_from_a_file_beside_the_config(tmp_path: Path) -> None:
+    files(tmp_path / "hospitals")
+    (tmp_path / "sites.csv").write_text("client,country\na,Bern\nb,Oslo\n")
+    config = tmp_path / "run.toml"
+    config.write_text(
+        '[data]\nfiles = "hospitals/*.csv"\ntarget = "back"\nattributes = "sites.csv"\n'
+    )
+    checked = read_config(config)
+    assert checked.data["attributes"] == str(tmp_path / "sites.csv")
+    federation = checked.federation()
+    assert federation.attributes == {"a": {"country": "Bern"}, "b": {"country": "Oslo"}}
+
+
+def test_data_of_any_kind_may_have_attributes(tmp_path: Path) -> None:
+    (tmp_path / "sites.csv").write_text("client,country\nclient-0,Bern\n")
+    built = made({"clients": 2, "attributes": str(tmp_path / "sites.csv")})
+    assert built.attributes == {"client-0": {"country": "Bern"}}
+
+
+def test_attributes_that_are_no_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.attributes should be a file .*, got 3"):
+        check_config({"data": {"attributes": 3}})
+    missing = {**files(tmp_path / "hospitals"), "attributes": str(tmp_path / "sites.csv")}
+    with pytest.raises(DataError, match=r"attributes of clients: there is no file .*sites\.csv"):
+        made(missing)
+
+
+@pytest.mark.parametrize(
+    ("setting", "engine", "wanted"),
+    [("auto", "auto", True), ("auto", "ray", False), (False, "auto", False), (True, "ray", True)],
+)
+def test_references_of_a_small_table_are_trained_by_default(
+    tmp_path: Path, setting: Any, engine: str, wanted: bool
+) -> None:
+    config = check_config({"data": files(tmp_path / "a"), "report": {"references": setting}})
+    federation = config.federation()
+    assert config.report.wants_references(config.data, federation, engine) is wanted
+
+
+def test_references_of_other_data_are_trained_on_request_only() -> None:
+    config = check_config({"data": {"clients": 2}})
+    assert not config.report.wants_references(config.data, config.federation(), "auto")
+    assert "report" not in config.as_dict()
+    config = check_config({"data": {"clients": 2}, "report": {"references": True}})
+    assert config.as_dict()["report"] == {"references": True}
+
+
+def test_a_large_table_has_no_references_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = check_config({"data": files(tmp_path / "a")})
+    federation = config.federation()
+    monkeypatch.setattr(settings, "MOST_ROWS", 15)
+    assert not config.report.wants_references(config.data, federation, "auto")
+    monkeypatch.setattr(settings, "MOST_ROWS", 100)
+    monkeypatch.setattr(settings, "MOST_CLIENTS", 1)
+    assert not config.report.wants_references(config.data, federation, "auto")
+
+
+def test_a_setting_of_references_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"references of \[report\] .*got 'maybe'"):
+        check_config({"report": {"references": "maybe"}})
+
+
+def test_over_a_network_there_are_no_references() -> None:
+    with pytest.raises(ConfigError, match=r"report\.references should be false or left out over"):
+        check_config({"report": {"references": True}}, on_network=True)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.config import Batch
+from fedclade.config import Batch, read_config
 from fedclade.config.scenario import is_scenario, known_scales, read_scenario, read_scenarios
 from fedclade.core.errors import ConfigError
 
@@ -58,7 +58,11 @@ def test_a_scenario_is_told_from_a_config(scenario, tmp_path):
     ("old", "new", "told"),
     [
         ("rounds = 9", "seeds = 0", "seeds should be a whole number of at least 1, got 0"),
-        ("clients = 8", "clients = 8\n[algorithm]\neps2 = 1.0", "a scenario has no [algorithm]"),
+        (
+            "clients = 8",
+            "clients = 8\n[algorithm]\neps2 = 1.0",
+            "a scenario should have no section [algorithm]",
+        ),
         ("mu = 0.1", "mu = -1.0", "algorithms.prox.mu should be at least 0, or left out, got -1.0"),
         ("mu = 0.1", "nu = 0.1", "unknown key of [algorithms.prox]: 'nu'"),
         (
@@ -104,7 +108,7 @@ def test_cells_make_a_scenario_of_each_combination(tmp_path):
     few, more = read_scenarios(file)
     assert (few.name, few.folder, more.name) == ("grid 4 0.1", "grid-4-0.1", "grid 6 0.1")
     assert [each.configs["prox"].data["clients"] for each in (few, more)] == [4, 6]
-    with pytest.raises(ConfigError, match="has 2 scenarios"):
+    with pytest.raises(ConfigError, match="should have a single scenario, got 2"):
         read_scenario(file)
 
 
@@ -159,7 +163,7 @@ def test_printed_figures_are_of_groups_of_the_cells_and_of_the_file_as_it_stands
         (
             'source = "A paper"',
             "",
-            "source of [printed] should say where the figures stand, got ''",
+            "source of [printed] should state where the scores were published, got ''",
         ),
         (
             '["rounds"]',
@@ -199,22 +203,27 @@ def test_an_algorithm_whose_folder_would_lie_elsewhere_is_refused(scenario):
     )
     with pytest.raises(
         ConfigError,
-        match=r"a key of \[algorithms\]: '../x' should be a name that a folder can have",
+        match=r"a key of \[algorithms\] is invalid: label '../x' should be a valid name of a folder",
     ):
         read_scenarios(scenario)
+
+
+def test_a_scenario_is_no_config(scenario):
+    with pytest.raises(ConfigError, match=r"is a scenario: it has several \[algorithms\]; run it"):
+        read_config(scenario)
 
 
 def test_a_cell_that_is_there_twice_is_refused(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text(GRID.replace("[4, 6]", "[4, 6, 4]"))
     with pytest.raises(
-        ConfigError, match=r"data.clients of \[cells\] should be different values, got 4 twice"
+        ConfigError, match=r"data.clients of \[cells\] should list different values, got 4 more"
     ):
         read_scenarios(file)
 
 
 def test_a_batch_writes_into_its_own_folder_alone(tmp_path, scenario):
     configs = {"../x": read_scenario(scenario).configs["fedavg"]}
-    with pytest.raises(ConfigError, match=r"'../x' should be a name that a folder can have"):
+    with pytest.raises(ConfigError, match=r"'../x' should be a valid name of a folder"):
         Batch(lambda name, rounds: lambda row, tree: None).run(configs, 1, tmp_path / "runs")
     assert not (tmp_path / "x").exists()

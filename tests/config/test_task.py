@@ -49,10 +49,10 @@ def test_all_that_is_wrong_is_said_at_once():
         ({"nmae": "binary"}, "unknown key of [task]: 'nmae'; did you mean 'name'?"),
         (
             {"metrics": "auroc"},
-            "metrics of [task] should be a list, each of it a string, got 'auroc'",
+            "metrics of [task] should be a list with entries that are each a string, got 'auroc'",
         ),
-        ({"class_weights": [1, "x"]}, "class_weights of [task] should be a string or a list"),
-        ({"name": "binary", "metrics": ["r2"]}, "task.metrics: 'r2' does not fit a binary task"),
+        ({"class_weights": [1, "x"]}, "class_weights of [task] should be a string, or a list"),
+        ({"name": "binary", "metrics": ["r2"]}, "in task.metrics, 'r2' does not fit a binary task"),
     ],
 )
 def test_a_section_that_is_wrong(section: dict[str, Any], told: str):

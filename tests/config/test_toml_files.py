@@ -18,13 +18,13 @@ DEEP = 100_000
 ODD = {
     f"clients = {LONG}": "is not a TOML file",
     f"clients = -{LONG}": "is not a TOML file",
-    f"clients = 0x{LONG}": "whole numbers should have at most 64 bits, as TOML has them, got",
-    f"clients = {10**400}": "whole numbers should have at most 64 bits, as TOML has them, got 1000000",
-    f"clients = {2**63}": "whole numbers should have at most 64 bits, as TOML has them, got 9223372036854775808",
-    f"clients = {'[' * DEEP}{']' * DEEP}": "tables and lists should be at most 20 deep",
-    f"clients = {'[' * 30}{']' * 30}": "tables and lists should be at most 20 deep",
-    f"clients = {'{a = ' * 5000}1{'}' * 5000}": "tables and lists should be at most 20 deep",
-    f"{'.'.join('a' * 3000)} = 1": "tables and lists should be at most 20 deep",
+    f"clients = 0x{LONG}": "whole numbers should have at most 64 bits, as in TOML, got",
+    f"clients = {10**400}": "whole numbers should have at most 64 bits, as in TOML, got 1000000",
+    f"clients = {2**63}": "whole numbers should have at most 64 bits, as in TOML, got 9223372036854775808",
+    f"clients = {'[' * DEEP}{']' * DEEP}": "tables and lists should be nested at most 20 deep",
+    f"clients = {'[' * 30}{']' * 30}": "tables and lists should be nested at most 20 deep",
+    f"clients = {'{a = ' * 5000}1{'}' * 5000}": "tables and lists should be nested at most 20 deep",
+    f"{'.'.join('a' * 3000)} = 1": "tables and lists should be nested at most 20 deep",
 }
 
 
@@ -81,7 +81,7 @@ def test_overrides_reach_tables_within_sections():
         raw := {"data": {"drift": {"rounds": [2]}}}, ["data.drift.share=0.5", "target.auroc=0.9"]
     )
     assert raw == {"data": {"drift": {"rounds": [2], "share": 0.5}}, "target": {"auroc": 0.9}}
-    with pytest.raises(ConfigError, match=r"'data\.drift\.share' is not a section"):
+    with pytest.raises(ConfigError, match=r"'data\.drift\.share' has a value and is not a section"):
         apply_overrides(raw, ["data.drift.share.deep=1"])
-    with pytest.raises(ConfigError, match=r"takes section\.key=value"):
+    with pytest.raises(ConfigError, match=r"should have the form section\.key=value"):
         apply_overrides(raw, ["data..share=1"])

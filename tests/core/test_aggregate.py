@@ -25,7 +25,9 @@ def test_in_a_stream_the_mean_is_made_of_sums():
     """The same clients as above, in two groups of one: ((4, 2) + 3·(8, −2)) / 4."""
     sizes, none = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     sums = Sums(torch.tensor([[4.0, 2.0], [3 * 8.0, 3 * -2.0]]), torch.tensor([0, 1]))
-    updates = Updates(ids=(0, 1), sizes=sizes, losses=none, norms=none, n_parameters=2, sums=sums)
+    updates = Updates.of(
+        ids=(0, 1), sizes=sizes, losses=none, norms=none, n_parameters=2, sums=sums
+    )
     assert mean(updates).tolist() == [(1 * 4 + 3 * 8) / 4, (1 * 2 + 3 * -2) / 4]
     assert mean(updates).dtype == torch.float32
 

@@ -26,7 +26,7 @@ from fedclade.core import ConfigError
             {"rule": "median", "byzantine": -0.1},
             "aggregate.byzantine should be at least 0 and below 0.5, got -0.1",
         ),
-        ({"mixing": True}, "aggregate.mixing should be false where the rule is 'mean', got True"),
+        ({"mixing": True}, "aggregate.mixing should be false if the rule is 'mean', got True"),
         ({"radius": 0.0}, "aggregate.radius should be greater than 0, or left out, got 0.0"),
         (
             {"largest_weight": 0.5},

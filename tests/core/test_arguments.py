@@ -71,7 +71,7 @@ def test_accepts_what_the_function_takes_and_gives_it_its_type(
         ({"on": "x"}, "on of it should be true or false, got 'x'"),
         (
             {"rounds": [1, "x"]},
-            "rounds of it should be a list, each of it a whole number, got [1, 'x']",
+            "rounds of it should be a list with entries that are each a whole number, got [1, 'x']",
         ),
         ({"eps": "atuo"}, "eps of it should be a number or 'auto', got 'atuo'"),
     ],
@@ -161,7 +161,7 @@ def test_what_fits_is_let_in_as_pythons_own():
         (lambda: Setting(lr=None), "lr of Setting should be a number, got None"),
         (
             lambda: Setting(rounds=(1, None)),
-            "rounds of Setting should be a list, each of it a whole number, got (1, None)",
+            "rounds of Setting should be a list with entries that are each a whole number, got (1, None)",
         ),
         (
             lambda: Setting(on=np.arange(2)),
@@ -216,22 +216,28 @@ def entries(
         ({"texts": ["a", 3]}, "texts[1] of entries should be a string, got 3"),
         (
             {"texts": range(3)},
-            "texts of entries should be a list, each of it a string, got range(0, 3)",
+            "texts of entries should be a list with entries that are each a string, got range(0, 3)",
         ),
-        ({"texts": "abc"}, "texts of entries should be a list, each of it a string, got 'abc'"),
+        (
+            {"texts": "abc"},
+            "texts of entries should be a list with entries that are each a string, got 'abc'",
+        ),
         (
             {"where": "a\0b"},
-            "where of entries should be a path that a file can have, got 'a\\x00b': it has a null",
+            "where of entries should be a valid file path, got 'a\\x00b': the path contains a null",
         ),
         (
             {"where": "\ud800"},
-            "where of entries should be a path that a file can have, got '\\ud800': it has",
+            "where of entries should be a valid file path, got '\\ud800': the path contains",
         ),
         (
             {"where": "runs/" + "x" * 300},
-            ": a name in it has 300 bytes, and file systems take at most 255",
+            ": a name in the path has 300 bytes, but file systems allow at most 255",
         ),
-        ({"where": Path("x/" * 3000)}, ": it has 5,999 bytes, and file systems take at most 4,095"),
+        (
+            {"where": Path("x/" * 3000)},
+            ": the path has 5,999 bytes, but file systems allow at most 4,095",
+        ),
     ],
 )
 def test_entries_of_tables_and_lists_and_paths_are_checked_in_a_call(given, told):

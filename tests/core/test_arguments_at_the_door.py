@@ -199,7 +199,7 @@ COMPUTED = {
 def test_a_model_that_computes_its_weights_is_one_clear_error(name: str):
     with pytest.raises(
         ModelError,
-        match=r"'1' \(\w*Linear\) computes its weights from other parameters.*take a layer without",
+        match=r"'1' \(\w*Linear\) computes its weights from other parameters.*use a layer without",
     ):
         run_of(model=COMPUTED[name]())
 
@@ -235,7 +235,7 @@ def test_a_lazy_model_is_told_to_be_given_a_batch_first():
         (lambda: linear(), "making the model from seed 0 failed: TypeError"),
         (
             lambda seed: None,
-            "a function that makes a model should return a torch.nn.Module, got NoneType",
+            "the function that makes the model should return a torch.nn.Module, got NoneType",
         ),
         (
             lambda seed: 1 / 0,
@@ -287,7 +287,7 @@ def test_a_folder_that_no_file_system_has_is_refused_everywhere(folder: str, tmp
         lambda: fedclade.load_federation("digits", data_dir=folder),
     ]
     for call in calls:
-        with pytest.raises(ConfigError, match="should be a path that a file can have, got"):
+        with pytest.raises(ConfigError, match="should be a valid file path, got"):
             call()
 
 
@@ -297,7 +297,7 @@ def test_a_client_that_a_run_has_not_has_no_personal_parameters():
     for client in (99, -1, "x", [0]):
         with pytest.raises(
             fedclade.TreeError,
-            match=r"^client .* is not in the parameter tree, which holds 2 clients",
+            match=r"^client .* is not in the parameter tree, which has 2 clients",
         ):
             run.personal(client)
 

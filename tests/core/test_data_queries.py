@@ -97,7 +97,7 @@ def test_a_row_of_another_shape_or_type_is_an_error(
     clients: SimulatedClients, row: Tensor, got: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Wrong, "answers", (row,))
-    why = rf"the answer of a Wrong should be a row of shape \[2, 4\] and type int64.*, {got}"
+    why = rf"the method answer\(\) of Wrong should return a row of shape \[2, 4\] and type int64.*, {got}"
     with pytest.raises(ConfigError, match=why):
         clients.ask(Wrong([0], 1))
 
@@ -107,7 +107,8 @@ def test_a_query_stores_under_declared_names_alone(clients: SimulatedClients):
         stores = ("more",)
 
     with pytest.raises(
-        ConfigError, match="a Careless stores 'more', as its class says, and not 'counts so far'"
+        ConfigError,
+        match=r"query class Careless declares that it stores 'more', so it cannot .* 'counts so far'",
     ):
         clients.ask(Careless([0], 1))
 
@@ -121,7 +122,7 @@ def test_a_query_cannot_store_over_what_training_stores(clients: SimulatedClient
             store.keep(name, torch.zeros(1))
             return torch.zeros(2, LABELS, dtype=torch.int64)
 
-    with pytest.raises(ConfigError, match=f"a Bold cannot store anything under '{name}'"):
+    with pytest.raises(ConfigError, match=f"query class Bold cannot store a tensor named '{name}'"):
         clients.ask(Bold([0], 1))
 
 
@@ -193,18 +194,15 @@ class Scored(Counts):
     [
         (
             Listing,
-            r"field 'names' of Listing cannot travel .* int, float, bool, str, or Tensor .* got list\[str\]",
+            r"field 'names' of Listing cannot be sent .* int, float, bool, str, or Tensor .* got list\[str\]",
         ),
         (Nameless, "kind of Nameless should be a name of lower-case letters.*, got 'Label counts'"),
         (Complex, "dtype of Complex should be one of float32, float64, int64, bool, got complex64"),
         (Noisy, "mechanism of Noisy should be 'none' or 'public', got 'noise'"),
-        (AsUpdate, "discloses of AsUpdate should name what its replies disclose, got 'update'"),
-        (AsNothing, "discloses of AsNothing should name .*, got 'nothing'"),
+        (AsUpdate, "discloses of AsUpdate should be a name for .*got 'update'"),
+        (AsNothing, "discloses of AsNothing should be a name .*, got 'nothing'"),
         (Scored, "counts_as of Scored should be 'releases' or 'evaluations', got 'scores'"),
-        (
-            Roundless,
-            "Roundless stores something, so its queries belong to rounds; give it a field 'round: int'",
-        ),
+        (Roundless, "Roundless stores something from round to round, .*; add a field 'round: int'"),
     ],
 )
 def test_a_class_that_declares_something_impossible_is_refused(kind: type[RowQuery], why: str):
@@ -218,8 +216,7 @@ def test_the_types_of_fields_must_be_known():
         more: Missing = 0  # noqa: F821  # pyright: ignore
 
     with pytest.raises(
-        ConfigError,
-        match=r"types of the fields of Unknown are not known where it is used .*Missing",
+        ConfigError, match=r"types of the fields of Unknown cannot be resolved .*Missing"
     ):
         check_kind(Unknown)
 

@@ -109,21 +109,21 @@ def test_an_optimizer_of_ones_own_is_noted_by_its_module():
         ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'?"),
         (
             {"optimizer": "torch.nn:Linear"},
-            "optimizer 'torch.nn:Linear' should be a subclass of torch.optim.Optimizer",
+            "optimizer 'torch.nn:Linear' should name a subclass of torch.optim.Optimizer",
         ),
         ({"optimizer": "no_module:Lion"}, "optimizer 'no_module:Lion' cannot be imported"),
         (
             {"optimizer": type("Own", (torch.optim.SGD,), {"__qualname__": "f.<locals>.Own"})},
-            "at the top of a module",
+            "at the top level of a module",
         ),
         ({"optimizer": 5}, "should be a string or a class, got 5"),
         (
             {"optimizer": "lbfgs"},
-            "optimizer 'lbfgs' needs several gradients for a step; take another, such as adam",
+            "optimizer 'lbfgs' is not supported, since it needs several gradients for a step; choose",
         ),
         (
             {"optimizer": "sparseadam"},
-            "optimizer SparseAdam with local.options {} takes no step: SparseAdam does not",
+            "optimizer SparseAdam with local.options {} failed in a trial step: SparseAdam does",
         ),
         ({"optimizer": "adam", "momentum": 0.9}, "local.momentum should be 0 with adam, got 0.9"),
         (
@@ -136,18 +136,15 @@ def test_an_optimizer_of_ones_own_is_noted_by_its_module():
         ),
         (
             {"optimizer": "adam", "options": {"betas": [1.5, 0]}},
-            "with local.options {'betas': [1.5, 0]} takes no step: Invalid",
+            "with local.options {'betas': [1.5, 0]} failed in a trial step: Invalid",
         ),
         (
             {"optimizer": "adam", "options": {"lr": 1}},
-            "local.options should not have lr, give it as local.lr",
+            "local.options should not contain lr; set local.lr instead",
         ),
         ({"options": [1]}, "options of LocalTraining should be a table, got [1]"),
         ({"precision": "float16"}, "local.precision should be float32 or bfloat16, got 'float16'"),
-        (
-            {"epochs": 1, "steps": 2},
-            "local.steps should be left out where local.epochs is set, got 2",
-        ),
+        ({"epochs": 1, "steps": 2}, "local.steps should be left out if local.epochs is set, got 2"),
         ({"steps": 0}, "local.steps should be at least 1, got 0"),
     ],
 )

@@ -11,16 +11,17 @@ import pytest
 import torch
 
 from fedclade import ConfigError, LocalTraining
-from fedclade.core import Round
-from fedclade.core.local import (
-    RULES,
+from fedclade.core import (
+    ClientWork,
     ControlVariates,
     Interpolation,
     LocalRule,
     MetaLearning,
     MoreauEnvelope,
+    Round,
     local_rule,
 )
+from fedclade.core.local_rules import RULES
 from tests.tiny import federation_of, perceptron, simulated
 
 PLAIN: dict[str, Any] = {"epochs": 2, "batch_size": 10, "lr": 0.1}
@@ -109,8 +110,12 @@ def learned_plainly(rule: LocalRule) -> torch.Tensor:
 def learned(rule: LocalRule, spec: LocalTraining) -> torch.Tensor:
     """Return what two clients learn in round 2, for which the decayed step size counts."""
     clients, params = simulated(federation_of([0, 1], [20, 26], seed=2), perceptron())
-    clients.train([0, 1], params[None], [0, 0], Round(1, spec, rule=rule))
-    updates = clients.train([0, 1], params[None], [0, 0], Round(2, spec, rule=rule))
+    work = ClientWork(steps=rule)
+    # The anchor of SCAFFOLD's clients is the model that they start from.
+    more = {"anchors": [0, 0]} if rule.needs_anchor else {}
+    for number in (1, 2):
+        this_round = Round(number, spec)
+        updates = clients.train([0, 1], params[None], [0, 0], this_round, work, **more)
     assert not updates.left_out
     return updates.required_deltas
 
@@ -169,7 +174,7 @@ def test_unknown_names_and_numbers_are_refused():
         local_rule({"name": "mixtur"})
     with pytest.raises(ConfigError, match="unknown local rule None"):
         local_rule({"alpha": 0.5})
-    with pytest.raises(ConfigError, match=r"local rule 'mixture': .*alpha"):
+    with pytest.raises(ConfigError, match=r"local rule 'mixture' lacks a number: .*alpha"):
         local_rule({"name": "mixture"})
     with pytest.raises(ConfigError, match=r"algorithm\.alpha should be in \[0, 1\], got 1\.5"):
         local_rule({"name": "mixture", "alpha": 1.5})

@@ -137,7 +137,7 @@ def test_unflatten_gives_views_of_floats():
 @pytest.mark.parametrize("shape", [(2,), (4,), (1, 3)])
 def test_a_vector_of_another_shape_is_refused(shape):
     module = nn.Linear(2, 1)
-    text = f"a vector of 3 entries was expected, got shape \\({', '.join(map(str, shape))}"
+    text = f"the vector of a model should have 3 entries, got shape \\({', '.join(map(str, shape))}"
     with pytest.raises(ModelError, match=text):
         Layout.of(module).load(torch.zeros(shape), module)
 
@@ -149,7 +149,7 @@ def test_a_module_without_trainable_parameters_is_refused():
 
 def test_parameters_of_several_types_are_refused():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    text = r"parameters should share one type, got \['torch.float32', 'torch.float64'\]; cast the model first"
+    text = r"the trainable parameters of a model should all have the same type, got \['torch.float32', 'torch.f"
     with pytest.raises(ModelError, match=text):
         Layout.of(module)
 
@@ -228,7 +228,8 @@ def test_a_state_dict_has_what_is_personal_if_it_is_given():
 
 def test_nothing_to_share_is_refused():
     with pytest.raises(
-        ModelError, match="all trainable parameters are personal, which leaves none to share"
+        ModelError,
+        match="all trainable parameters of the model are personal, so clients share none with",
     ):
         Layout.of(batch_norm(), personal=("0", "1.weight", "1.bias"))
 

@@ -76,7 +76,7 @@ def test_a_name_is_a_built_in_then_an_entry_point_then_imported():
     [
         (
             "methd",
-            "unknown algorithm 'methd'; did you mean 'method'? (known: broken, cfl, method); your own is given as",
+            "unknown algorithm 'methd'; did you mean 'method'? (known: broken, cfl, method); for an object of your own",
         ),
         (3, "unknown algorithm 3 (known: "),
         (
@@ -124,7 +124,7 @@ def test_a_name_that_a_package_shares_with_fedclade_is_not_given():
 
 def test_names_that_others_wrote_are_imported_only_if_they_are_allowed(module: Path):
     (module / "users_danger.py").write_text("raise AssertionError('imported')")
-    told = "model 'users_danger:f' is not imported here, since the run names it and not this client; to allow it, add "
+    told = "model 'users_danger:f' is not imported, because the server chose the name, "
     with importing_only(["users_own:run"]):
         assert imported("users_own:run", "model").__name__ == "run"
         assert named("algorithms", "method", {}, "algorithm").__name__ == "Method", (
@@ -132,7 +132,10 @@ def test_names_that_others_wrote_are_imported_only_if_they_are_allowed(module: P
         )
         with pytest.raises(ConfigError, match=re.escape(told)):
             imported("users_danger:f", "model")
-        with importing_only([]), pytest.raises(ConfigError, match="is not imported here"):
+        with (
+            importing_only([]),
+            pytest.raises(ConfigError, match="is not imported, because the server"),
+        ):
             imported("users_own:run", "model")
     with pytest.raises(ConfigError, match="AssertionError: imported"):
         imported("users_danger:f", "model")
@@ -152,11 +155,11 @@ def test_an_entry_point_without_a_package_is_said_to_be_broken_too():
         (42, "partition 'm:f' should name a function that returns Parts, got 42"),
         (
             lambda pool: 1,
-            "partition 'm:f' should take (pool, clients), and options after a *, got (pool)",
+            "partition 'm:f' should have the parameters (pool, clients), and options after a *, got (pool)",
         ),
         (
             lambda pool, clients, seed: 1,
-            "partition 'm:f' should take (pool, clients), and options after a *, got (p",
+            "partition 'm:f' should have the parameters (pool, clients), and options after a *, got (p",
         ),
         (dict.fromkeys, None),
     ],

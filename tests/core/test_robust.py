@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -37,7 +36,7 @@ def updates_of(rows: Tensor, sizes: Sequence[int], first: int = 0) -> Updates:
 
 
 def with_rule(updates: Updates, how: Aggregation) -> Updates:
-    return replace(updates, aggregation=how)
+    return updates.with_common(aggregation=how)
 
 
 def in_paper(rule: Rule, rows: Tensor, f: int) -> np.ndarray:

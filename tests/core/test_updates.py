@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ def test_an_update_that_is_not_finite_is_left_out(bad):
     assert updates.sizes.tolist() == [30]
     assert updates.losses.tolist() == [0.25]
     assert updates.norms.tolist() == [math.hypot(1, 2)]
-    assert updates.left_out == {4: "2 of 3 entries are NaN or infinite"}
+    assert updates.left_out == {4: "2 of 3 entries of the update are NaN or infinite"}
 
 
 def test_an_update_too_large_to_be_compared_is_left_out_even_for_its_buffers():
@@ -71,7 +70,7 @@ def test_an_update_of_another_shape_is_left_out():
     )
     assert updates.left_out == {
         4: "update of shape (2,), expected (3,)",
-        5: "1 of 3 entries are NaN or infinite",
+        5: "1 of 3 entries of the update are NaN or infinite",
         2: "update of shape (1, 3), expected (3,)",
     }
     assert Updates.received_singly([4], [10], rows[:1], 3, 2, torch.zeros(1), 3).deltas.shape == (
@@ -95,7 +94,7 @@ def test_who_is_left_out_stays_so_until_an_answer_is_joined():
     both = updates.concat(again)
     assert both.ids == (4, 7)
     assert both.deltas.tolist() == [[1, 2], [5, 6]]
-    assert both.left_out == {2: "1 of 2 entries are NaN or infinite"}
+    assert both.left_out == {2: "1 of 2 entries of the update are NaN or infinite"}
 
 
 def test_norms_are_of_the_parameters_alone():
@@ -120,7 +119,8 @@ def test_rows_without_entries_have_norm_zero():
 )
 def test_there_must_be_one_row_for_each_client(shape, shown):
     with pytest.raises(
-        UpdateError, match=f"round 3: expected 2 updates, got a tensor of shape {shown}"
+        UpdateError,
+        match=f"round 3: expected one update for each of 2 clients, got a tensor of shape {shown}",
     ):
         received(torch.zeros(shape))
 
@@ -164,7 +164,7 @@ def streamed(sums, group, ids) -> Updates:
     n = torch.ones(len(ids), dtype=torch.float64)
     kept = Sums(torch.tensor(sums, dtype=torch.float32), torch.tensor(group))
     sketches = torch.tensor(ids, dtype=torch.float32)[:, None]
-    return Updates(
+    return Updates.of(
         ids=ids, sizes=n, losses=n, norms=n, n_parameters=2, sums=kept, sketches=sketches
     )
 
@@ -184,8 +184,8 @@ def test_of_a_stream_there_are_the_sums_of_all_clients_of_a_model():
 def test_of_a_stream_a_part_of_the_clients_of_a_model_cannot_be_had():
     updates = streamed([[1, 1], [3, 4]], [0, 1, 1, 1], ids=(4, 7, 5, 2))
     text = re.escape(
-        "the updates of clients [4, 5] cannot be told from those of clients [7, 2]: this run streams, and keeps only "
-        "sums over all clients of a model; set stream = false"
+        "the updates of clients [4, 5] cannot be separated from the updates of clients [7, 2], since this run streams, "
+        "and so stores only sums over all clients of a model; set stream = false"
     )
     with pytest.raises(UpdateError, match=text):
         updates.select([4, 5])
@@ -193,7 +193,7 @@ def test_of_a_stream_a_part_of_the_clients_of_a_model_cannot_be_had():
 
 
 def test_of_a_stream_there_are_no_single_updates():
-    text = "the updates of 2 clients are needed one by one, but this run streams and keeps only their sums; set stream"
+    text = "the individual updates of 2 clients are required, but this run streams, and so stores only sums of updates"
     with pytest.raises(UpdateError, match=text):
         _ = streamed([[1, 1]], [0, 0], ids=(4, 7)).required_deltas
 
@@ -212,7 +212,7 @@ def test_streams_are_joined_with_their_sums_side_by_side():
 def test_sketches_stay_with_their_clients():
     sketches = [torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0]])]
     ours, theirs = (
-        replace(received([[1, 2], [3, 4]], ids=ids), sketches=sketch)
+        received([[1, 2], [3, 4]], ids=ids).with_columns(sketches=sketch)
         for ids, sketch in zip([(4, 7), (1, 2)], sketches, strict=True)
     )
     assert ours.select([7]).signatures.tolist() == [[2]]

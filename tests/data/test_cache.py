@@ -82,7 +82,10 @@ def test_works_without_a_folder_that_can_be_written(
         load_cached("name", {}, build)
         assert load_cached("name", {}, build)["x"].shape == (2, 3)
     assert build.calls == 2
-    assert f"cannot keep decoded data in {tmp_path / 'file' / 'cache'}" in caplog.text
+    assert (
+        f"cannot store decoded data in the cache folder {tmp_path / 'file' / 'cache'}"
+        in caplog.text
+    )
 
 
 def test_a_crash_while_writing_leaves_no_file_of_that_name(

@@ -125,7 +125,7 @@ def test_what_is_wrong_is_told_as_of_objects(as_table: Callable[[Federation], Fe
     assert "client 1 ('c1') has no training examples" in told(
         train=replace(clients.train, counts=nothing)
     )
-    assert "the places of the test examples should lie in" in told(
+    assert "the starts and ends of the clients' test examples should lie in" in told(
         test=replace(clients.test, starts=clients.test.starts + 10**6)
     )
     x = plain.pool.x.clone()
@@ -143,10 +143,10 @@ def test_label_maps_need_labels():
     table = ClientTable.of(plain.clients)
     seeing = replace(table, label_maps=torch.tensor([[1, 0]]), view=np.array([0, -1, -1, 0]))
     with pytest.raises(
-        DataError, match="label_map only of labels, got targets of a regression task"
+        DataError, match="label_map only if targets are labels, got targets of a regression task"
     ):
         replace(plain, clients=seeing)
-    with pytest.raises(DataError, match="should have one length"):
+    with pytest.raises(DataError, match="should have the same length"):
         replace(table, keys=np.arange(3))
 
 

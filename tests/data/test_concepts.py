@@ -69,7 +69,10 @@ def test_a_config_names_concepts():
             {"kind": "sine", "pattern": "B"},
             "pattern should be of the 2 concepts of 'sine', got 'B'",
         ),
-        ({"steps": 11}, "the pattern of drift has 11 rows, and 12 are needed"),
+        (
+            {"steps": 11},
+            "the pattern of drift should have at least 12 rows, one for each time step, got 11",
+        ),
         ({"noise": 1.0}, "noise should be in [0, 1), got 1.0"),
     ],
 )

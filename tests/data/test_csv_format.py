@@ -52,7 +52,7 @@ def test_a_row_that_the_sample_cuts_does_not_count(tmp_path: Path) -> None:
 def test_two_separators_that_fit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     with pytest.raises(
-        DataError, match="may be separated by ',' or ';'; set 'separator'"
+        DataError, match="is ambiguous: ',' or ';' fits equally well; set 'separator'"
     ) as caught:
         detected(path, b"a,b;c\nx,y;z\n")
     assert str(path) in str(caught.value)
@@ -104,7 +104,7 @@ def test_bytes_of_another_encoding_are_refused(
     path = tmp_path / "a.csv"
     with pytest.raises(DataError) as caught:
         detected(path, data, **given).read()
-    assert str(caught.value).startswith(f"{path} is not a text in {tried}; set 'encoding'")
+    assert str(caught.value).startswith(f"{path} cannot be decoded as {tried}; set 'encoding'")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -61,18 +61,18 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Pairs(), "data set 'custom' is empty"),
+        (Pairs(), "data set 'custom' should have at least 1 example, got none"),
         (
             Stream(),
             "data set 'custom' should be a map-style torch data set (with len() and indexing), got ",
         ),
         (
             Pairs(torch.zeros(3)),
-            "data set 'custom' should give pairs (x, label); example 0 is not one",
+            "data set 'custom' should consist of pairs (x, label), but example 0 is not a pair",
         ),
         (
             Pairs((torch.zeros(3), 0), (torch.zeros(2), 0)),
-            "should look the same, got float32 [3] in example 0 and float32 [2] in example 1",
+            "should have the same type and shape, got float32 [3] in example 0 and float32 [2] in example 1",
         ),
         (
             Pairs((torch.zeros(3), 0.5)),
@@ -121,7 +121,8 @@ def test_test_data_that_looks_different() -> None:
     with pytest.raises(DataError) as caught:
         pool_from_torch(Pairs((torch.zeros(3), 0)), Pairs((torch.zeros(4), 0)))
     assert str(caught.value) == (
-        "test data of 'custom' should look like data set 'custom' (float32 [3]), got float32 [4]"
+        "inputs of test data of 'custom' should have the type and shape of inputs of data set "
+        "'custom' (float32 [3]), got float32 [4]"
     )
 
 
@@ -185,23 +186,22 @@ def test_the_keys_of_clients_set_their_draws_apart() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"labels": 2},
-            "client 'mine' has examples of label 2, so labels should be above that, got 2",
-        ),
+        ({"labels": 2}, "labels should be at least 3, as client 'mine' has the label 2, got 2"),
         ({"key": -1}, "the key of client 'mine' should be at least 0, got -1"),
-        ({"test": Pairs()}, "test data of 'mine' is empty"),
+        ({"test": Pairs()}, "test data of 'mine' should have at least 1 example, got none"),
         (
             {"validation": Pairs((0.5, "cat"))},
             "labels of validation data of 'mine' should be whole numbers from 0 on",
         ),
         (
             {"test": Pairs((torch.zeros(4), 0))},
-            "test data of 'mine' should look like training data of 'mine' (float32 [3]), got float32 [4]",
+            "inputs of test data of 'mine' should have the type and shape of inputs of training data of "
+            "'mine' (float32 [3]), got float32 [4]",
         ),
         (
             {"validation": Pairs((torch.zeros(3, dtype=torch.uint8), 0))},
-            "validation data of 'mine' should look like training data of 'mine' (float32 [3]), got uint8 [3]",
+            "inputs of validation data of 'mine' should have the type and shape of inputs of training "
+            "data of 'mine' (float32 [3]), got uint8 [3]",
         ),
     ],
 )
@@ -232,7 +232,7 @@ def test_a_random_transform_is_warned_of(kind, warns, caplog):
         kind(*((torch.tensor([row, torch.nan]), row % 2) for row in range(20))), name="mine"
     )
     assert (
-        "example 0 of data set 'mine' is another each time that it is read" in caplog.text
+        "example 0 of data set 'mine' changes each time that it is read" in caplog.text
     ) is warns
     assert len(caplog.records) == int(warns)
 

@@ -160,11 +160,11 @@ def test_stages_follow_the_clients():
 def test_stages_have_the_clients_of_the_federation():
     federation = federation_of([0, 1])
     two = federation.clients
-    with pytest.raises(DataError, match=re.escape("each after the one before, got [3, 3]")):
+    with pytest.raises(DataError, match=re.escape("at least 2 and in ascending order, got [3, 3]")):
         replace(federation, stages=(Stage(3, two), Stage(3, two)))
     with pytest.raises(
         DataError,
-        match="the stage from round 2 on should have the federation's clients, in its order",
+        match="the stage from round 2 on should have the federation's clients, in the order",
     ):
         replace(federation, stages=(Stage(2, two[::-1]),))
 
@@ -172,19 +172,28 @@ def test_stages_have_the_clients_of_the_federation():
 @pytest.mark.parametrize(
     ("drift", "why"),
     [
-        ({"rounds": [1]}, "one round or more from 2 on, in ascending order, got [1]"),
+        ({"rounds": [1]}, "one or more rounds of at least 2, in ascending order, got [1]"),
         ({"rounds": [5, 3]}, "in ascending order, got [5, 3]"),
         ({"kind": "swap"}, "kind of [data.drift] should be 'replace' or 'accumulate', got 'swap'"),
         ({"share": 2.0}, "drift.share should be in [0, 1], or 'anew', got 2.0"),
         ({"share": 0.5, "pattern": "A"}, "left out with a pattern"),
         ({"pattern": "G"}, "unknown pattern of drift: 'G'"),
-        ({"pattern": [[0, 1]]}, "the pattern of drift has 1 rows, and 3 are needed"),
-        ({"pattern": [[0, 1], [2], [1, 1]]}, "rows of one length"),
-        ({"pattern": [[0, 1], [], [1, 1]]}, "rows of one length"),
-        ({"pattern": [[], [], []]}, "rows of one length"),
-        ({"pattern": [[0, 1], [1, 0], [0, -1]]}, "with a concept from 0 on for each client"),
-        ({"pattern": [[-1, 1], [1, 0], [0, 1]]}, "with a concept from 0 on for each client"),
-        ({"pattern": [[9], [0], [1]]}, "of 4 concepts, as clusters says"),
+        (
+            {"pattern": [[0, 1]]},
+            "the pattern of drift should have at least 3 rows, one for each time step, got 1",
+        ),
+        ({"pattern": [[0, 1], [2], [1, 1]]}, "rows of equal length"),
+        ({"pattern": [[0, 1], [], [1, 1]]}, "rows of equal length"),
+        ({"pattern": [[], [], []]}, "rows of equal length"),
+        (
+            {"pattern": [[0, 1], [1, 0], [0, -1]]},
+            "with a concept number of at least 0 for each client",
+        ),
+        (
+            {"pattern": [[-1, 1], [1, 0], [0, 1]]},
+            "with a concept number of at least 0 for each client",
+        ),
+        ({"pattern": [[9], [0], [1]]}, "of 4 concepts, which is the number of clusters"),
         ({"round": [3]}, "unknown key of [data.drift]: 'round'"),
     ],
 )
@@ -203,13 +212,13 @@ def test_a_config_has_a_drift():
 
 def test_too_few_examples_for_the_stages():
     with pytest.raises(
-        ConfigError, match="training examples should be at least 3, one for each stage, of client 0"
+        ConfigError, match="training examples should be at least 3 for client 0, one for each stage"
     ):
         load_federation("digits", clients=2, samples_per_client=2, drift=Drift(rounds=(3, 5)))
 
 
 def test_a_folder_holds_no_stages(tmp_path):
-    with pytest.raises(DataError, match="a folder holds what does not"):
+    with pytest.raises(DataError, match="a folder cannot store a federation whose data changes"):
         write_federation(drifting(), tmp_path / "folder")
 
 

@@ -118,11 +118,11 @@ def test_of_pictures_the_whole_place_is_told():
     [
         (
             {"train": np.array([0, 6])},
-            "the train indices of client 3 ('client-3') should lie in 0 .. 5, got 0 .. 6",
+            "the train indices of client 3 ('client-3') should lie in 0 .. 5, got values from 0 to 6",
         ),
         (
             {"test": np.array([-1, 3])},
-            "the test indices of client 3 ('client-3') should lie in 0 .. 5, got -1 .. 3",
+            "the test indices of client 3 ('client-3') should lie in 0 .. 5, got values from -1 to 3",
         ),
     ],
 )
@@ -142,10 +142,13 @@ def test_a_true_cluster_is_a_whole_number():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"name": 7}, "the name of client 0 should be a string that UTF-8 can write, got 7"),
+        (
+            {"name": 7},
+            "the name of client 0 should be a string that can be encoded in UTF-8, got 7",
+        ),
         (
             {"name": "\ud800"},
-            "the name of client 0 should be a string that UTF-8 can write, got '\\ud800'",
+            "the name of client 0 should be a string that can be encoded in UTF-8, got '\\ud800'",
         ),
         ({"id": "0"}, "the id of client 'a' should be a whole number, got '0'"),
         ({"key": 0.5}, "the key of client 'a' should be a whole number, got 0.5"),
@@ -236,7 +239,7 @@ def test_newcomers_have_ids_of_their_own():
     assert Federation(POOL, (client(0),), newcomers=late).newcomers is late
     with pytest.raises(
         DataError,
-        match=r"newcomers should have ids of their own, got these of other clients: \[2\]",
+        match=r"newcomers should have ids that no other client has, got these ids of other clients: \[2\]",
     ):
         Federation(POOL, (client(2), client(3)), newcomers=late)
 
@@ -252,11 +255,15 @@ def test_a_shard_holds_some_of_the_clients_over_the_same_pool():
 def test_examples_that_a_federation_has_not_are_refused():
     federation = Federation(POOL, (client(3),))
     with pytest.raises(
-        DataError, match=r"split should be one of train, validation, test, got 'tset'"
+        DataError, match=r"unknown data split 'tset'; expected one of train, validation, test"
     ):
         federation.examples(3, "tset")
     for odd in (4, "x", [3]):
-        with pytest.raises(DataError, match=r"there is no client .*; .* has clients 3 to 3"):
+        with pytest.raises(
+            DataError, match=r"the federation has no client .*; .* has clients 3 to 3"
+        ):
             federation.examples(odd, "test")
-        with pytest.raises(DataError, match=r"there is no client .*; .* has clients 3 to 3"):
+        with pytest.raises(
+            DataError, match=r"the federation has no client .*; .* has clients 3 to 3"
+        ):
             federation.alone(odd)

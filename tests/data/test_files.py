@@ -31,7 +31,7 @@ def plain_lines(
 def read(folder: Path, pattern: str = "*.csv", **settings: Any) -> Federation:
     """Read the files of a folder."""
     chosen: dict[str, Any] = {"files": str(folder / pattern), "target": "back"} | settings
-    return FilesSettings(**chosen).federation(OwnSettings())
+    return FilesSettings(**chosen).federation(OwnSettings(standardize="none"))
 
 
 def write(path: Path, lines: list[str], encoding: str = "utf-8", end: str = "\n") -> Path:
@@ -90,7 +90,7 @@ def test_files_of_different_offices_make_one_federation(
     a, b, c = (str(tmp_path / f"{name}.csv") for name in "abc")
     assert caplog.messages == [
         f"how the data is read: separator ';' (in {b}); encoding utf-16 (in {b}); separator '\\t' "
-        f"(in {c}); decimal mark ',' (in {b})"
+        f"(in {c}); decimal mark ',' (in {b}); columns of 0 and 1 for each category of 'ward' (2)"
     ]
     assert a not in caplog.text
 
@@ -104,11 +104,12 @@ def test_one_line_tells_what_was_assumed_of_all_files(
     with caplog.at_level(logging.WARNING, "fedclade"):
         read(tmp_path)
     assert caplog.messages == [
-        "how the data is read: separator ';'; encoding cp1252; decimal mark ','"
+        "how the data is read: separator ';'; encoding cp1252; decimal mark ','; columns of 0 and 1 "
+        "for each category of 'ward' (2)"
     ]
 
 
-def test_nothing_is_told_of_plain_files_and_of_what_the_settings_say(
+def test_of_plain_files_and_of_what_the_settings_say_only_categories_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path / "h.csv", plain_lines())
@@ -116,7 +117,8 @@ def test_nothing_is_told_of_plain_files_and_of_what_the_settings_say(
         read(tmp_path)
         write(tmp_path / "h.csv", plain_lines(";", ",", "größe,dose,ward,back"), "cp1252")
         read(tmp_path, separator=";", decimal=",", encoding="cp1252")
-    assert not caplog.messages
+    told = "how the data is read: columns of 0 and 1 for each category of 'ward' (2)"
+    assert caplog.messages == [told, told]
 
 
 def test_columns_are_dropped_and_an_unnamed_index_is(tmp_path: Path, plain: Federation) -> None:
@@ -174,7 +176,7 @@ def test_a_table_of_pandas_in_parquet_loses_its_index(tmp_path: Path) -> None:
 
 
 SEPARATOR = "separator should be a character such as ';' or '\\t', and not the decimal mark, got"
-ENCODING = "encoding should be one that Python knows, such as 'cp1252' or 'utf-16', got"
+ENCODING = "encoding should be an encoding that Python knows, such as 'cp1252' or 'utf-16', got"
 
 
 @pytest.mark.parametrize(
@@ -187,12 +189,15 @@ ENCODING = "encoding should be one that Python knows, such as 'cp1252' or 'utf-1
         ({"encoding": "utf8000"}, f"{ENCODING} 'utf8000'"),
         ({"encoding": "base64"}, f"{ENCODING} 'base64'"),
         ({"dates": "%d.%m"}, "codes of Python's strptime, such as '%d.%m.%Y', got '%d.%m'"),
-        ({"drop": ("back",)}, "drop should be columns that are not needed, got 'back'"),
+        (
+            {"drop": ("back",)},
+            "exclude (or drop) should name columns that have no other role, got 'back'",
+        ),
         (
             {"drop": ("age",), "inputs": ("age",)},
-            "drop should be columns that are not needed, got 'age'",
+            "exclude (or drop) should name columns that have no other role, got 'age'",
         ),
-        ({"drop": ("agee",)}, "unknown column in drop, of {}: 'agee'; did you mean 'age'?"),
+        ({"drop": ("agee",)}, "unknown column in exclude, of {}: 'agee'; did you mean 'age'?"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, settings: Any, message: str) -> None:
@@ -223,7 +228,7 @@ def test_a_row_of_another_length_is_refused_with_the_separator(tmp_path: Path) -
         read(tmp_path)
     assert f"cannot read {path}: " in str(caught.value)
     assert (
-        "Expected 4 columns, got 2: 1;2; cells are separated by ';', unless 'separator' says"
+        "Expected 4 columns, got 2: 1;2; cells are taken to be separated by ';'; set 'separator'"
         in str(caught.value)
     )
 
@@ -252,6 +257,6 @@ def test_decimal_numbers_in_one_file_and_texts_in_another_are_one_error(tmp_path
     with pytest.raises(DataError) as caught:
         read(tmp_path, inputs=("dose",))
     assert str(caught.value) == (
-        "column 'dose' should hold the same kind of values everywhere, got numbers in "
+        "column 'dose' should have values of the same kind in all tables, got numbers in "
         f"{tmp_path / 'a.csv'} and texts in {path}, such as 'k.A.' in row 4 of {path}"
     )

@@ -159,7 +159,7 @@ def test_the_fingerprint_is_that_of_the_data(tmp_path: Path):
 
 
 def test_a_folder_that_is_there_is_not_touched(tmp_path: Path):
-    with pytest.raises(DataError, match="exists already; name another folder"):
+    with pytest.raises(DataError, match="already exists; choose another folder"):
         write_federation(federation_of(TRUTH), tmp_path)
 
 
@@ -195,11 +195,11 @@ def test_nothing_is_left_of_a_build_that_fails(tmp_path: Path):
         ),
         (
             ClientBlock(torch.ones(3, 2), torch.tensor([0, 1, 1]), np.array([[2, 0, 2]])),
-            "3 inputs, 3 targets and 4",
+            "3 inputs, 3 targets and counts of 4",
         ),
         (
             ClientBlock(torch.ones(3, 2), torch.tensor([0, 1, 1]), np.array([[2, 1, 0]])),
-            r"client 0 needs .* \[2, 1, 0\]",
+            r"client 0 should have .* \[2, 1, 0\]",
         ),
     ],
 )
@@ -235,12 +235,16 @@ def spoil(path: Path) -> None:
         (
             "federation.json",
             Path.unlink,
-            "is no folder of a federation: it has no federation.json; make one with",
+            "is not the folder of a federation, as it has no federation.json; create such a",
         ),
         ("federation.json", cut, "cannot read .*federation.json"),
         ("clients.arrow", Path.unlink, "cannot read .*clients.arrow: No such file"),
         ("clients.arrow", flip, "clients.arrow is damaged: its SHA-256"),
-        ("examples.arrow", cut, r"examples.arrow has \d+ bytes, expected \d+; build it anew"),
+        (
+            "examples.arrow",
+            cut,
+            r"examples.arrow should have \d+ bytes, got \d+; build the folder again",
+        ),
         ("examples.arrow", spoil, "examples.arrow is damaged"),
     ],
 )
@@ -255,7 +259,9 @@ def test_another_format_is_refused(tmp_path: Path):
     write_federation(federation_of(TRUTH), tmp_path / "out")
     header = tmp_path / "out/federation.json"
     header.write_text(json.dumps({**json.loads(header.read_text()), "format": 9}))
-    with pytest.raises(DataError, match="has format 9, this version of fedclade reads 1"):
+    with pytest.raises(
+        DataError, match="has format 9, but this version of fedclade reads format 1"
+    ):
         open_folder(tmp_path / "out")
 
 
@@ -269,9 +275,9 @@ def test_to_another_process_travels_the_path_and_not_the_examples(tmp_path: Path
     write_federation(federation_of(TRUTH, [9, 9, 9, 9]), tmp_path / "other")
     (tmp_path / "out").rename(tmp_path / "away")
     with pytest.raises(
-        DataError, match=r"out is not there; a run from a folder of data needs it on every machine"
+        DataError, match=r"out does not exist on this machine; a run from a data folder needs the"
     ):
         pickle.loads(sent)
     (tmp_path / "other").rename(tmp_path / "out")
-    with pytest.raises(DataError, match="holds other data than where the run began"):
+    with pytest.raises(DataError, match="has other data than on the machine that started the run"):
         pickle.loads(sent)

@@ -115,7 +115,7 @@ def test_without_newcomers_there_are_none():
 def test_too_few_examples_are_left():
     told = (
         "6 newcomers with 200 training examples each need 1200, but the other clients leave 1037 "
-        "of digits; ask for fewer newcomers, or for a smaller newcomers.samples_per_client or "
+        "of digits; set fewer newcomers, or a smaller newcomers.samples_per_client or "
         "data.samples_per_client"
     )
     with pytest.raises(DataError, match=re.escape(told)):
@@ -125,7 +125,7 @@ def test_too_few_examples_are_left():
 def test_an_even_partition_names_the_client_that_falls_short():
     with pytest.raises(
         DataError,
-        match=r"samples_per_client=150 is more than partition 'iid' has for client \d+: 10",
+        match=r"samples_per_client=150 is more than the number of examples that partition 'iid' has for client \d+, 10",
     ):
         loaded(newcomer_samples=150)
 
@@ -139,7 +139,10 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], told: str):
 
 
 def test_more_newcomers_than_examples_are_refused_before_they_are_drawn():
-    told = "20 clients and 1000000000 newcomers need an example each, but digits has 1797; ask for fewer"
+    told = (
+        "20 clients and 1000000000 newcomers need at least 1 example each, but digits has 1797; "
+        "set fewer clients or newcomers"
+    )
     with pytest.raises(DataError) as caught:
         load_federation("digits", clients=20, newcomers=10**9)
     assert str(caught.value) == told

@@ -156,14 +156,17 @@ def test_leaf_files_without_a_split_are_all_for_training(write_json: Write, tmp_
     [
         (
             {"users": ["ann"]},
-            "data.json is not laid out as LEAF JSON (users, user_data -> user -> x, y): KeyError('user_",
+            "data.json should have the layout of LEAF JSON (users, user_data -> user -> x, y): KeyError('user_",
         ),
-        ([1, 2], "data.json is not laid out as LEAF JSON"),
-        (leaf(ann=([[0.0] * 784], [])), "data.json: user 'ann' has 1 inputs x but 0 targets y"),
-        (leaf(ann=([[0.0] * 783], [1])), "x should hold 784 numbers from 0 to 1 for each image"),
+        ([1, 2], "data.json should have the layout of LEAF JSON"),
+        (
+            leaf(ann=([[0.0] * 784], [])),
+            "user 'ann' should have as many inputs x as targets y, got 1 inputs and 0 targets",
+        ),
+        (leaf(ann=([[0.0] * 783], [1])), "x should have 784 numbers from 0 to 1 for each image"),
         (
             leaf(ann=([[0.0] * 784], [62])),
-            "column 'y' should hold whole numbers from 0 to 61, got 62 in row 0",
+            "column 'y' should have whole numbers from 0 to 61, got 62 in row 0",
         ),
     ],
 )

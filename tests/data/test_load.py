@@ -117,7 +117,7 @@ def test_labels_that_the_test_split_lacks_are_left_out(make_pool: MakePool) -> N
     assert set(pool.groups[federation.clients[1].test]) == {2}
     with pytest.raises(
         DataError,
-        match=r"client 3 cannot be tested: none of its labels \[3\] is in the test split of toy",
+        match=r"client 3 cannot be tested, as none of its labels \[3\] is in the test split of toy",
     ):
         load_federation(pool, clients=4, partition="label_groups", clusters=4)
 
@@ -196,7 +196,9 @@ def test_only_images_are_scaled_otherwise(scaling: str) -> None:
         match="scaling should be 'source' for synthetic, whose inputs are not images of",
     ):
         load_federation("synthetic", partition="natural", scaling=scaling)
-    with pytest.raises(ConfigError, match="unknown scaling 'pixle'; did you mean 'pixel'"):
+    with pytest.raises(
+        ConfigError, match="unknown value of scaling: 'pixle'; did you mean 'pixel'"
+    ):
         load_federation(scaling="pixle")
 
 
@@ -311,7 +313,7 @@ def test_examples_are_not_copied_for_a_client() -> None:
         ),
         (
             {"clusters": 4},
-            "1 or left out when there is neither a shift nor partition 'label_groups', got 4",
+            "1 or left out without a shift and without partition 'label_groups', got 4",
         ),
         (
             {"partition": "label_groups", "shift": "label_swap"},
@@ -319,7 +321,7 @@ def test_examples_are_not_copied_for_a_client() -> None:
         ),
         (
             {"partition": "label_groups", "partition_arguments": {"clusters": 2}},
-            "partition_arguments should be without 'clusters', which is a setting of its own, got {'clusters': 2}",
+            "partition_arguments should be without 'clusters', which is a separate setting, got {'clusters': 2}",
         ),
         (
             {"partition_arguments": {"alpha": 1}},
@@ -327,11 +329,11 @@ def test_examples_are_not_copied_for_a_client() -> None:
         ),
         (
             {"source_arguments": {"alpha": 1}},
-            "unknown key of data source 'digits': 'alpha' (it takes none)",
+            "unknown key of data source 'digits': 'alpha' (there are no valid names)",
         ),
         (
             {"source": DIGITS, "source_arguments": {"a": 1}},
-            "source_arguments should be empty unless the source is given by",
+            "source_arguments should be empty unless the source is a name",
         ),
     ],
 )
@@ -365,7 +367,7 @@ def client(number: int, train: int = 1, test: int = 1) -> ClientData:
         (
             (client(0), client(1, train=0)),
             None,
-            "client 1 ('client-1') has no training examples; ask for fewer clients (now 2)",
+            "client 1 ('client-1') has no training examples; request fewer clients (now 2)",
         ),
         ((client(0, test=0),), None, "client 0 ('client-0') has no test examples"),
         (

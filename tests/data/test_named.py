@@ -109,18 +109,18 @@ def test_newcomers_to_a_partition_of_ones_own_are_drawn_from_among_all(own: None
         (
             "halves",
             3,
-            "partition 'users_data:halves' should give each of 3 clients its examples, got those of 2",
+            "partition 'users_data:halves' should return the examples of each of 3 clients, got the examples of 2",
         ),
-        ("outside", 2, "partition 'users_data:outside' should give indices in pool.train, got "),
+        ("outside", 2, "partition 'users_data:outside' should return indices in pool.train, got "),
         (
             "twice",
             2,
-            "partition 'users_data:twice' should give every example to one client alone, and gives",
+            "partition 'users_data:twice' should assign every example to at most one client, got",
         ),
         (
             "nothing",
             2,
-            "partition 'users_data:nothing' should give every client examples, and gives client 1 none",
+            "partition 'users_data:nothing' should give every client at least 1 example, got none for client 1",
         ),
         (
             "words",
@@ -178,9 +178,12 @@ def test_a_shift_of_ones_own_has_options_and_may_give_plain_lists(own: None) -> 
         ("fails", "shift 'users_data:fails' failed: KeyError: 'x'"),
         (
             "short",
-            "the label_map by shift 'users_data:short' should have a label for each of 10, got 1",
+            "the label_map by shift 'users_data:short' should have an entry for each of the 10 labels, got 1",
         ),
-        ("far", "the label_map by shift 'users_data:far' should lie in 0 .. 9, got 1 .. 10"),
+        (
+            "far",
+            "the label_map by shift 'users_data:far' should lie in 0 .. 9, got values from 1 to 10",
+        ),
     ],
 )
 def test_what_a_shift_of_ones_own_returns_is_checked(own: None, name: str, message: str) -> None:
@@ -198,7 +201,7 @@ def test_a_shift_of_ones_own_is_checked_against_the_data(
 
 
 def test_a_shift_that_takes_something_else_is_refused(own: None) -> None:
-    told = "shift 'users_data:pair' should take (pool, clusters, seed), and options after a *, got (pool, clusters)"
+    told = "shift 'users_data:pair' should have the parameters (pool, clusters, seed), and options after a *, got (pool"
     with pytest.raises(ConfigError, match=re.escape(told)):
         check_config({"data": {"shift": "users_data:pair", "clients": 4}})
     with pytest.raises(

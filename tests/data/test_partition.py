@@ -371,7 +371,7 @@ def test_natural_min_samples(make_pool: MakePool) -> None:
         (
             "shards",
             {"clients": 10, "shards_per_client": 3, "samples_per_client": 142},
-            "samples_per_client=142 is more than partition 'shards' has for client 0: 141",
+            "samples_per_client=142 is more than the number of examples that partition 'shards' has for client 0, 141",
         ),
         (
             "shards",
@@ -381,17 +381,17 @@ def test_natural_min_samples(make_pool: MakePool) -> None:
         (
             "natural",
             {},
-            "partition 'natural' needs data that says who owns each example; digits does not",
+            "partition 'natural' needs data with the owner of each example, but digits has no owners",
         ),
         (
             "quantity_skew",
             {"clients": 100, "min_samples": 15},
-            "100 clients with at least 15 examples each need 1500, but there are 1437 in digits to share",
+            "100 clients with at least 15 examples each need 1500, but digits has only 1437; set fewer",
         ),
         (
             "power_law",
             {"clients": 100, "min_samples": 18},
-            "20 clients with at least 9 examples of label 0 each need 180, but there are 178 in digits to share",
+            "20 clients with at least 9 examples of label 0 each need 180, but digits has only 178; set fewer",
         ),
         (
             "power_law",
@@ -428,7 +428,8 @@ def test_not_enough_owners() -> None:
     with pytest.raises(DataError) as caught:
         partition_pool(OWNED, "natural", clients=7)
     assert str(caught.value) == (
-        "7 clients need as many owners with at least 2 examples, but of the 6 owners in synthetic only 6 have that many"
+        "7 clients need as many owners with at least 2 examples, but of the 6 owners in synthetic "
+        "only 6 have this number; set fewer clients or a smaller min_samples"
     )
 
 
@@ -458,7 +459,9 @@ def test_more_clients_than_can_be_counted_one_by_one_are_refused():
 def test_a_partition_by_label_needs_labels(name):
     y = torch.arange(40.0)
     pool = Pool.of_examples("load", y[:, None], y, np.arange(40), np.arange(0), task="regression")
-    with pytest.raises(ConfigError, match="load has regression targets and no groups; take 'iid'"):
+    with pytest.raises(
+        ConfigError, match="load has regression targets and no groups; use partition 'iid'"
+    ):
         partition_pool(pool, name, clients=2)
     assert len(partition_pool(pool, "iid", clients=2).indices[0]) == 20
     binary = replace(pool, y=(y > 19).float(), groups=(y > 19).long().numpy(), task="binary")

@@ -153,7 +153,7 @@ def test_clients_of_a_table_can_be_poisoned():
     [
         (
             lambda: LabelFlip.of(task_federation("regression", [0]).pool),
-            "needs labels, and the targets of tiny are num",
+            "needs labels, but the targets of tiny are num",
         ),
         (
             lambda: Backdoor.of(FEDERATION.pool, 0, 1, 0.5),

@@ -29,30 +29,33 @@ POOL = Pool(
     [
         (
             {"y": torch.zeros(5, dtype=torch.int64)},
-            "should have one length, got {'x': 6, 'y': 5, 'groups': 6}",
+            "should have the same length, got {'x': 6, 'y': 5, 'groups': 6}",
         ),
         ({"natural": np.array(["a"])}, "'groups': 6, 'natural': 1}"),
         (
             {"train": np.array([0, 6])},
-            "the train indices of pool 'six' should lie in 0 .. 5, got 0 .. 6",
+            "the train indices of pool 'six' should lie in 0 .. 5, got values from 0 to 6",
         ),
         (
             {"test": np.array([-1, 3])},
-            "the test indices of pool 'six' should lie in 0 .. 5, got -1 .. 3",
+            "the test indices of pool 'six' should lie in 0 .. 5, got values from -1 to 3",
         ),
-        ({"outputs": 2}, "pool 'six' has 2 outputs, but a label 2"),
+        (
+            {"outputs": 2},
+            "labels of pool 'six' should be less than its number of outputs, 2, got 2",
+        ),
         (
             {"y": torch.tensor([0, -100, -1, 0, -7, 2])},
             "labels of pool 'six' should be 0 or more, got -1",
         ),
         (
             {"y": torch.tensor([0, -100, 1, 0, -100, 2])},
-            "pool 'six' has 2 of 6 examples without a label (-100, which losses ignore), and "
-            "nothing can be learnt or scored on them; leave these examples out",
+            "all examples of pool 'six' should have a label, got 2 of 6 examples without a label "
+            "(-100, which losses ignore); leave these examples out",
         ),
         (
             {"outputs": 10**9},
-            "outputs of pool 'six' should be from 1 to 16,777,216, as a model has one for each "
+            "outputs of pool 'six' should be from 1 to 16,777,216, as a model has an output for each "
             "label, got 1,000,000,000; number the labels from 0 on",
         ),
     ],
@@ -132,7 +135,7 @@ def test_arrays_that_cannot_be_a_pools_are_refused(changes: dict[str, Any], told
     [
         ({"outputs": "x"}, "outputs of pool 'a' should be a whole number, got 'x'"),
         ({"outputs": None}, "outputs of pool 'a' should be a whole number, got None"),
-        ({"name": 7}, "the name of a pool should be a string that UTF-8 can write, got 7"),
+        ({"name": 7}, "the name of a pool should be a string that can be encoded in UTF-8, got 7"),
         ({"mean": "x"}, "mean of pool 'a' should be a number, got 'x'"),
         ({"std": None}, "std of pool 'a' should be a number, got None"),
     ],
@@ -221,9 +224,9 @@ def test_labels_that_are_not_numbered_from_0_on_are_refused_before_a_model_is_bu
     with pytest.raises(DataError) as caught:
         Pool.of_examples("codes", x, y, np.arange(4), np.arange(0))
     assert str(caught.value).startswith(
-        "labels of pool 'codes' go up to 1,000,000,000, but only 3 different ones occur, and a "
-        "model has an output for each number from 0 on; number them anew, as numpy.unique(labels, "
-        "return_inverse=True) does"
+        "labels of pool 'codes' go up to 1,000,000,000, but only 3 different labels occur, and a "
+        "model has an output for each number from 0 on; renumber the labels from 0, as "
+        "numpy.unique(labels, return_inverse=True) does"
     )
     assert Pool.of_examples("codes", x, y % 1000, np.arange(4), np.arange(0)).outputs == 8
     assert (
@@ -281,10 +284,16 @@ def test_masked_indices_are_refused():
     [
         (
             {"indices": np.array(["a"])},
-            "indices below 6, int64 [n], and whole quarter turns: can't convert",
+            "indices [n] below 6 and a whole number of quarter turns: can't convert",
         ),
-        ({"indices": np.array([6])}, "inputs of pool 'six' need indices below 6"),
-        ({"indices": np.array([0]), "quarter_turns": "x"}, "and whole quarter turns: rot90()"),
+        (
+            {"indices": np.array([6])},
+            "cannot select inputs of pool 'six'; expected int64 indices [n] below 6",
+        ),
+        (
+            {"indices": np.array([0]), "quarter_turns": "x"},
+            "and a whole number of quarter turns: rot90()",
+        ),
     ],
 )
 def test_inputs_that_a_pool_has_not_are_refused(given: dict[str, Any], told: str):
@@ -317,7 +326,9 @@ def test_a_task_that_there_is_not_is_named():
 
 
 def test_a_scaling_that_there_is_not_is_named():
-    with pytest.raises(ConfigError, match=r"unknown scaling: 'unti'; did you mean 'unit'\?"):
+    with pytest.raises(
+        ConfigError, match=r"unknown value of scaling: 'unti'; did you mean 'unit'\?"
+    ):
         POOL.scaled("unti")
     with pytest.raises(
         ConfigError, match=r"how of scaled should be 'source' or 'unit' or 'pixel', got 3"

@@ -45,10 +45,13 @@ def test_a_schema_survives_a_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        (3, "a schema should be a table of inputs, labels and so on, got 3"),
+        (3, "a schema should be a table with keys such as inputs and labels, got 3"),
         ({"input": {}}, "unknown key of a schema: 'input'; did you mean 'inputs'?"),
-        ({}, "a schema should have inputs, or words of texts, got neither"),
-        ({"inputs": ["age"]}, "inputs of a schema should be a table of column names, got ['age']"),
+        ({}, "a schema should have inputs or words, got neither"),
+        (
+            {"inputs": ["age"]},
+            "inputs of a schema should be a table with the type of each input column",
+        ),
         (
             {"inputs": {"": "number"}},
             "inputs of a schema should be names of 1 to 1,000 characters, got ''",
@@ -63,15 +66,15 @@ def test_a_schema_survives_a_file(tmp_path: Path):
         ),
         (
             {"inputs": {"city": [1]}},
-            "column 'city' of a schema should be names of 1 to 1,000 characters, got 1",
+            "categories of column 'city' of a schema should be names of 1 to 1,000 characters, got 1",
         ),
         (
             {"inputs": {"city": ["a", "a"]}},
-            "column 'city' of a schema should be different names, got 'a' more than once",
+            "categories of column 'city' of a schema should be different names, got 'a' more than once",
         ),
         (
             {"inputs": {"note": "text", "age": "number"}},
-            "a text should be the only input of a schema, got other inputs",
+            "a column of kind 'text' should be the only input of a schema, got the inputs ",
         ),
         (
             {**CITIES, "inputs": {"c": [str(k) for k in range(1001)]}},
@@ -82,7 +85,7 @@ def test_a_schema_survives_a_file(tmp_path: Path):
         ({**CITIES, "labels": 0}, "labels of a schema should be at least 1, got 0"),
         (
             {**CITIES, "labels": "yes"},
-            "labels of a schema should be a list of names, or how many there are, got 'yes'",
+            "labels of a schema should be a list of names, or the number of labels, got 'yes'",
         ),
         (
             {**CITIES, "labels": [1, 1]},
@@ -118,7 +121,7 @@ def test_a_file_that_holds_no_schema_is_named(tmp_path: Path):
 def test_a_declared_schema_says_how_a_frame_is_encoded():
     """Its order counts, and categories and labels that no row has; other columns are no inputs."""
     made = federation_from_frame(
-        pa.table({**FRAME, "room": [1] * 6}), "id", "back", schema=schema()
+        pa.table({**FRAME, "room": [1] * 6}), "id", "back", schema=schema(), standardize="none"
     )
     assert made.pool.columns is not None
     assert made.pool.columns.inputs == ("age", "city=oslo", "city=bern", "city=rome")
@@ -160,25 +163,25 @@ def test_a_binary_target_of_numbers_is_encoded_in_the_order_of_the_labels():
         ),
         (
             {"labels": 2},
-            "the labels of the schema are the numbers 0 to 1, and the target 'back' holds texts",
+            "the labels of the schema are the numbers 0 to 1, but the target 'back' has texts",
         ),
         (
             {"labels": [0, 1]},
-            "the labels of the schema are numbers, and the target 'back' holds texts",
+            "the labels of the schema are numbers, but the target 'back' has texts",
         ),
         (
             {"inputs": {"city": "number"}},
-            "column 'city' should hold numbers by the schema, got texts",
+            "column 'city' should have numbers according to the schema, got texts",
         ),
         (
             {"inputs": {"age": ["30"]}},
-            "column 'age' should hold texts by the schema, got whole numbers",
+            "column 'age' has '41' in row 2 (and 2 more), which is no category of the schema (30)",
         ),
         ({"inputs": {"town": "number"}}, "unknown column of the data frame: 'town'"),
-        ({"target": ["age"]}, "the target is 'back', and that of the schema is 'age'"),
+        ({"target": ["age"]}, "the target is 'back', but the target of the schema is 'age'"),
         (
             {"inputs": {}, "words": ["<pad>", "<unk>"]},
-            "the schema is of a text, and the data frame has columns 'city', 'a",
+            "the schema is for texts, but the data frame has the input columns 'city', 'a",
         ),
     ],
 )
@@ -200,7 +203,7 @@ def test_rows_above_the_number_of_labels_are_named():
 def test_chosen_inputs_are_those_of_the_schema():
     with pytest.raises(
         SchemaError,
-        match=r"should have the input columns of the schema, but lacks 'age', 'city' and has",
+        match=r"should have the input columns of the schema, but lacks 'age', 'city' and also has",
     ):
         federation_from_frame(
             pa.table({**FRAME, "room": [1] * 6}), "id", "back", ("room",), schema=schema()
@@ -209,7 +212,7 @@ def test_chosen_inputs_are_those_of_the_schema():
 
 def test_the_task_is_that_of_the_schema():
     with pytest.raises(
-        SchemaError, match="the task is binary, and that of the schema is classification"
+        SchemaError, match="the task is binary, but the task of the schema is classification"
     ):
         federation_from_frame(pa.table(FRAME), "id", "back", task="binary", schema=schema())
 
@@ -217,7 +220,7 @@ def test_the_task_is_that_of_the_schema():
 def test_a_text_needs_words():
     made = federation_from_frame(pa.table({**FRAME, "id": ["a"] * 6}), "id", "back", text="city")
     with pytest.raises(
-        SchemaError, match="the schema has no words, and the only input is the text 'city'"
+        SchemaError, match="as the only input is the text column 'city', got no words"
     ):
         encode_federation(made, schema())
 
@@ -234,16 +237,17 @@ def test_texts_are_encoded_by_declared_words():
 
 def test_schemas_of_tables_are_none_of_texts_or_numbers(tmp_path: Path):
     with pytest.raises(
-        SchemaError, match="the schema is of a table, and the data is texts outside of a table"
+        SchemaError, match="the schema is for a table, but the data is texts outside of a table"
     ):
         federation({"a": TEXTS}, schema=schema())
     with pytest.raises(
-        ConfigError, match=r"a schema of federation\(\) is for texts, got inputs that are numbers"
+        ConfigError,
+        match=r"the schema of federation\(\) can be set only if inputs are texts, but the inputs are",
     ):
         federation({"a": ([[1.0]] * 6, [0, 1] * 3)}, schema=schema())
     words = DataSchema.read({"words": ["<pad>", "<unk>"], "task": "binary"})
     with pytest.raises(
-        SchemaError, match="the task is classification, and that of the schema is binary"
+        SchemaError, match="the task is classification, but the task of the schema is binary"
     ):
         federation({"a": TEXTS}, schema=words)
 
@@ -263,9 +267,7 @@ def test_a_config_declares_a_schema_in_a_table_or_a_file(tmp_path: Path):
         assert pool.columns is not None
         assert pool.columns.inputs == ("city=rome", "city=oslo", "city=bern")
         assert pool.y[:3].tolist() == [1, 0, 0]
-    with pytest.raises(
-        ConfigError, match="a schema should have inputs, or words of texts, got neither"
-    ):
+    with pytest.raises(ConfigError, match="a schema should have inputs or words, got neither"):
         check_config({"data": {**section, "schema": {}}})
 
 
@@ -291,7 +293,8 @@ def test_a_dictionary_of_arrow_declares_nothing():
 
 
 def alone(**changes: list[Any]) -> Any:
-    return federation_from_frame(pa.table({**FRAME, "id": ["a"] * 6, **changes}), "id", "back")
+    frame = pa.table({**FRAME, "id": ["a"] * 6, **changes})
+    return federation_from_frame(frame, "id", "back", standardize="none")
 
 
 def test_one_client_is_encoded_again_and_several_are_not():
@@ -304,10 +307,10 @@ def test_one_client_is_encoded_again_and_several_are_not():
     both = federation_from_frame(pa.table(FRAME), "id", "back")
     with pytest.raises(
         SchemaError,
-        match="its data is encoded by another schema than the agreed one: column 1 is 'city' in",
+        match="this client's data is encoded by another schema than the agreed schema: column 1 is 'city' in",
     ):
         encode_federation(both.alone(0), agreed)
-    with pytest.raises(SchemaError, match="its data has no named columns and no texts"):
+    with pytest.raises(SchemaError, match="this client's data has no named columns and no texts"):
         encode_federation(federation({"a": ([[1.0]] * 6, [0, 1] * 3)}), agreed)
 
 
@@ -344,7 +347,7 @@ def test_who_brings_too_many_categories_is_refused():
     found = agree({0: proposal(), 1: many, 2: proposal()})
     assert list(found.refused) == [1]
     assert found.refused[1].startswith(
-        "column 'city' would have 1,002 categories with those of this client, at most 1,000"
+        "column 'city' should have at most 1,000 categories over all clients, got 1,002 with the"
     )
     assert found.schema.inputs[1].categories == ("bern", "oslo", "rome")
 
@@ -354,14 +357,18 @@ def test_who_brings_a_third_label_of_a_binary_target_is_refused():
     found = agree(
         {0: proposal(**binary), 1: proposal(task="binary", labels=["maybe"]), 2: proposal(**binary)}
     )
-    assert found.refused == {1: "the target would have more than 2 labels: maybe besides no, yes"}
+    assert found.refused == {
+        1: "the target should have at most 2 labels over all clients, got the labels maybe in "
+        "addition to the labels no, yes of other clients; correct the target, or leave this client "
+        "out"
+    }
 
 
 def test_a_binary_target_needs_two_labels():
     one = proposal(task="binary", labels=["no"])
     with pytest.raises(
         DataError,
-        match="the target 'back' of a binary task should have 2 different values, got 'no' alone",
+        match="the target 'back' of a binary task should have 2 different values, got only 'no'",
     ):
         agree({0: one, 1: one})
 
@@ -381,7 +388,9 @@ def test_words_are_ranked_by_the_counts_of_all_clients():
     found = agree({0: of(["go", "we"], 5, 1), 1: of(["we", "stay", "a"], 4, 5, 1)})
     assert found.schema.words == ("<pad>", "<unk>", "go", "stay", "we")
     other = agree({0: of(["go"], 5), 1: of(["go"], 4), 2: of(["go"], 4, size=6)})
-    assert other.refused == {2: "vocabulary_size is 6 for its data and 5 for the others' data"}
+    assert other.refused == {
+        2: "vocabulary_size is 6 for this client's data and 5 for the other clients' data"
+    }
 
 
 def test_differences_are_named_and_only_the_first_few():
@@ -390,5 +399,24 @@ def test_differences_are_named_and_only_the_first_few():
     )
     found = agree({0: proposal(), 1: Proposal(one), 2: proposal()}).refused[1]
     assert found == (
-        "column 'a' is only in its data; column 'b' is only in its data; column 'c' is only in its data; and 2 more"
+        "column 'a' is only in this client's data; column 'b' is only in this "
+        "client's data; column 'c' is only in this client's data; and 2 more"
     )
+
+
+def test_no_schema_declares_a_column_without_values(tmp_path: Path):
+    """Only proposals have such columns."""
+    values = {"inputs": {"age": "number", "note": "empty"}}
+    (tmp_path / "schema.json").write_text(json.dumps(values))
+    section = {"files": "*.csv", "target": "back", "client": "id", "schema": values}
+    for build in (
+        lambda: federation_from_frame(
+            pa.table(FRAME), "id", "back", schema=DataSchema.read(values)
+        ),
+        lambda: federation_from_frame(
+            pa.table(FRAME), "id", "back", schema=tmp_path / "schema.json"
+        ),
+        lambda: check_config({"data": section}),
+    ):
+        with pytest.raises(ConfigError, match="column 'note' of a schema should be 'number'"):
+            build()

@@ -108,7 +108,7 @@ def test_every_shift_has_a_one_line_description() -> None:
             "label_swap",
             99,
             math.comb(10, 2) + 1,
-            "at most 45 with shift 'label_swap': there are no more pairs of 10 lab",
+            "at most 45 with shift 'label_swap', which is the number of pairs of 10 lab",
         ),
         (
             "rotation",
@@ -127,7 +127,7 @@ def test_clusters_that_cannot_be(name: str, clients: int, clusters: int, message
 def test_too_many_permutations(make_pool: Callable[..., Pool]) -> None:
     with pytest.raises(
         ConfigError,
-        match="at most 2 with shift 'label_permutation': there are no more permutations of 2",
+        match="at most 2 with shift 'label_permutation', which is the number of permutations of 2",
     ):
         shift_views(make_pool(labels=2), "label_permutation", clients=3, clusters=3)
 
@@ -138,7 +138,8 @@ def test_language_data_has_no_labels_to_shift(make_pool: Callable[..., Pool], na
         shift_views(make_pool(task="language"), name, clients=4, clusters=2)
     assert (
         str(caught.value)
-        == f"shift {name!r} needs labels, but toy is language data (next-word prediction)"
+        == f"shift {name!r} needs labels, but toy is language data (next-word prediction); "
+        "choose another shift, or shift = 'none'"
     )
 
 
@@ -154,7 +155,8 @@ def test_only_square_images_can_be_turned(
         shift_views(pool, "rotation", clients=4, clusters=2)
     assert (
         str(caught.value)
-        == f"shift 'rotation' needs square images [C, H, H], but inputs of toy are {shape}"
+        == f"shift 'rotation' needs square images [C, H, H], but inputs of toy have the shape "
+        f"{shape}; choose another shift"
     )
 
 

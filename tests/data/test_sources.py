@@ -44,7 +44,7 @@ def test_data_folder_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         load_pool("mnist", data_dir=tmp_path / "nowhere")
     assert str(caught.value) == (
-        f"the data folder {tmp_path / 'nowhere'} does not exist; it should hold mnist/; "
+        f"the data folder {tmp_path / 'nowhere'} does not exist; it should contain mnist/; "
         "check --data-dir / FEDCLADE_DATA_DIR"
     )
 

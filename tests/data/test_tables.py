@@ -46,14 +46,14 @@ def test_missing_column(write_parquet: Write) -> None:
     file = write_parquet("it/train.parquet", {"img": [1], "label": [2]})
     with pytest.raises(DataError) as caught:
         FolderTables(file.parent).read("train", ["label", "image"])
-    assert str(caught.value) == f"{file} has no column 'image', only img, label"
+    assert str(caught.value) == f"{file} should have a column 'image', got the columns img, label"
 
 
 def test_no_rows(write_parquet: Write) -> None:
     file = write_parquet("it/train.parquet", {"label": []})
     with pytest.raises(DataError) as caught:
         FolderTables(file.parent).read("train", ["label"])
-    assert str(caught.value) == f"{file} has no rows"
+    assert str(caught.value) == f"{file} should have at least 1 row, got none"
 
 
 @pytest.mark.parametrize("value", [10, -1, None, 1.5, "3"])
@@ -62,12 +62,12 @@ def test_labels_out_of_range(value: Any) -> None:
         to_labels([0, value], 10, "file", "label")
     assert (
         str(caught.value)
-        == f"file: column 'label' should hold whole numbers from 0 to 9, got {value!r} in row 1"
+        == f"file: column 'label' should have whole numbers from 0 to 9, got {value!r} in row 1"
     )
 
 
 def test_texts_that_are_missing() -> None:
-    with pytest.raises(DataError, match="file: column 'text' should hold texts, got None in row 1"):
+    with pytest.raises(DataError, match="file: column 'text' should have texts, got None in row 1"):
         to_texts(["a", None], "file", "text")
 
 
@@ -104,10 +104,13 @@ def test_hub_is_asked_once(hub: list[tuple[str, str | None]]) -> None:
 
 
 def test_hub_without_that_split_or_column(hub: list[tuple[str, str | None]]) -> None:
-    with pytest.raises(DataError, match="Hub data set a/b has no split 'test', only train"):
+    with pytest.raises(
+        DataError, match="Hub data set a/b should have a split 'test', got the splits train"
+    ):
         HubTables("a/b").read("test", ["label"])
     with pytest.raises(
-        DataError, match=r"Hub data set a/b \(train\) has no column 'image', only label, text"
+        DataError,
+        match=r"Hub data set a/b \(train\) should have a column 'image', got the columns label, text",
     ):
         HubTables("a/b").read("train", ["image"])
 
@@ -120,8 +123,8 @@ def test_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError) as caught:
         HubTables("a/b").has("train")
     assert str(caught.value) == (
-        "cannot load a/b from the Hugging Face Hub (ConnectionError: no route); give a folder "
-        "that has the data with --data-dir / FEDCLADE_DATA_DIR, or use the bundled data set "
+        "cannot load a/b from the Hugging Face Hub (ConnectionError: no route); set a folder "
+        "with the data by --data-dir or FEDCLADE_DATA_DIR, or use the bundled data set "
         "'digits'"
     )
 

@@ -123,7 +123,7 @@ def test_tiny_shakespeare_that_is_missing_not_text_or_without_speakers(tmp_path:
         load_pool("tiny_shakespeare", data_dir=tmp_path / "data")
     assert (
         str(caught.value)
-        == f"{file} should have lines 'Speaker:' above what the speaker says, got none"
+        == f"{file} should have a line 'Speaker:' above each speech, got no such line"
     )
     file.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(DataError, match="which should be a text in UTF-8"):
@@ -131,7 +131,7 @@ def test_tiny_shakespeare_that_is_missing_not_text_or_without_speakers(tmp_path:
     file.unlink()
     with pytest.raises(DataError) as caught:
         load_pool("tiny_shakespeare", data_dir=tmp_path / "data")
-    assert f"no data: expected the text file {file}" in str(caught.value)
+    assert f"there is no file {file}, which should be a text" in str(caught.value)
 
 
 def test_sent140_in_the_hubs_layout(write_parquet: Write, tmp_path: Path) -> None:
@@ -176,13 +176,13 @@ def test_sent140_with_word_vectors(write_parquet: Write, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "no word vectors: expected .*small.txt, with a word and its numbers in each line"),
+        (None, "cannot read word vectors: there is no file .*small.txt; it should have a word"),
         ("so 1 2\nsad 1\n", "small.txt, line 2: 'sad' should have 2 finite numbers, got 1"),
         ("so 1 nan\n", "small.txt, line 1: 'so' should have 2 finite numbers, got 2"),
         ("so 1 x\n", "cannot read the word vectors in .*small.txt: could not convert"),
         (
             "other 1 2\n",
-            "small.txt should have vectors of the 4 words of the data, got none of them",
+            "small.txt should have vectors of the 4 words of the data, got no vector of these words",
         ),
     ],
 )
@@ -208,13 +208,13 @@ def test_sent140_in_leafs_layout(write_json: Write, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (tweet("a"), 3, "column 'y' should hold 0, 2 or 4, got 3 in row 0"),
+        (tweet("a"), 3, "column 'y' should have 0, 2 or 4, got 3 in row 0"),
         (
             ["1", "Mon"],
             0,
             "x should be [id, date, query, user, text, ...] for each tweet, got ['1', 'Mon']",
         ),
-        (tweet(None), 0, "column 'x' should hold texts, got None in row 0"),
+        (tweet(None), 0, "column 'x' should have texts, got None in row 0"),
     ],
 )
 def test_bad_tweets(write_json: Write, tmp_path: Path, x: Any, y: Any, message: str) -> None:

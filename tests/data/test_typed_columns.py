@@ -60,7 +60,7 @@ def test_another_file_with_the_same_separator_decides_what_a_mark_is(tmp_path: P
 
 def test_numbers_that_are_the_same_by_both_marks_decide_nothing(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"column 'a' has '1,234' in row 1, which is 1234 by decimal = '\.' and"
+        DataError, match=r"column 'a' has '1,234' in row 1, which is 1234 with decimal = '\.' and"
     ):
         prepared(tmp_path, "b;a;y\n1 234;1,234;1\n")
     with pytest.raises(
@@ -90,14 +90,22 @@ def test_a_file_with_another_separator_keeps_its_decimal_point(tmp_path: Path) -
         (
             ['a,y\n"1,234",1\n"2,345",0\n'],
             "1,234",
-            "1234 by decimal = '.' and 1.234 by decimal = ','",
+            "1234 with decimal = '.' and 1.234 with decimal = ','",
         ),
-        (["a;y\n1,234;1\n2,345;0\n"], "1,234", "1234 by decimal = '.' and 1.234 by decimal = ','"),
-        (["a;y\n1.234;1\n2.345;0\n"], "1.234", "1.234 by decimal = '.' and 1234 by decimal = ','"),
+        (
+            ["a;y\n1,234;1\n2,345;0\n"],
+            "1,234",
+            "1234 with decimal = '.' and 1.234 with decimal = ','",
+        ),
+        (
+            ["a;y\n1.234;1\n2.345;0\n"],
+            "1.234",
+            "1.234 with decimal = '.' and 1234 with decimal = ','",
+        ),
         (
             ["a;b;c;y\n1,234;0,5;0.5;1\n"],
             "1,234",
-            "1234 by decimal = '.' and 1.234 by decimal = ','",
+            "1234 with decimal = '.' and 1.234 with decimal = ','",
         ),
     ],
 )
@@ -108,7 +116,7 @@ def test_a_mark_that_nothing_decides_is_refused(
         prepared(tmp_path, *files)
     assert str(caught.value) == (
         f"{tmp_path / '0.csv'}: column 'a' has {text!r} in row 1, which is {values}, and no other "
-        "number decides; say which is right"
+        "number shows the decimal mark; set 'decimal'"
     )
     for mark in ".,":
         [found] = prepared(
@@ -146,8 +154,8 @@ def test_a_number_with_the_other_mark_than_the_given_one_is_refused(
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, text, notation=Notation(decimal=","))
     assert str(caught.value) == (
-        f"{tmp_path / '0.csv'}: column 'a' has '1.5' in row 1, which is no number with decimal = "
-        "','; leave 'decimal' out, or make all files alike"
+        f"{tmp_path / '0.csv'}: column 'a' has '1.5' in row 1, which is not a number with decimal = "
+        "','; leave out 'decimal', or use the same decimal mark in all files"
     )
 
 
@@ -157,7 +165,7 @@ def test_empty_cells_among_numbers_with_commas_stay_empty_cells(tmp_path: Path) 
     sheets.append(read_sheet(tmp_path / "0.csv"))
     rows = Rows(prepare_sheets(sheets, ROLES, Notation()))
     with pytest.raises(
-        DataError, match=r"column 'a' has an empty cell in row 2 \(and 1 more\); fill it in"
+        DataError, match=r"column 'a' has an empty cell in row 2 \(and 1 more\); correct the cell"
     ):
         rows.numbers("a")
 
@@ -184,7 +192,7 @@ def test_dates_in_two_orders_are_refused_with_the_setting(tmp_path: Path) -> Non
         prepared(tmp_path, text)
     assert str(caught.value) == (
         f"{tmp_path / '0.csv'}: column 'a' has '01/02/1970' in row 1, which may begin with the day "
-        "or the month, and no other date decides; say which by dates = '%d/%m/%Y' or dates = "
+        "or the month, and no other date shows the order; set dates = '%d/%m/%Y' or dates = "
         "'%m/%d/%Y'"
     )
     [found] = prepared(tmp_path, text, notation=Notation(dates="%m/%d/%Y"))
@@ -197,7 +205,7 @@ def test_years_of_two_digits_are_refused_with_the_setting(tmp_path: Path) -> Non
         prepared(tmp_path, text)
     assert str(caught.value).endswith(
         "column 'a' has '31.12.70' in row 1, which looks like a date with a year of two digits; "
-        "say by 'dates' what it is, such as dates = '%d.%m.%y'"
+        "set the format of dates, such as dates = '%d.%m.%y'"
     )
     [found] = prepared(tmp_path, text, notation=Notation(dates="%d.%m.%y"))
     assert found["a"] == [364]
@@ -210,7 +218,7 @@ def test_typed_dates_and_times_are_numbers(caplog: pytest.LogCaptureFixture) -> 
         "clock": [time(6, 30)] * 4,
     }
     with caplog.at_level(logging.WARNING, "fedclade"):
-        made = framed(columns)
+        made = framed(columns, standardize="none")
     assert made.pool.x[0].tolist() == [1, 1.5, 6.5]
     assert caplog.messages == [
         "how the data is read: column 'day' in days since 1970-01-01; column 'moment' in days "
@@ -231,7 +239,7 @@ def test_dates_of_pandas_are_numbers_and_categories_stay() -> None:
         "code": pandas.Categorical(["1,5", "2,5"] * 2),
         "y": [0, 1] * 2,
     })  # fmt: skip
-    pool = federation_from_frame(frame, "who", "y").pool
+    pool = federation_from_frame(frame, "who", "y", standardize="none").pool
     assert pool.columns is not None
     assert pool.columns.inputs == ("moment", "local", "visit", "span", "code=1,5", "code=2,5")
     assert pool.x[0].tolist() == [1.25, 1.25, 1.25, 1.5, 1, 0]
@@ -266,8 +274,8 @@ def test_a_column_of_ids_is_refused_with_examples_and_the_fix() -> None:
         framed({"patient": IDS, "age": range(205)})
     assert str(caught.value) == (
         "column 'patient' has 205 different texts in 205 rows, such as 'P-0000' and 'P-0001', so "
-        "it is an id, a name or a free text and no category; leave it out by drop = ['patient'], "
-        "or take its words as the only input by text = 'patient'"
+        "it is an id, a name or a free text rather than a category; leave it out by exclude = ['patient'], "
+        "or use its words as the only input by text = 'patient'"
     )
     assert framed({"patient": IDS, "age": range(205)}, drop=("patient",)).pool.x.shape == (205, 1)
     assert framed({"patient": IDS, "age": range(205)}, inputs=("age",)).pool.x.shape == (205, 1)
@@ -276,7 +284,8 @@ def test_a_column_of_ids_is_refused_with_examples_and_the_fix() -> None:
 def test_a_target_of_ids_is_refused() -> None:
     frame = pa.table({"who": ["a", "b"] * 20, "x": range(40), "y": IDS[:40]})
     with pytest.raises(
-        DataError, match=r"the target 'y' has 40 different texts in 40 rows.*; take another target"
+        DataError,
+        match=r"the target 'y' has 40 different texts in 40 rows.*; choose another target",
     ):
         federation_from_frame(frame, "who", "y")
 
@@ -297,7 +306,7 @@ def test_a_column_that_becomes_many_is_reported(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING, "fedclade"):
         framed({"place": [f"place {k}" for k in range(51)] * 2})
     assert caplog.messages == [
-        "how the data is read: column 'place' becomes 51 columns, one for each of its texts"
+        "how the data is read: column 'place' becomes 51 columns, one for each text"
     ]
 
 
@@ -307,12 +316,12 @@ def test_other_texts_among_numbers_are_refused_with_their_row(tmp_path: Path) ->
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, lines("a;y", rows))
     assert str(caught.value) == (
-        f"{tmp_path / '0.csv'}: column 'a' has 'k.A.' in row 7 among numbers or dates (different "
-        "texts of this kind: 1); fill it in, or leave the row or the column out"
+        f"{tmp_path / '0.csv'}: column 'a' has the text 'k.A.' in row 7, but most of its texts "
+        "are numbers or dates (different texts that are not: 1); correct the text, or leave the row or the column out"
     )
     dates = [f"{k + 1}.1.2024;1" for k in range(30)] + ["unknown;1"]
     with pytest.raises(
-        DataError, match="column 'a' has 'unknown' in row 31 among numbers or dates"
+        DataError, match="column 'a' has the text 'unknown' in row 31, but most of its"
     ):
         prepared(tmp_path, lines("a;y", dates))
 
@@ -321,8 +330,9 @@ def test_numbers_with_both_marks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, "a;y\n1;0\n1.5;1\n2,5;0\n")
     assert str(caught.value) == (
-        "column 'a' has numbers with a decimal point and with a decimal comma, such as '1.5' and "
-        "'2,5'; write them alike"
+        "column 'a' should have numbers with one decimal mark, got a decimal point and a "
+        "decimal comma, such as in '1.5' and "
+        "'2,5'; write all numbers with the same decimal mark"
     )
 
 
@@ -331,7 +341,7 @@ def test_many_whole_numbers_that_are_texts_are_refused() -> None:
         framed({"age": [str(k % 35) for k in range(40)]})
     assert str(caught.value) == (
         "column 'age' has 35 different texts in 40 rows, such as '0' and '1', which are numbers "
-        "or dates; make them such, or categories of pandas"
+        "or dates; convert the column to numbers or dates, or to the categorical type of pandas"
     )
     assert framed({"age": [str(k % 15) for k in range(40)]}).pool.x.shape == (40, 15)
 
@@ -354,8 +364,8 @@ def test_an_unnamed_column_of_other_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, text)
     assert str(caught.value) == (
-        f"{tmp_path / '0.csv'}: column 2 has no name, but values, such as 0 in row 1; name it in "
-        "the header, or leave it out by drop = ['']"
+        f"{tmp_path / '0.csv'}: column 2 has values, such as 0 in row 1, but no name; add a name to "
+        "the header, or leave the column out by exclude = ['']"
     )
     [found] = prepared(tmp_path, text, roles=ColumnRoles(("y",), drop=("",)))
     assert list(found) == ["a", "y"]
@@ -372,5 +382,5 @@ def test_an_input_that_numbers_the_rows_is_reported(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING, "fedclade"):
         framed({"record": range(100, 120), "a": [1, 2] * 10})
     assert caplog.messages == [
-        "how the data is read: column 'record' numbers the rows, but is an input (drop = ['record'] leaves it out)"
+        "how the data is read: column 'record' numbers the rows, but is an input (exclude = ['record'] leaves it out)"
     ]

@@ -182,22 +182,27 @@ def test_it_trains() -> None:
 @pytest.mark.parametrize(
     ("parts", "given", "message"),
     [
-        ({}, {}, "clients should be a mapping of names to data, of at least 1, got {}"),
+        (
+            {},
+            {},
+            "clients should be a mapping of the name of at least 1 client to its data, got {}",
+        ),
         (
             {"a": 7},
             {},
-            "the data of client 'a' should be (train, test), each a torch data set or a pair (x, y) of arrays",
+            "the data of client 'a' should be (train, test), each of which is a torch data set or a "
+            "pair (x, y) of arrays",
         ),
         ({"a": (None, part(2))}, {}, "the data of client 'a' should be (train, test)"),
         (
             {"a": part(5), "b": part(1)},
             {},
-            "client 'b' has 1 example, but needs 2: one to train on, one to be tested on",
+            "client 'b' has 1 example, but needs 2: one for training and one for testing",
         ),
         (
             {"a": (torch.zeros(3, 1), torch.zeros(2))},
             {},
-            "training data of 'a' should be arrays x and y of one length",
+            "training data of 'a' should be arrays x and y of the same length",
         ),
         (
             {"a": (part(3), (torch.zeros(2, 1), torch.tensor([0, -1])))},
@@ -207,7 +212,8 @@ def test_it_trains() -> None:
         (
             {"a": part(3), "b": (torch.zeros(3, 2), torch.zeros(3))},
             {},
-            "training data of 'b' should look like training data of 'a' (float32 [1]), got float32 [2]",
+            "inputs of training data of 'b' should have the type and shape of inputs of training data of "
+            "'a' (float32 [1]), got float32 [2]",
         ),
         (
             {"a": part(3), "b": (torch.zeros(3, 1), torch.tensor([0, 1, torch.nan]))},
@@ -217,7 +223,7 @@ def test_it_trains() -> None:
         (
             {"a": (torch.zeros(3, 1), torch.zeros(3, 2).long())},
             {},
-            "are several whole numbers for each example; say by",
+            "are several whole numbers for each example, which several",
         ),
         (
             {"a": part(3)},
@@ -232,12 +238,12 @@ def test_it_trains() -> None:
         (
             {"a": part(3)},
             {"standardize": "clients"},
-            "unknown standardize 'clients'; did you mean 'client'?",
+            "unknown value of standardize: 'clients'; did you mean 'client'?",
         ),
         (
             {"a": (["one", "two"], [0, 1])},
             {"standardize": "client"},
-            "should be 'none' for inputs int64 [2, 50]: only columns of numbers [N, F] are scaled, got 'client'",
+            "should be 'none' for inputs int64 [2, 50], as only columns of numbers [N, F] are scaled, got 'client'",
         ),
     ],
 )
@@ -253,7 +259,7 @@ def test_what_cannot_be_used(parts: dict[str, Any], given: dict[str, Any], messa
     [
         (
             lambda x, y: (x, y),
-            r"should be a function of the inputs x alone, got .* of \(x, y\); what changes the targets",
+            r"of the inputs x alone, got .* with the parameters \(x, y\); an augmentation cannot change",
         ),
         ("nowhere:flip", "augment 'nowhere:flip' cannot be imported"),
         ("math:pi", "augment should be a function of a batch of inputs, got 'math:pi'"),
@@ -325,7 +331,7 @@ def test_examples_without_a_label_are_to_be_left_out(none: int) -> None:
     told = (
         f"labels of training data of 'a' should be whole numbers from 0 on, got {none} in example 3"
     )
-    advice = "; where a negative number means that there is no label, leave these examples out"
+    advice = "; if a negative number means that the label is missing, leave these examples out"
     with pytest.raises(DataError) as caught:
         one(x, y)
     assert str(caught.value) == f"{told}, one of 3{advice}"
@@ -337,7 +343,7 @@ def test_examples_without_a_label_are_to_be_left_out(none: int) -> None:
 def test_a_last_label_that_may_mean_none_is_named_where_the_model_lacks_it() -> None:
     x, y = part(6)
     y[4:] = 255
-    told = r"outputs for 256 labels of custom, got \(2, 2\); if label 255 means that there is no label, leave its 2 exa"
+    told = r"for 256 labels of custom, got \(2, 2\); if label 255 stands for a missing label, remove the 2"
     with pytest.raises(ModelError, match=told):
         simulate("fedavg", torch.nn.Linear(1, 2), one(x, y), rounds=1, engine="loop")
 

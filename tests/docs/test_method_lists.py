@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from fedclade import FedAvg
+from fedclade import FedAvg, Requires
 from fedclade.algorithms import METHODS, Method, Paper
 from tests.docs.blocks import ROOT
 
@@ -22,7 +22,7 @@ FILES = ["README.md", "docs/methods/index.md", "mkdocs.yml", *NAMES]
 class Newest(FedAvg):
     """A method that is added."""
 
-    simulated = "it is made up"
+    requires = Requires(simulation="it is made up")
 
 
 NEW = Method(

@@ -108,10 +108,10 @@ def test_the_server_of_the_page_on_networks_finds_what_its_python_finds(
     page = told("docs/federation.md")
     monkeypatch.chdir(page.folder)
     page.names["server"](LocalGrid(page.names["nodes"]), Context(1, 0, {}, RecordDict(), {}))
-    run = Run.load(page.folder / "runs/federation")
+    run = Run.load(page.folder / "runs/hospitals")
     assert run.tree.leaf_of == page.names["run"].tree.leaf_of
     assert set(run.tree.leaf_of) == {0, 1, 2, 3}
-    assert [row["client"] for row in rows_of_clients(page.folder / "runs/federation")[-4:]] == [
+    assert [row["client"] for row in rows_of_clients(page.folder / "runs/hospitals")[-4:]] == [
         0,
         1,
         2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ import pytest
 import typer
 
 from fedclade.cli import app
+from fedclade.cli.example import EXAMPLES
 from fedclade.config import (
     Building,
     check_config,
@@ -97,8 +99,7 @@ def check_fedclade(arguments: Sequence[str]) -> None:
         f"{key}={given[key]}" for key in ("seed", "rounds", "engine") if given.get(key) is not None
     ]
     if command in ("data build", "data schema"):
-        Path("hospitals").mkdir(exist_ok=True)
-        Path("hospitals/north.csv").write_text("age,readmitted\n1,0\n")
+        shutil.copytree(EXAMPLES / "hospitals", "hospitals", dirs_exist_ok=True)
         Building.read(given["source"], changes)
     elif command in ("run", "validate", "sweep"):
         check_settings(given["config"], changes)

@@ -120,7 +120,7 @@ def test_export_writes_a_model_and_its_cards(
     assert set(load_file(tmp_path / "models" / "three.safetensors")) == {"1.weight", "1.bias"}
     for name, asked, told in (
         ("four", ("--client", "9"), "error: client 9 is not in the parameter tree"),
-        ("four", (), "error: export takes either --client or --node, got neither"),
+        ("four", (), "error: an export needs either --client or --node, got neither"),
         ("three", ("--node", "0"), "error: models/three.safetensors exists already"),
     ):
         outcome = fedclade("export", "result", *asked, "--out", f"models/{name}.safetensors")
@@ -135,8 +135,11 @@ def test_run_writes_the_whole_run_folder(
     outcome = fedclade("run", small, "--out", "result")
     assert outcome.code == 0, outcome.err
     assert "run folder: result" in outcome.out
-    assert files_in(tmp_path / "result") == {
+    files = files_in(tmp_path / "result")
+    # How many checkpoints are written depends on how long a round takes.
+    assert {file for file in files if not file.startswith("checkpoints/")} == {
         "config.toml",
+        "gains.json",
         "summary.json",
         "manifest.json",
         "metrics.parquet",
@@ -427,13 +430,13 @@ def test_assign_takes_the_clients_of_another_config(
         (("nowhere",), "nowhere is not a run folder: it has no summary.json"),
         (
             ("plain",),
-            "plain held no clients back; specify newcomers with --config NEW.toml, or run its config again",
+            "plain held back no clients as newcomers; specify newcomers with --config NEW.toml",
         ),
         (("held", "--out", "table.txt"), "--out should end in .csv or .json, got table.txt"),
         (("held", "--config", "missing.toml"), "there is no config missing.toml"),
         (
             ("held", "--config", "mlp.toml"),
-            "mlp.toml: [model] should be that of the run, {'name': 'mclr'}, or left out",
+            "mlp.toml: [model] should be the model of the run, {'name': 'mclr'}, or left out",
         ),
         (
             ("held", "--config", "other.toml"),
@@ -443,7 +446,7 @@ def test_assign_takes_the_clients_of_another_config(
         (("held", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
         (
             ("python",),
-            "python was not made from a config, so its clients cannot be loaded again; in Python, pass them",
+            "python was not made from a config, so its clients cannot be loaded again; pass the newcomers",
         ),
     ],
 )
@@ -606,7 +609,7 @@ def test_an_interrupted_run_is_finished_where_it_stands(
         patched.setattr("fedclade.runs.callbacks._Stop.on_round", lambda *_: next(rounds) == 2)
         assert fedclade("run", small, "--out", "result", "--set", "rounds=9").code == 130
     assert (
-        "--finish adds no rounds, and --rounds 12 would"
+        "--finish trains no further rounds, but --rounds 12 requests a number of rounds"
         in fedclade("resume", "result", "--finish", "--rounds", "12").err
     )
     outcome = fedclade("resume", "result", "--finish")
@@ -640,7 +643,9 @@ def test_resume_refuses_what_it_cannot_continue(
     outcome = fedclade("resume", "result")
     assert outcome.code == 2
     assert "unknown model 'Sequential'" in outcome.err
-    assert "a run begun by fedclade.simulate is continued by the same call" in outcome.err
+    assert (
+        "if fedclade.simulate started the run, repeat the same call to continue it" in outcome.err
+    )
 
 
 def test_compare_reads_what_is_finished_and_continues_the_rest(
@@ -663,11 +668,11 @@ def test_compare_reads_what_is_finished_and_continues_the_rest(
         line.split(",")[:6] for line in (tmp_path / "both/comparison.csv").read_text().splitlines()
     ] == columns
     assert (
-        "--resume needs the folder to continue in; set it with --out"
+        "--resume needs the folder of the sweep or comparison to continue; set it with --out"
         in fedclade(*asked[:3], "--resume").err
     )
     assert "its seed" not in fedclade(*asked, "--resume").err
-    assert "holds a run of another config: its local.lr is 0.1, not 0.2" in (
+    assert "contains a run with another config: its local.lr is 0.1, not 0.2" in (
         fedclade(*asked, "--resume", "--set", "local.lr=0.2").err
     )
 
@@ -795,7 +800,9 @@ def test_cite_prints_bibtex(fedclade: Callable[..., Outcome]):
     assert "arXiv:2010.06870" in fedclade("cite", "fedgroup").out
     outcome = fedclade("cite", "clf")
     assert outcome.code == 2
-    assert "unknown name to cite 'clf'; did you mean 'cfl'?" in outcome.err
+    assert (
+        "unknown algorithm, data set or other component 'clf'; did you mean 'cfl'?" in outcome.err
+    )
 
 
 def test_every_shipped_config_is_valid(fedclade: Callable[..., Outcome]):
@@ -816,7 +823,7 @@ def test_the_shipped_suite_has_every_algorithm_at_both_scales():
             data = next(iter(scenario.configs.values())).data
             known_truth = data["shift"] != "none" or data["partition"] == "label_groups"
             # which models must fit
-            parted = {name for name, entry in ALGORITHMS.items() if entry.algorithm.personal}
+            parted = {name for name, entry in ALGORITHMS.items() if entry.requires.personal}
             # whose rounds are buffers; which is for hundreds of private clients
             apart = {"fedbuff", "private_choice"}
             expected = ALGORITHMS.keys() - parted - apart
@@ -867,7 +874,7 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
         (("run", "cfl-mnits-label-swap"), "did you mean 'cfl-mnist-label-swap'?"),
         (
             ("run", "small.toml", "--set", "data.clients"),
-            "--set takes section.key=value, got 'data.clients'",
+            "--set should have the form section.key=value, got 'data.clients'",
         ),
         (("run", "small.toml", "--set", "data.clients=0"), "clients should be at least 1, got 0"),
         (
@@ -878,9 +885,12 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
         (("run", "small.toml", "--set", "data.name=mnist", "--data-dir", "nowhere"), "nowhere"),
         (
             ("run", "small.toml", "--set", "local.lr=1e30"),
-            "nobody answered, though asked 3 times: client 0: norm",
+            "no client replied to any of 3 queries: client 0: norm",
         ),
-        (("run", "small.toml", "--set", "local.lr=1e38"), "entries are NaN or infinite (and"),
+        (
+            ("run", "small.toml", "--set", "local.lr=1e38"),
+            "entries of the update are NaN or infinite (and",
+        ),
         (
             ("run", "small.toml", "--set", "algorithm.name=ifca"),
             "unknown key of [algorithm]: 'eps2'",
@@ -918,22 +928,25 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
         (("tree", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (
             ("compare", "small.toml", "small.toml"),
-            "each config can be compared once, got more than one named small",
+            "configs to compare should have different names, got several of small",
         ),
         (
             ("compare", "small.toml", "--scale", "smoke"),
-            "the config small has no scales; give scenarios only",
+            "the config small is not a scenario, so it does not support --scale; leave out --scale",
         ),
         (
             ("compare", "small.toml", "swap.toml"),
-            "the config small cannot be compared with scenarios",
+            "the config small is not a scenario, so it cannot be compared with scenarios",
         ),
         (
             ("compare", "swap.toml", "--scale", "smok"),
             "unknown scale 'smok'; did you mean 'smoke'? (known: smoke)",
         ),
-        (("compare", "swap.toml", "--set", "algorithm.eps2=1"), "a scenario has no [algorithm]"),
-        (("compare", "empty"), "the folder empty holds no config"),
+        (
+            ("compare", "swap.toml", "--set", "algorithm.eps2=1"),
+            "a scenario should have no section [algorithm]",
+        ),
+        (("compare", "empty"), "the folder empty contains no config"),
         (
             ("run", "swap.toml"),
             "swap.toml is a scenario: it has several [algorithms]; run it with 'fedclade compare'",
@@ -975,7 +988,8 @@ def test_a_model_of_the_users_own_is_found_where_the_user_stands(
     outcome = fedclade("run", small, "--out", "result", "--set", "model.name=my_models:wrong")
     assert outcome.code == 2
     assert (
-        "the model should give (2, 10) outputs for 10 labels of digits, got (2, 3)" in outcome.err
+        "the model should return outputs of shape (2, 10) for 10 labels of digits, got (2, 3)"
+        in outcome.err
     )
     typo = ("--set", "model.name=my_models:linear", "--set", "model.witdh=3")
     outcome = fedclade("run", small, "--out", "result", *typo)

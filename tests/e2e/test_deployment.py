@@ -293,8 +293,11 @@ def test_what_one_client_sends_costs_no_other_its_answer(federation, tmp_path):
         if event["kind"] == "left_out" and event["query"] == "train"
     ]
     assert sorted(why) == ["0", "1", "2"]
-    assert why["0"] == "signed by another key than that of the client's introduction"
-    assert why["1"].startswith("cannot be read: DecodeError")
+    assert (
+        why["0"]
+        == "the reply is signed by another key than the one that the client registered with"
+    )
+    assert why["1"].startswith("the message cannot be read: DecodeError")
     assert "bytes once it is unpacked, more than" in why["2"]
     assert run.metric_rows[0]["clients_trained"] == 1
 
@@ -361,7 +364,7 @@ def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
     left_out = {event["round"]: event["clients"] for event in events if event["kind"] == "left_out"}
     # Flower gives up the message of a dead node once its heartbeats are missed; who is back before never was away.
     assert left_out[1].pop("1") in (DROPPED_OUT, TOO_LATE)
-    assert left_out == {1: {"3": "9610 of 9610 entries are NaN or infinite"}}
+    assert left_out == {1: {"3": "9610 of 9610 entries of the update are NaN or infinite"}}
     members = json.loads((out / "clients.json").read_text())["clients"]
     assert (
         {int(client): member["node"] for client, member in members.items()}

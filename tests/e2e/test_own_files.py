@@ -98,7 +98,7 @@ def test_what_is_wrong_with_a_table_is_one_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     with (hospitals.parent / "hospitals" / "hospital-3.csv").open("a") as table:
-        table.write("\n,20.0,icu,no")
+        table.write("\ninf,20.0,icu,no")
     assert (
         fedclade(
             monkeypatch, "run", str(hospitals), "--out", str(hospitals.parent / "out"), "--quiet"
@@ -106,5 +106,5 @@ def test_what_is_wrong_with_a_table_is_one_line(
         != 0
     )
     told = capsys.readouterr().err.strip()
-    assert "hospital-3.csv: column 'age' has an empty cell in row 81; fill it in" in told
+    assert "hospital-3.csv: column 'age' has inf in row 81; correct the cell" in told
     assert "\n" not in told

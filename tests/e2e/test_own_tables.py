@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,11 @@ from deployment import Deployment
 from fedclade import Run
 
 pytestmark = pytest.mark.slow
+
+# Found when the module is read: each test runs without the variable.
+REAL_DATA = Path(
+    os.environ.get("FEDCLADE_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data"
+)
 
 PROJECT = """
 [project]
@@ -105,3 +112,44 @@ def test_two_hospitals_share_one_encoding_by_config_and_in_python(tmp_path: Path
         assert run.summary["inputs"]["columns"] == ["city=bern", "city=oslo", "city=rome"], name
         assert run.summary["inputs"]["labels"] == ["no", "yes"], name
         assert len(run.tree.leaves) == 1, name
+
+
+HEART = REAL_DATA / "natural" / "heart"
+SITES = ("cleveland", "hungarian", "switzerland", "va")
+
+
+@pytest.mark.skipif(not HEART.is_dir(), reason="the heart data is not there")
+def test_four_hospitals_with_missing_values_each_have_their_own_file(tmp_path: Path):
+    """Raw files of four hospitals, in which two thirds of a column are empty."""
+    project = PROJECT.replace("patients.csv", "heart.csv")
+    project = project.replace('data.target = "back"', 'data.target = "target"')
+    project = project.replace("network.clients = 2", "network.clients = 4")
+    project = project.replace("local.epochs = 15\nlocal.batch_size = 10\nlocal.lr = 0.5\n", "")
+    app = write_app(tmp_path / "app", BY_CONFIG)
+    (app / "pyproject.toml").write_text(project)
+    folder = tmp_path / "deployment"
+    data_dir = f'data-dir="{folder}/node-{{node}}"'
+    deployment = Deployment(folder, app, nodes=4, node_config=data_dir)
+    for node, site in enumerate(SITES):
+        deployment.node_folder(node).mkdir(parents=True)
+        (deployment.node_folder(node) / "heart.csv").write_bytes(
+            (HEART / f"{site}.csv").read_bytes()
+        )
+    with deployment:
+        deployment.run({"network.out": str(tmp_path / "run")})
+    run = Run.load(tmp_path / "run")
+    assert len(run.client_rows) == 4
+    assert run.summary["accuracy"]["mean"] > 0.3
+    inputs = run.summary["inputs"]
+    assert len(inputs["fill"]) == len(inputs["columns"])
+    ca = inputs["columns"].index("ca")
+    assert 0 < inputs["fill"][ca] < 3  # the mean number of vessels of all hospitals
+    assert not any(math.isnan(client["accuracy"]) for client in run.client_rows)
+    assert run.gains is not None
+    rows = {len((HEART / f"{site}.csv").read_text().splitlines()) - 1 for site in SITES}
+    tested = {client.n_test + client.n_train for client in run.gains.clients}
+    assert tested == rows
+    for client in run.gains.clients:
+        gain = client.gains["trivial"]
+        assert gain.low is not None
+        assert gain.low <= gain.value <= gain.high

@@ -18,6 +18,7 @@ from tests.browser import chromium
 from fedclade import Run
 from fedclade.cli import main
 from fedclade.config import read_config
+from fedclade.core import RunInterrupted
 
 SMALL = """
 rounds = 3
@@ -85,7 +86,7 @@ def test_report_writes_a_page_beside_its_run(fedclade, monkeypatch: pytest.Monke
     assert f"figures: {CFL}/figures" in out
     assert out.rstrip().endswith(f"report: {CFL}/report.html")
     page = Path(CFL, "report.html")
-    assert " points against fedavg" in page.read_text()
+    assert "] against fedavg" in page.read_text()
     assert opened == [page.resolve().as_uri()]
     assert Run.load(CFL).summary["rounds"] == 3, "the folder is still read"
 
@@ -120,16 +121,16 @@ def test_report_compares_runs_on_one_page(fedclade):
         ((CFL, "--out", "page.pdf"), "--out should end in .html, got page.pdf"),
         (
             (CFL, FEDAVG, "--against", FEDAVG),
-            "--against needs a report of one run; several runs are compared with FedAvg",
+            "--against needs a report of one run, got several; several runs are compared with FedAvg",
         ),
-        ((CFL, CFL), f"each run can be compared once, got {CFL} more than once"),
+        ((CFL, CFL), f"each run can be compared only once, got {CFL} more than once"),
         (
             (CFL, "--against", "smaller"),
             "--against should be a run of the same clients: smaller has no client 3",
         ),
         (
             (CFL, "--against", "words"),
-            "--against should be a run of the same task: words has no accuracy",
+            "--against should be a run of the same task: words has no metric accuracy",
         ),
         ((CFL, "--against", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (("nowhere",), "nowhere is not a run folder: it has no summary.json"),
@@ -248,7 +249,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_run(fedclade):
     code, _, err = fedclade("run", "small.toml", "--out", "result", "--dashboard", "--port", port)
     server.close()
     assert code == 2
-    assert f"error: cannot listen on port {port}" in err
+    assert f"error: the dashboard cannot listen on port {port}" in err
     assert not Path("result").exists()
 
 
@@ -297,3 +298,89 @@ def test_a_browser_sees_new_rounds_as_they_end(runs: dict[str, Run], tmp_path: P
 def _written(path: Path) -> Path:
     path.write_text(SMALL.replace("rounds = 3", "rounds = 6", 1))
     return path
+
+
+HOSPITALS = """
+rounds = 1
+[data]
+files = "data/*.csv"
+target = "back"
+attributes = "sites.csv"
+[report]
+references = false
+"""
+
+
+@pytest.fixture
+def hospital_run(fedclade: Callable[..., tuple[int, str, str]], tmp_path: Path) -> Path:
+    """The folder of a run of two hospitals without references."""
+    (tmp_path / "data").mkdir()
+    for name in ("north", "south"):
+        rows = "".join(f"{i},{i % 2}\n" for i in range(12))
+        (tmp_path / "data" / f"{name}.csv").write_text(f"age,back\n{rows}")
+    (tmp_path / "sites.csv").write_text("client,country\nnorth,Norway\nsouth,Italy\n")
+    (tmp_path / "hospitals.toml").write_text(HOSPITALS)
+    code, _, err = fedclade("run", "hospitals.toml", "--out", "run", "--quiet")
+    assert code == 0, err
+    return tmp_path / "run"
+
+
+def test_references_are_added_to_a_finished_run_and_written_as_csv(fedclade, hospital_run):
+    assert Run.load(hospital_run).gains.models == ("trivial", "cluster_model")
+    code, out, err = fedclade("report", "run", "--references")
+    assert code == 0, err
+    assert Run.load(hospital_run).gains.models[1] == "alone"
+    head, *rows = (hospital_run / "gains.csv").read_text().splitlines()
+    assert head.split(",")[-1] == "attribute_country"
+    assert [row.split(",")[1] for row in rows] == ["north", "south"]
+    assert "What do the clients gain?" in out
+    assert "gains.csv" in out
+    assert "What do the clients gain?" in (hospital_run / "report.html").read_text()
+
+
+def test_resume_continues_references_that_a_report_began(fedclade, tmp_path):
+    folder = tmp_path / "run"
+    code, _, err = fedclade("run", "small.toml", "--out", "run", "--quiet")
+    assert code == 0, err
+    config = read_config(folder / "config.toml")
+    with pytest.raises(RunInterrupted):
+        config.run(config.federation(), folder=folder, references=True, stop=lambda: True)
+    code, out, err = fedclade("resume", "run", "--finish")
+    assert (code, "there is nothing to continue" in out) == (0, True), err
+    code, out, err = fedclade("resume", "run")
+    assert code == 0, err
+    assert "training the reference alone, for the report" in out
+    assert "training the reference one_model, for the report" in out
+    assert Run.load(folder).gains.models[1:3] == ("alone", "one_model")
+
+
+def test_attributes_are_read_for_the_report(fedclade, hospital_run, tmp_path):
+    (tmp_path / "others.csv").write_text("client,beds\nnorth,100\nsouth,900\n")
+    code, _, err = fedclade("report", "run", "--attributes", "others.csv")
+    assert code == 0, err
+    assert "attribute_beds" in (hospital_run / "gains.csv").read_text()
+    assert Run.load(hospital_run).gains.clients[0].attributes == {"country": "Norway"}
+    code, _, err = fedclade("report", "run", "--attributes", "nowhere.csv")
+    assert code == 2
+    assert "cannot read attributes of clients: there is no file nowhere.csv" in err
+
+
+def test_references_need_data_that_can_be_loaded(fedclade, tmp_path, runs):
+    run = runs["cfl"]
+    network = replace(run, config={**run.config, "network": {"clients": 4}})
+    network.save(tmp_path / "network")
+    code, _, err = fedclade("report", "network", "--references")
+    assert code == 2
+    assert "run of a network, whose clients' data never leaves them" in " ".join(err.split())
+    python = replace(run, config={**run.config, "model": {"name": "MyModel"}})
+    python.save(tmp_path / "python")
+    code, _, err = fedclade("report", "python", "--references")
+    assert code == 2
+    assert "was not made from a config" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("option", [("--references",), ("--attributes", "sites.csv")])
+def test_references_and_attributes_are_for_one_run(fedclade, option):
+    code, _, err = fedclade("report", "both/cfl/seed-0", "both/fedavg/seed-0", *option)
+    assert code == 2
+    assert f"{option[0]} needs a report of one run, got 2 runs" in " ".join(err.split())

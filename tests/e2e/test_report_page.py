@@ -17,8 +17,16 @@ from fedclade.runs.store import Run
 PAGES = ("cfl", "fl_hc", "three")
 
 FIGURES = {
-    "cfl": {"scores-0", "similarity-0", "flow-0", "clients-0", "norms-0"},
-    "fl_hc": {"scores-0", "similarity-0", "dendrogram-0", "flow-0", "clients-0", "norms-0"},
+    "cfl": {"gains-0", "scores-0", "similarity-0", "flow-0", "clients-0", "norms-0"},
+    "fl_hc": {
+        "gains-0",
+        "scores-0",
+        "similarity-0",
+        "dendrogram-0",
+        "flow-0",
+        "clients-0",
+        "norms-0",
+    },
     "three": {"scores-0", "clusters-0", "traffic-0", "clients-0"},
 }
 
@@ -195,6 +203,33 @@ def test_another_cluster_s_similarities_can_be_chosen(desk: tuple[str, Watched])
         expect(watched.page.locator("#similarity-0")).to_be_hidden()
         expect(watched.page.locator("#similarity-1 .hm image")).to_have_count(1)
     watched.check()
+
+
+def test_the_table_of_clients_is_sorted_by_a_click_on_a_head(desk: tuple[str, Watched]):
+    name, watched = desk
+    if name == "three":
+        expect(watched.page.locator("#gains")).to_have_count(0)
+        return
+    table = watched.page.locator("#gains table.sortable")
+    head = table.locator("thead button", has_text="gain over trivial")
+
+    def gains() -> list[float]:
+        texts = table.locator("tbody tr").evaluate_all(
+            "(rows, column) => rows.map((row) => row.cells[column].textContent)",
+            head.evaluate("button => button.closest('th').cellIndex"),
+        )
+        return [float(text.split(" ")[0].replace("−", "-")) for text in texts]
+
+    assert len(set(gains())) > 1, "or no order shows anything"
+    head.click()
+    assert gains() == sorted(gains(), reverse=True)
+    head.press("Enter")
+    assert gains() == sorted(gains())
+    expect(head.locator("xpath=..")).to_have_attribute("aria-sort", "ascending")
+    names = table.locator("thead button", has_text="client").first
+    names.click()
+    first = table.locator("tbody th").first
+    expect(first).to_have_text("client-0")
 
 
 def test_without_a_browser_the_tests_fail_and_say_how_to_get_one(monkeypatch: pytest.MonkeyPatch):

@@ -85,7 +85,7 @@ def test_of_all_those_are_left_out_whose_data_is_missing(
     monkeypatch.setattr(command, "EXPERIMENTS", {"needy": needy, "tiny": TINY})
     code, out, _ = call("all", "--data-dir", str(tmp_path), "--out", "here")
     assert code == 0
-    assert f"needy is left out: femnist is not in {tmp_path}" in out
+    assert f"experiment needy is skipped: femnist is not in {tmp_path}" in out
     assert {path.name for path in Path("here").glob("*.json")} == {"tiny-laptop.json"}
     code, _, err = call("needy", "--data-dir", str(tmp_path))
     assert code != 0
@@ -118,7 +118,10 @@ def test_an_interrupted_command_goes_on_where_it_stopped(
     monkeypatch.setattr(command, "EXPERIMENTS", {"tiny": replace(TINY, measure=interrupted)})
     code, out, _ = call("tiny")
     assert code == 130
-    assert "interrupted before the piece 'seed 3'; go on with the same command" in out
+    assert (
+        "interrupted before measuring the piece 'seed 3'; run the same command again to continue"
+        in out
+    )
     assert call("tiny")[0] == 0
     assert made == [1, 3]
 
@@ -134,7 +137,8 @@ def test_names_are_taken_once_and_all_means_all():
     assert command.choose(["a", "a"], known) == [TINY]
     assert command.choose(["all"], known) == [TINY, TINY]
     with pytest.raises(
-        ConfigError, match="name an experiment of 'fedclade reproduce --list', or 'all'"
+        ConfigError,
+        match="no experiment is named; name experiments of 'fedclade reproduce --list', or 'all'",
     ):
         command.choose([], known)
 

@@ -78,7 +78,8 @@ def test_if_they_do_not_come_back_the_run_ends_and_says_so():
     grid = grid_of(federation_of(FOUR))
     Outage(grid, (0, 1, 2, 3), number=2, looks=10**9)
     with pytest.raises(
-        UpdateError, match=r"nobody is connected any more, and nobody came back within 0.5 s; start"
+        UpdateError,
+        match=r"all clients are disconnected, and no client has reconnected within 0.5 s; start",
     ):
         federated(grid, FedAvg(), rounds=3)
 

@@ -20,7 +20,7 @@ from fedclade import (
 )
 from fedclade.channel import Budget, noisy_steps
 from fedclade.channel.accounting import Ledger
-from fedclade.core.queries import Round
+from fedclade.core import Models, Round, TrainQuery
 from fedclade.data.agreement import Proposal
 from fedclade.flower import LocalGrid, LocalNode, client_app
 from fedclade.flower.client_handler import ClientHandler, privatizing_of
@@ -33,7 +33,8 @@ from tests.flower.test_client_handler import OPEN, ask, update_of
 
 PRIVACY = ExamplePrivacy(clip_norm=1.0, noise_multiplier=4.0)
 EXAMPLES = 24
-ONCE = noisy_steps(Round(2, LOCAL), EXAMPLES)
+QUERY = TrainQuery([0], Models(torch.zeros(1, 1), [0]), Round(2, LOCAL))
+ONCE = noisy_steps(QUERY, EXAMPLES)
 
 
 def private(folder: Path, epsilon: float = float("inf"), **more: Any):
@@ -99,13 +100,17 @@ def test_a_budget_holds_for_its_level_alone(tmp_path: Path):
     ):
         privatizing_of(whole, Budget(epsilon=3.0, level="example"), tmp_path, {0: EXAMPLES})
     with pytest.raises(
-        ConfigError, match=r"this client may spend ε = 3, and an update without noise has no bound"
+        ConfigError,
+        match=r"this client has a privacy budget of ε = 3, and an update without noise has no bounded",
     ):
         privatizing_of(None, Budget(epsilon=3.0, level="example"), tmp_path, {0: EXAMPLES})
-    with pytest.raises(ConfigError, match=r"a private client needs a folder for its ledger"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a client with differential privacy needs a folder for its privacy ledger",
+    ):
         privatizing_of(PRIVACY, Budget(epsilon=3.0, level="example"), None, {0: EXAMPLES})
     with pytest.raises(
-        ConfigError, match=r"this client does not say what it may spend; set epsilon in its node"
+        ConfigError, match=r"this client has no privacy budget; set epsilon in its node"
     ):
         privatizing_of(PRIVACY, None, tmp_path, {0: EXAMPLES})
     assert privatizing_of(None, None, None, {}) is None
@@ -122,7 +127,7 @@ def test_a_node_says_whom_its_budget_protects():
 
 
 def test_a_question_for_gradients_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"do not tell gradients over all their examples"):
+    with pytest.raises(ConfigError, match=r"do not reveal gradients over all their examples"):
         ask(private(tmp_path, policy=OPEN), what="gradients")
 
 
@@ -130,7 +135,7 @@ def test_a_client_whose_examples_are_private_scales_by_no_statistics_of_its_own(
     x, y = torch.arange(60.0).reshape(20, 3).cos(), torch.arange(20) % 2
     own = federation({"one": ((x, y), (x, y))}, standardize="client")
     budget = Budget(epsilon=8.0, level="example")
-    why = "with standardize = 'client' it moves the mean and the deviation"
+    why = "with standardize = 'client', an example changes the mean"
     with pytest.raises(ConfigError, match=why):
         ClientHandler(own, "mclr", privacy=PRIVACY, budget=budget, folder=tmp_path)
     app = client_app("mclr", lambda context: own, privacy=PRIVACY, budget=budget)
@@ -144,8 +149,7 @@ def test_a_client_whose_examples_are_private_proposes_no_words_of_its_own():
     proposal = Proposal(DataSchema(words=("<pad>", "<unk>", "film")))
     sharing = SchemaSharing(Policy(share_schema=True), is_private=True, by_example=True)
     with pytest.raises(
-        ConfigError,
-        match="a vocabulary of this client's own texts moves with each of them; declare a",
+        ConfigError, match="a vocabulary from this client's own texts, since single examples change"
     ):
         sharing.check(proposal, 100)
     SchemaSharing(Policy(share_schema=True), is_private=True).check(proposal, 100)

@@ -58,15 +58,18 @@ def missing(context: Context) -> Any:
 @pytest.mark.parametrize(
     ("data_fn", "why"),
     [
-        (lambda context: [1, 2], "data_fn should return a federation of one client, got a list"),
-        (lambda context: None, "data_fn should return a federation of one client, got a NoneType"),
+        (lambda context: [1, 2], "data_fn should return a Federation with one client, got a list"),
+        (
+            lambda context: None,
+            "data_fn should return a Federation with one client, got a NoneType",
+        ),
         (
             lambda context: federation_of(FOUR),
-            "data_fn should return a federation of one client, got 4; see alone()",
+            "data_fn should return a federation of one client, got 4 clients; select one with Federation.alone(number)",
         ),
         (
             lambda context: federation_of(FOUR).alone(9),
-            "there is no client 9; tiny has clients 0 to 3",
+            "the federation has no client 9; tiny has clients 0 to 3",
         ),
         (missing, "[Errno 2] No such file or directory: '/data/mine.csv'"),
     ],
@@ -88,24 +91,24 @@ def test_data_that_is_not_there_is_refused_with_the_reason(
         ),
         (
             {"secret-file": "/nowhere/secret"},
-            "cannot read the clients' secret /nowhere/secret: .*No such file",
+            "cannot read the file /nowhere/secret with the clients' secret: .*No such file",
         ),
-        ({"folder": "SECRET"}, "cannot make the client's folder .*secret: File exists"),
+        ({"folder": "SECRET"}, "cannot create the client's folder .*secret: File exists"),
         (
             {"folder": "SECRET/below"},
-            "cannot make the client's folder .*secret/below: Not a directory",
+            "cannot create the client's folder .*secret/below: Not a directory",
         ),
         (
             {"partition-id": "two"},
-            "partition-id in the node config should be a number of at least 0, got 'two'",
+            "partition-id in the node config should be a whole number of at least 0, got 'two'",
         ),
         (
             {"partition-id": -1},
-            "partition-id in the node config should be a number of at least 0, got -1",
+            "partition-id in the node config should be a whole number of at least 0, got -1",
         ),
         (
             {"partition-id": True},
-            "partition-id in the node config should be a number of at least 0, got True",
+            "partition-id in the node config should be a whole number of at least 0, got True",
         ),
     ],
 )
@@ -131,7 +134,7 @@ def test_so_is_a_model_that_is_unknown_and_a_private_client_without_a_folder():
         perceptron, lambda context: alone, privacy=DifferentialPrivacy(clip_norm=1.0)
     )
     assert hello_of(private)["refused"] == (
-        "a private client needs a folder for its ledger; set folder in its node config"
+        "a client with differential privacy needs a folder for its privacy ledger; set folder in its node config"
     )
 
 
@@ -173,7 +176,7 @@ def test_a_broken_client_does_not_keep_the_others_from_running():
     assert run.tree.leaf_of.keys() == {0, 2, 3}
     (event,) = run.events
     assert event["nodes"] == {
-        "101": "it did not introduce itself: data_fn should return a federation of one client, got a list"
+        "101": "it has not registered: data_fn should return a Federation with one client, got a list"
     }
 
 
@@ -234,7 +237,8 @@ def test_what_the_server_says_was_spent_is_what_the_ledgers_say(
 ):
     """The ledger of the client that sent most; both ask for updates only, and all are asked in every round."""
     privacy = DifferentialPrivacy(clip_norm=0.5, noise_multiplier=8.0)
-    personal = {"personal": algorithm.personal} if algorithm.personal else {}
+    part = algorithm.requires.personal
+    personal = {"personal": part} if part else {}
     grid = private_grid(tmp_path, noise=8.0, **personal)
     run = federated(grid, algorithm, rounds=3, privacy=privacy, **personal)
     ledgers = [Ledger(tmp_path / f"client-{client}" / "privacy.json") for client in range(4)]
@@ -263,7 +267,8 @@ def test_algorithms_that_ask_private_clients_for_training_losses_are_told(tmp_pa
     run = federated(private_grid(tmp_path), FedAvg(), rounds=1)
     assert reasons(run, of_training=True) == {}
     with pytest.raises(
-        UpdateError, match=r"nobody answered.*do not tell training losses.*goes by updates alone"
+        UpdateError,
+        match=r"no client replied.*do not reveal training losses.*settings that need only updates",
     ):
         federated(private_grid(tmp_path), IFCA(clusters=2), rounds=2)
 

@@ -20,7 +20,17 @@ from fedclade.channel.accounting import Budget
 from fedclade.channel.encoding import decode, encoded_bytes
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.channel.signature import CountSketch, Permutation, Signature
-from fedclade.core import imported
+from fedclade.core import (
+    ClientWork,
+    DistanceToAnchor,
+    FromStored,
+    LocalModel,
+    Nothing,
+    Proximal,
+    Splits,
+    Updates,
+    imported,
+)
 from fedclade.core.errors import ConfigError, DataError, PolicyError, PrivacyError, UpdateError
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -103,8 +113,15 @@ def test_it_sends_the_mean_of_all_replicates_and_their_signatures_in_one_answer(
     federation = federation_of(FOUR)
     clients, _ = simulated(federation, perceptron())
     sketch = CountSketch(3, LAYOUT.n_parameters, dim) if dim else None
-    asked = Round(2, LOCAL, 3, replicates=2, part_size=part_size)
-    halves = [clients.train([2], MODEL[None], [0], asked.of_part(k)) for k in (0, 1)]
+    splits = Splits(2, part_size)
+
+    def train_half(place: int) -> Updates:
+        data, local = splits.split(place, LOCAL)
+        this_round = Round(2, local, 3, purpose=f"train {place}")
+        work = ClientWork(data=data, store=Nothing())
+        return clients.train([2], MODEL[None], [0], this_round, work)
+
+    halves = [train_half(place) for place in (0, 1)]
     signatures = [
         sketch.apply(half.signatures[0]) if sketch else half.signatures[0] for half in halves
     ]
@@ -144,8 +161,8 @@ def test_it_sends_the_signatures_of_those_parameters_that_it_is_asked_for(dim: i
 @pytest.mark.parametrize(
     ("of", "error", "text"),
     [
-        ("3", UpdateError, "'of' should be a list of patterns, got '3'"),
-        ([3], UpdateError, r"'of' should be a list of patterns, got \[3\]"),
+        ("3", UpdateError, "'of' in a query should be a list of name patterns, got '3'"),
+        ([3], UpdateError, r"'of' in a query should be a list of name patterns, got \[3\]"),
         (["outptu"], ConfigError, "signature.of = 'outptu' matches no shared parameter"),
     ],
 )
@@ -160,15 +177,16 @@ def test_parameters_that_are_not_there_are_refused(of: object, error: type[Excep
         (0, 5, 0, "0 parts"),
         (25, 5, 0, "25 parts"),
         (2, -1, 0, "2 parts"),
-        (3, 5, 9, "3 parts of 9"),
-        (2, 5, -1, "2 parts of -1"),
+        (3, 5, 9, "3 parts of size 9"),
+        (2, 5, -1, "2 parts of size -1"),
     ],
 )
 def test_replicates_that_cannot_be_made_are_refused(
     replicates: int, dim: int, part_size: int, parts: str
 ):
     with pytest.raises(
-        UpdateError, match=f"asked for {parts} of 24 training examples, compared by {dim} numbers"
+        UpdateError,
+        match=f"the query requests {parts} of 24 training examples, compared by {dim} numbers",
     ):
         ask(handler_of(2, federation_of(FOUR)), replicates=replicates, dim=dim, part_size=part_size)
 
@@ -177,7 +195,8 @@ def test_it_is_pulled_to_the_anchor_that_it_is_sent():
     federation = federation_of(FOUR)
     clients, _ = simulated(federation, perceptron())
     spec, models = LocalTraining(mu=0.5), torch.stack([MODEL, MODEL + 1])
-    here = clients.train([2], models, [0], Round(2, spec, 3), [1])
+    work = ClientWork(steps=Proximal(0.5))
+    here = clients.train([2], models, [0], Round(2, LocalTraining(), 3), work, anchors=[1])
     there = ask(
         handler_of(2, federation),
         sent={"model": models[0], "anchor": models[1]},
@@ -203,7 +222,10 @@ def test_it_evaluates_all_models_that_it_is_sent():
 
 
 def test_a_question_of_a_kind_that_it_does_not_know_is_refused():
-    why = r"forbids the question 'steal', which it does not know; .*client_app\(queries=.* it knows hello, initial, "
+    why = (
+        r"forbids the query 'steal', which is of an unknown kind; "
+        r".*client_app\(queries=.* known kinds are hello, initial, "
+    )
     with pytest.raises(PolicyError, match=why):
         ask(handler_of(), "steal")
 
@@ -213,75 +235,78 @@ def test_a_question_of_a_kind_that_it_does_not_know_is_refused():
     [
         (
             {"layout": "0" * 32},
-            "asked about a model of structure 0{32}, and has one of structure [0-9a-f]{32}",
+            "the query is about a model of structure 0{32}, and this client's model has structure [0-9a-f]{32}",
         ),
         (
             {"what": "initial", "models": 1},
-            "asked for initial models, which only clients with a secret draw",
+            "requests initial models from the clients' shared secret, but this client has no secret",
         ),
         ({"round": "2"}, "'round' should be of type int, got '2'"),
-        ({"sent": {}}, r"there is no vector 'model', only \[\]"),
+        ({"sent": {}}, r"the message has no vector 'model', only \[\]"),
         (
             {"sent": {"model": MODEL[:-1]}},
-            r"model 'model' of 364 bytes, expected 368 for shape \(92,\)",
+            r"model 'model' has 364 bytes, expected 368 for shape \(92,\)",
         ),
         (
             {"sent": {"model": MODEL, "anchor": MODEL[:1]}},
-            "model 'anchor' of 4 bytes, expected 368",
+            "model 'anchor' has 4 bytes, expected 368",
         ),
         ({"spec": "{"}, "'spec' is not JSON"),
         (
             {"spec": '{"speed": 3}'},
-            "asked for local training that is not known here: unknown key of .*'speed'",
+            "the query requests local training that this client does not know: unknown key of .*'speed'",
         ),
         (
             {"spec": '{"epochs": "x"}'},
-            "asked for local training .* epochs .* should be a whole number or left out, got 'x'",
+            "the query requests local training .* epochs .* should be a whole number or left out, got 'x'",
         ),
         (
             {"spec": '{"optimizer": "adm"}'},
-            "unknown optimizer of its local training: 'adm'; did you mean 'adam'",
+            "unknown optimizer in a query for local training: 'adm'; did you mean 'adam'",
         ),
         (
             {"spec": '{"optimizer": "tests.tiny:linear"}'},
-            "unknown optimizer of its local training: 'tests.tiny:linear'",
+            "unknown optimizer in a query for local training: 'tests.tiny:linear'",
         ),
-        ({"spec": '{"optimizer": ["adam"]}'}, "unknown optimizer of its local training: "),
+        ({"spec": '{"optimizer": ["adam"]}'}, "unknown optimizer in a query for local training: "),
         (
             {"spec": '{"optimizer": "adam", "options": {"beta": 1}}'},
-            "not known here: unknown key of the options of Adam",
+            "does not know: unknown key of the options of Adam",
         ),
         (
             {"spec": '{"epochs": 1.5}'},
-            "asked for local training .* epochs .* should be a whole number or left out, got 1.5",
+            "the query requests local training .* epochs .* should be a whole number or left out, got 1.5",
         ),
         (
             {"spec": '{"lr": 1' + 400 * "0" + "}"},
-            "asked for local training .*: lr .* more than 64 bits",
+            "the query requests local training .*: lr .* more than 64 bits",
         ),
         (
             {"replicates": 2, "dim": 2**40},
-            "asked for 2 parts of 24 training examples, compared by 1099511627776 numbers each",
+            "the query requests 2 parts of 24 training examples, compared by 1099511627776 numbers each",
         ),
         (
             {"rule": '{"name": "steal"}'},
-            "asked for a local rule that is not known here: unknown local rule 'steal'",
+            "the query requests a local rule that this client does not know: unknown local rule 'steal'",
         ),
         (
             {"rule": '{"name": "mixture", "alpha": 2.0}'},
-            r"not known here: algorithm.alpha should be in \[0, 1\], got 2",
+            r"does not know: algorithm.alpha should be in \[0, 1\], got 2",
         ),
         (
             {"rule": '{"name": "mixture"}'},
-            "not known here: local rule 'mixture': .* missing .* 'alpha'",
+            "does not know: local rule 'mixture' lacks a number: .* missing .* 'alpha'",
         ),
         ({"spec": '{"epochs": 0}'}, "local.epochs should be at least 1, got 0"),
         (
             {"what": "evaluate", "split": "secrets"},
-            "asked for the scores on 'secrets' data, which is none of train, val",
+            "unknown data split 'secrets' in a query for scores; expected one of train, val",
         ),
-        ({"what": "evaluate", "sent": {}}, "asked for the scores of no model"),
-        ({"what": "evaluate", "sent": {"1": MODEL}}, r"there is no vector '0', only \['1'\]"),
+        ({"what": "evaluate", "sent": {}}, "the query for scores contains no model"),
+        (
+            {"what": "evaluate", "sent": {"1": MODEL}},
+            r"the message has no vector '0', only \['1'\]",
+        ),
         ({"what": "subspaces", "vectors": "all"}, "'vectors' should be of type int, got 'all'"),
     ],
 )
@@ -291,13 +316,14 @@ def test_what_it_cannot_answer_it_refuses(question: dict[str, Any], why: str):
 
 
 def test_training_that_diverges_is_said():
-    with pytest.raises(UpdateError, match="entries are NaN or infinite"):
+    with pytest.raises(UpdateError, match="entries of the update are NaN or infinite"):
         ask(handler_of(), spec=wire.to_json(LocalTraining(lr=1e30, epochs=5)))
 
 
 def test_it_is_one_client():
     with pytest.raises(
-        DataError, match="data_fn should return a federation of one client, got 4; see alone"
+        DataError,
+        match="data_fn should return a federation of one client, got 4 clients; select one",
     ):
         ClientHandler(federation_of(FOUR), perceptron)
     with pytest.raises(ConfigError, match="unknown encoding 'zip'"):
@@ -339,8 +365,8 @@ def test_a_secret_model_is_drawn_as_others_are_but_for_the_order():
             b"too short",
             "has 9 characters, expected at least 32; make one with: python -c 'import secrets",
         ),
-        (b"\xff" * 40, "cannot read the clients' secret .*: 'utf-8' codec"),
-        (None, "cannot read the clients' secret .*No such file"),
+        (b"\xff" * 40, "cannot read the file .* with the clients' secret: 'utf-8' codec"),
+        (None, "cannot read the file .* with the clients' secret: .*No such file"),
     ],
 )
 def test_a_secret_that_is_none_is_refused(text: bytes | None, why: str, tmp_path: Path):
@@ -414,7 +440,8 @@ UNBOUNDED = Budget(epsilon=math.inf)
 
 def test_a_private_client_needs_a_folder():
     with pytest.raises(
-        ConfigError, match="a private client needs a folder for its ledger; set folder in its node"
+        ConfigError,
+        match="a client with differential privacy needs a folder for its privacy ledger; set folder in its node",
     ):
         handler_of(privacy=CLIPPED)
 
@@ -476,7 +503,9 @@ def test_its_noise_is_its_own_and_never_the_same(tmp_path: Path):
     ],
 )
 def test_a_private_client_does_not_tell(question: dict[str, Any], what: str, tmp_path: Path):
-    with pytest.raises(ConfigError, match=f"clients with differential privacy do not tell {what}"):
+    with pytest.raises(
+        ConfigError, match=f"clients with differential privacy do not reveal {what}"
+    ):
         ask(handler_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path, policy=OPEN), **question)
 
 
@@ -537,7 +566,7 @@ def test_answering_imports_nothing_that_a_server_names(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         ClientHandler, "_register", lambda self, content: imported("os:getcwd", "loss")()
     )
-    with pytest.raises(ConfigError, match=r"loss 'os:getcwd' is not imported here"):
+    with pytest.raises(ConfigError, match=r"loss 'os:getcwd' is not imported, because the server"):
         ask(handler_of(policy=OPEN), "hello")
 
 
@@ -545,9 +574,11 @@ def test_it_sends_how_far_its_own_model_is_from_the_anchor_where_it_shares_it():
     federation, anchor = federation_of(FOUR), MODEL + 0.5
     clients, _ = simulated(federation, perceptron())
     spec = replace(LOCAL, mu=0.1)
-    here = clients.train(
-        [2], torch.stack([MODEL, anchor]), [0], Round(2, spec, 3), [1], own=True, shares=True
+    work = ClientWork(
+        start=FromStored(), steps=Proximal(0.1), store=LocalModel(), reply=DistanceToAnchor()
     )
+    models = torch.stack([MODEL, anchor])
+    here = clients.train([2], models, [0], Round(2, LOCAL, 3), work, anchors=[1])
     client, words = (
         handler_of(2, federation),
         {"own": True, "shares": True, "spec": wire.to_json(spec)},

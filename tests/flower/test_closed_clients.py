@@ -30,20 +30,26 @@ from fedclade.algorithms import PACFL, Local
 from fedclade.channel import Budget, Channel, Ledger, noisy_steps
 from fedclade.channel.example_privacy import StepLedger
 from fedclade.core import (
+    ClientWork,
     DataSpec,
     FedcladeError,
     LocalData,
     LocalStore,
+    Models,
     PolicyError,
     PrivacyError,
     Round,
     RowQuery,
+    SplitPart,
+    Splits,
+    TrainQuery,
 )
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler, score_noise_of
 from fedclade.flower.kinds import KINDS, kind_of_rows
 from fedclade.flower.policy import FORBIDS, MOST_CLOSED_SCORES, NotDisclosedError, Policy
 from fedclade.flower.private_replies import BUDGET_SPENT, FAILED, FORBIDDEN
+from fedclade.flower.secure.member import sent_in_clear
 from fedclade.flower.sketch_log import FILE as SKETCHES
 from fedclade.flower.wire import Content
 from fedclade.report.page import RunView, page_html, run_page
@@ -110,7 +116,7 @@ def secure_run(
 
 
 def test_a_client_with_secure_aggregation_scores_no_model_unless_its_policy_says_so():
-    why = rf'{FORBIDS} the question .evaluate.: a client with secure-aggregation .* set disclose="scores"'
+    why = rf'{FORBIDS} the query .evaluate.: a client with secure-aggregation .* set disclose="scores"'
     with pytest.raises(NotDisclosedError, match=why):
         score(handler_of(policy=SECURE))
     assert score(handler_of()).values["losses"]
@@ -130,8 +136,7 @@ def test_a_client_with_a_budget_scores_no_model_unless_its_policy_says_so(tmp_pa
 )
 def test_not_even_then_it_scores_training_data_or_compares_models(words: dict[str, Any]):
     with pytest.raises(
-        NotDisclosedError,
-        match=f"{FORBIDS} (scores on training data|to count for how many examples)",
+        NotDisclosedError, match=f"{FORBIDS} (scores on training data|counts of the examples)"
     ):
         score(handler_of(policy=SCORES), **words)
 
@@ -163,7 +168,8 @@ def test_closed_clients_score_few_models_by_default():
     for _ in range(MOST_CLOSED_SCORES // 50):
         score(client, models=50)
     with pytest.raises(
-        PolicyError, match=r"forbids 101 scored models in all, at most 100 .max-evaluations"
+        PolicyError,
+        match=r"forbids 101 scored models in all; it allows at most 100 .max-evaluations",
     ):
         score(client)
     more = handler_of(policy=replace(SCORES, max_evaluations=101))
@@ -239,7 +245,7 @@ def test_what_cannot_be_scored_is_noise_alone(
     monkeypatch.setattr(client._trainer.workers, "handle_evaluation", fail)
     reply = score(client)
     assert len(reply.values["scores"]) == 1
-    assert "evaluation failed; the scores are noise alone" in caplog.text
+    assert "evaluation failed; the reported scores consist of noise only" in caplog.text
 
 
 def test_noise_hides_no_score_without_bounds(tmp_path: Path):
@@ -281,10 +287,10 @@ def test_of_a_model_that_the_client_keeps_no_loss_leaves_with_secure_aggregation
 def test_a_gradient_is_masked_or_refused_also_of_a_model_that_the_client_keeps():
     client = handler_of(policy=replace(SECURE, allow=("train", "gradients")))
     for own in (False, True):
-        with pytest.raises(PolicyError, match="forbids updates outside of a sum"):
+        with pytest.raises(PolicyError, match="forbids updates without secure aggregation"):
             ask(client, "gradients", own=own)
     with pytest.raises(
-        UpdateError, match="asked for the gradient of a model that the client keeps"
+        UpdateError, match="the query requests the gradient at a model that the client stores"
     ):
         ask(handler_of(policy=Policy(allow=("train", "gradients"))), "gradients", own=True)
 
@@ -384,37 +390,43 @@ def test_steps_are_counted_for_all_numbers_of_examples_of_a_size_class(
 
 @pytest.mark.parametrize("part_size", [0, 5])
 def test_a_closed_client_draws_parts_from_as_many_examples_as_it_reports(part_size: int):
-    rounds = [
-        Round(2, LOCAL, seed=seed, replicates=3, part=(k, 3), part_size=part_size, drawn_from=16)
+    drawn = [
+        (SplitPart(place, 3, part_size, drawn_from=16), seed)
         for seed in (1, 2)
-        for k in range(3)
+        for place in range(3)
     ]
-    parts = [set(this_round.examples(29, 7).tolist()) for this_round in rounds]
+
+    def examples(part: SplitPart, count: int, seed: int) -> set[int]:
+        return set(part.of_client(count, key=7, seed=seed, number=2).tolist())
+
+    parts = [examples(part, 29, seed) for part, seed in drawn]
     assert [len(part) for part in parts[:3]] == ([5, 5, 5] if part_size else [6, 5, 5])
     assert not parts[0] & parts[1]
     assert parts[0] != parts[3]
     if not part_size:
         assert set.union(*parts[:3]) == set.union(*parts[3:])
-    with_all = [
-        set(replace(this_round, drawn_from=None).examples(16, 7).tolist()) for this_round in rounds
-    ]
-    assert [
-        set(replace(each, drawn_from=16).examples(16, 7).tolist()) for each in rounds
-    ] == with_all
+    with_all = [examples(replace(part, drawn_from=None), 16, seed) for part, seed in drawn]
+    assert [examples(part, 16, seed) for part, seed in drawn] == with_all
 
 
 def test_copies_stay_together_in_parts_of_some_examples():
     copies = np.arange(60) // 2
-    this_round = Round(1, LOCAL, replicates=2, part=(0, 2), part_size=20, drawn_from=50)
-    part = this_round.examples(60, 7, copies)
+    data = SplitPart(0, 2, 20, drawn_from=50)
+    part = data.of_client(60, key=7, seed=0, number=1, copies=copies)
     assert len(part) == 20
     assert len(np.unique(part)) == 20
-    assert len(set(copies[part])) < len(set(copies[this_round.examples(60, 7)]))
+    without_copies = data.of_client(60, key=7, seed=0, number=1)
+    assert len(set(copies[part])) < len(set(copies[without_copies]))
 
 
 def test_steps_of_parts_of_some_examples_are_booked_at_their_rate():
-    halves = Round(1, LocalTraining(batch_size=8), replicates=2, drawn_from=32)
-    assert noisy_steps(halves, 63) == noisy_steps(replace(halves, drawn_from=None), 32) == {0.5: 2}
+    def steps(drawn_from: int | None, examples: int) -> dict[float, int]:
+        work = ClientWork(data=Splits(2, drawn_from=drawn_from))
+        this_round = Round(1, LocalTraining(batch_size=8))
+        query = TrainQuery([0], Models(torch.zeros(1, 1), [0]), this_round, work)
+        return noisy_steps(query, examples)
+
+    assert steps(32, 63) == steps(None, 32) == {0.5: 2}
 
 
 def test_training_a_model_of_its_own_costs_a_closed_client_no_scores(tmp_path: Path):
@@ -432,8 +444,7 @@ def test_what_tells_of_the_data_is_disclosed_by_name_alone(name: str):
     words = {"vectors": 1, "per_label": False, "share": 0.1, "by_label": True, "components": 1}
     sent = {"model": MODEL} if name == "descriptors" else {}
     with pytest.raises(
-        NotDisclosedError,
-        match=rf'the question .{name}.: .* set disclose="{name}" in its node config',
+        NotDisclosedError, match=rf'the query .{name}.: .* set disclose="{name}" in its node config'
     ):
         ask(handler_of(policy=replace(SECURE, allow=allow)), name, sent, **words)
     named = replace(SECURE, allow=allow, disclose=(name,))
@@ -480,7 +491,7 @@ def summed(
         },
     }
     content = Content.of(wire.record({**values, **words}, {"model": wire.raw_vector(MODEL)}))
-    return client._trained_for_sum(content, state).required_deltas[0, LAYOUT.size :]
+    return sent_in_clear(client._trained_for_sum(content, state))
 
 
 def test_a_client_with_secure_aggregation_sends_no_sketch_unless_its_policy_says_so():
@@ -514,7 +525,7 @@ def test_projections_are_few_in_all_so_that_they_cannot_be_added_up(
     client = handler_of(policy=policy, folder=folder)  # as after a restart
     with pytest.raises(
         PolicyError,
-        match=r"signs of updates in 60 directions would have left, at most 46 .max-clear",
+        match=r"signs of updates in 60 directions would be sent in all; it allows at most 46 .max-clear",
     ):
         summed(client, seed=2, dim=30, state=state)
     summed(client, seed=2, dim=16, state=state)
@@ -525,7 +536,8 @@ def test_sketches_are_counted_in_all(tmp_path: Path):
     client = handler_of(policy=policy, folder=tmp_path)
     summed(client, replicates=2)  # of both parts and of the update
     with pytest.raises(
-        PolicyError, match=r"forbids 4 sketches in all, at most 3 .max-sketches in its node config"
+        PolicyError,
+        match=r"forbids 4 sketches in all; it allows at most 3 .max-sketches in its node config",
     ):
         summed(client)
     assert json.loads((tmp_path / SKETCHES).read_text())["sketches"] == 3
@@ -535,7 +547,8 @@ def test_a_damaged_count_of_sketches_lets_none_leave(tmp_path: Path):
     (tmp_path / SKETCHES).write_text('{"format": 1, "projections": [], "sketches": -1}')
     client = handler_of(policy=replace(SECURE, disclose=("sketch",)), folder=tmp_path)
     with pytest.raises(
-        PolicyError, match=r"sketches.json, the count of the sketches .* is damaged.*no count"
+        PolicyError,
+        match=r"sketches.json, the count of the sketches .* is damaged.*should be whole numbers",
     ):
         summed(client)
     for seed, names in (('"x"', "[]"), ("1", "[[1]]"), ("1", '"abc"')):
@@ -543,15 +556,17 @@ def test_a_damaged_count_of_sketches_lets_none_leave(tmp_path: Path):
         (tmp_path / SKETCHES).write_text(
             f'{{"format": 1, "projections": [{projection}], "sketches": 1}}'
         )
-        with pytest.raises(PolicyError, match=r"is damaged.*'seed': .* is no projection"):
+        with pytest.raises(PolicyError, match=r"is damaged.*a projection should have .*'seed': "):
             summed(client)
     (tmp_path / SKETCHES).write_text('{"format": 1, "projections": {}, "sketches": 1}')
-    with pytest.raises(PolicyError, match=r"is damaged.*projections should be a list"):
+    with pytest.raises(PolicyError, match=r"is damaged.*'projections' should be a list"):
         summed(client)
 
 
 def test_all_numbers_of_an_update_are_no_sketch():
-    with pytest.raises(UpdateError, match="asked for the signs of no projection of an update"):
+    with pytest.raises(
+        UpdateError, match="the query requests the signs of a projection without dimensions"
+    ):
         summed(handler_of(), dim=0)
 
 
@@ -563,12 +578,12 @@ def test_a_method_that_needs_sketches_says_so_at_start_and_runs_where_clients_di
     assert len(run.tree.leaves) == 2
     assert run.config["signature"]["kind"] == "signs"
     assert (
-        "this run of CFL needs more of each client than sums (sketch: the signs of 46 random projections of each"
+        "this run of CFL needs more data of each client than sums (sketch: the signs of 46 random projections of each"
         in caplog.text
     )
-    assert 'takes part only with disclose="sketch" in its node config' in caplog.text
+    assert 'can join only with disclose="sketch" in its node config' in caplog.text
     with pytest.raises(
-        UpdateError, match=r'none of 6 clients answers the question .train.*set disclose="sketch"'
+        UpdateError, match=r'all 6 clients refuse the query .train.*set disclose="sketch"'
     ):
         secure_run(CFL_OF_TWO, {}, **{**settings, "rounds": 1})
 
@@ -578,8 +593,7 @@ def test_subspaces_leave_where_clients_disclose_them():
     run = secure_run(algorithm, {**allow, "disclose": "subspaces"})
     assert run.summary["rounds"] == 2
     with pytest.raises(
-        UpdateError,
-        match=r'none of 6 clients answers the question .subspaces.*disclose="subspaces"',
+        UpdateError, match=r'all 6 clients refuse the query .subspaces.*disclose="subspaces"'
     ):
         secure_run(algorithm, allow)
 
@@ -674,7 +688,7 @@ def test_some_clients_may_disclose_scores_and_others_not():
         (
             {"disclose": "scores"},
             EarlyStopping("loss"),
-            r"stop.patience = 10 needs the loss on validation data \(stop.metric = 'loss'\), and clients with",
+            r"stop.patience = 10 needs the loss on validation data \(stop.metric = 'loss'\), but clients with",
         ),
     ],
 )
@@ -722,19 +736,18 @@ def with_kind(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_kind_of_question_is_closed_to_clients_that_are(level: str, tmp_path: Path):
     policy = Policy(allow=("longest",), secure_aggregation=not level, trust_server_keys=True)
     client = private_client(tmp_path, policy, level) if level else handler_of(policy=policy)
-    why = r"forbids the question 'longest': .* refuse a LongestInput, which declares mechanism = '' and discloses"
-    with pytest.raises(
-        NotDisclosedError, match=why + r" = ''; declare in its class as mechanism one of 'noise', "
-    ):
+    why = (
+        r"forbids the query 'longest': .* refuse queries of the class LongestInput, which declares "
+        r"mechanism = '' and discloses = ''; in the class, set 'mechanism' to one of 'noise', "
+    )
+    with pytest.raises(NotDisclosedError, match=why):
         ask(client, "longest", {})
 
 
 @pytest.mark.usefixtures("with_kind")
 def test_a_new_kind_of_question_is_answered_where_it_may_be(tmp_path: Path):
     assert ask(handler_of(policy=Policy(allow=("longest",))), "longest", {}).values["longest"] == 7
-    with pytest.raises(
-        PolicyError, match="forbids the question 'longest'; to allow it, set allow="
-    ):
+    with pytest.raises(PolicyError, match="forbids the query 'longest'; to allow it, set allow="):
         ask(handler_of(), "longest", {})
     closed = replace(SECURE, allow=("named",))
     with pytest.raises(NotDisclosedError, match='set disclose="longest_input" in its node config'):
@@ -748,7 +761,9 @@ def test_a_new_kind_of_question_is_answered_where_it_may_be(tmp_path: Path):
 @pytest.mark.usefixtures("with_kind")
 def test_no_name_in_a_policy_opens_a_private_client_to_what_no_noise_is_put_on(tmp_path: Path):
     client = private_client(tmp_path, Policy(allow=("named",), disclose=("longest_input",)))
-    with pytest.raises(ConfigError, match=r"do not tell longest_input \(a NamedLongestInput\)"):
+    with pytest.raises(
+        ConfigError, match=r"do not reveal the longest_input that a NamedLongestInput requests"
+    ):
         ask(client, "named", {})
 
 
@@ -761,7 +776,7 @@ def test_no_name_in_a_policy_opens_a_private_client_to_what_no_noise_is_put_on(t
         ({"disclose": "sketches"}, "name in disclose: 'sketches'.*sketch"),
         (
             {"disclose": 3},
-            "disclose in the node config should be names of what leaves it in clear, got 3",
+            "disclose in the node config should be names of data that may leave the client in clear, got 3",
         ),
         (
             {"scores-epsilon": "much"},

@@ -18,7 +18,7 @@ from fedclade.algorithms import PFedMe, ReplicatedCFL
 from fedclade.algorithms.rcfl import method
 from fedclade.channel.accounting import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.core import Interpolation, LocalRule, MetaLearning, MoreauEnvelope, Round
+from fedclade.core import Interpolation, LocalRule, MetaLearning, MoreauEnvelope, SplitPart
 from fedclade.core.errors import PolicyError, UpdateError
 from fedclade.flower import data_splits, wire
 from fedclade.flower.client_handler import ClientHandler
@@ -83,8 +83,8 @@ def test_two_sizes_of_parts_that_differ_in_one_example_are_refused():
     parts(client, 2, part_size=10)
     with pytest.raises(
         PolicyError,
-        match=r"forbids a split of its examples by which one example has a share of 1.00 in a combination of sums, "
-        r"at most 0.25 \(min-part in its node config\)",
+        match=r"forbids a split of its examples that would give one example a share of 1.00 in a combination of sums; "
+        r"it allows at most 0.25 \(min-part in its node config\)",
     ):
         parts(client, 2, part_size=11)
     parts(client, 2, part_size=10)
@@ -116,7 +116,10 @@ def test_equations_are_counted_and_limited_by_the_policy(tmp_path: Path):
     assert usage_in(tmp_path).partings == 6
     parts(client, 2, round=3)  # as in round 1
     assert usage_in(tmp_path).partings == 6
-    why = r"forbids 8 equations from sums over parts of its examples in all, at most 6 .max-partings in its node config"
+    why = (
+        r"forbids 8 equations from sums over parts of its examples in all; it "
+        r"allows at most 6 .max-partings in its node config"
+    )
     with pytest.raises(PolicyError, match=why):
         parts(client, 3, round=3)
     with pytest.raises(
@@ -158,7 +161,7 @@ def test_many_examples_that_equal_parts_leave_over_are_checked_as_others_are():
         <= left_over
     )
     with pytest.raises(
-        PolicyError, match=r"a share of 1.00 in a combination of sums, at most 0.25 "
+        PolicyError, match=r"a share of 1.00 in a combination of sums; it allows at most 0.25 "
     ):
         parts(client, 3, part_size=13, seed=alone)
 
@@ -194,9 +197,13 @@ def test_a_repeated_query_for_parts_has_the_same_reply_and_counts_once(
         if lasting != "memory":
             client = client_with(40, policy=Policy(max_releases=4), **settings)
         assert torch.equal(parts(client, 4, part_size=10, round=1, query=query, state=state), first)
-    with pytest.raises(PolicyError, match=r"forbids 8 updates in all, at most 4 .max-releases"):
+    with pytest.raises(
+        PolicyError, match=r"forbids 8 updates in all; it allows at most 4 .max-releases"
+    ):
         parts(client, 4, part_size=10, round=1, state=state, sent={"model": MODEL + 1})
-    with pytest.raises(PolicyError, match=r"forbids 8 updates in all, at most 4 .max-releases"):
+    with pytest.raises(
+        PolicyError, match=r"forbids 8 updates in all; it allows at most 4 .max-releases"
+    ):
         # a refusal is not for free
         parts(client, 4, part_size=10, round=1, state=state, sent={"model": MODEL + 1})
 
@@ -256,7 +263,8 @@ def test_a_split_with_a_negative_number_is_damage(tmp_path: Path):
     text = json.dumps({"format": 1, "splits": [split], "answered": []})
     (tmp_path / "splits.json").write_text(text)
     with pytest.raises(
-        PolicyError, match=r"is damaged, .* \(ValueError: .*'seed': -1.* is no split\)"
+        PolicyError,
+        match=r"is damaged, .* \(ValueError: the values of a split should be whole .*'seed': -1",
     ):
         parts(client_with(40, folder=tmp_path), 2)
 
@@ -283,7 +291,9 @@ def test_what_a_client_keeps_takes_as_many_since_it_may_be_shared_later():
 
 def test_the_size_of_a_part_comes_with_several_parts():
     """The limits would be those of the part, and the training that of all examples."""
-    with pytest.raises(UpdateError, match="asked for 1 parts of 1 of 40 training examples"):
+    with pytest.raises(
+        UpdateError, match="the query requests 1 parts of size 1 of 40 training examples"
+    ):
         ask(
             client_with(40),
             replicates=1,
@@ -295,7 +305,7 @@ def test_the_size_of_a_part_comes_with_several_parts():
 def test_momentum_is_not_dampened():
     """With dampening = 1 the first batch alone would make the update."""
     spec = {"epochs": 1, "batch_size": 1, "momentum": 0.9, "options": {"dampening": 1.0}}
-    with pytest.raises(UpdateError, match="asked for dampened momentum"):
+    with pytest.raises(UpdateError, match="the query requests momentum with dampening"):
         ask(client_with(40), spec=json.dumps(spec))
 
 
@@ -333,7 +343,8 @@ def test_steps_that_undo_those_before_are_refused(spec: LocalTraining):
     assert 40 % 13 == 1
     with pytest.raises(
         PolicyError,
-        match=r"forbids steps that undo those before them, .* from about \d\.?\d* training examples, .* at least 10 "
+        match=r"forbids local training in which later steps undo earlier steps, .* "
+        r"only about \d\.?\d* training examples, .* at least 10 "
         r"\(min-part in its node config\); lower local.weight_decay",
     ):
         ask(client_with(40), spec=wire.to_json(spec))
@@ -386,7 +397,7 @@ def test_rules_whose_steps_undo_or_outweigh_those_before_are_refused(
     """The server chooses their numbers, too; one batch of one example would make the update."""
     with pytest.raises(
         PolicyError,
-        match=r"forbids steps that undo those before them, .* from about \d\.?\d* training",
+        match=r"forbids local training in which later steps undo earlier steps, .* only about \d\.?\d* training",
     ):
         ask(client_with(40), spec=wire.to_json(spec), rule=json.dumps(rule.described()))
 
@@ -426,7 +437,7 @@ def test_every_part_is_checked_where_parts_are_unequal(sizes: tuple[int, int]):
     """The larger part ends with a batch of one example, the smaller one with a full batch."""
     examples, replicates = sizes
     spec = LocalTraining(batch_size=10, lr=0.1, weight_decay=10.0)
-    with pytest.raises(PolicyError, match="from about 1 training examples"):
+    with pytest.raises(PolicyError, match="on only about 1 training examples"):
         ask(client_with(examples), spec=wire.to_json(spec), replicates=replicates)
     assert ask(client_with(10 * replicates), spec=wire.to_json(spec), replicates=replicates)
 
@@ -455,25 +466,29 @@ def test_a_share_is_the_largest_of_all_combinations():
 
 
 def test_parts_of_an_earlier_round_are_those_of_its_seed_and_number():
-    spec = LocalTraining()
-    early, late = Round(3, spec, 7, part=(0, 2)), Round(9, spec, 8, part=(0, 2), parts_from=(7, 3))
-    assert np.array_equal(late.examples(20, 1), early.examples(20, 1))
-    equal = Round(9, spec, 8, part=(0, 2), part_size=4, parts_from=(7, 0))
-    assert np.array_equal(
-        equal.examples(20, 1), Round(1, spec, 7, part=(0, 2), part_size=4).examples(20, 1)
-    )
+    early = SplitPart(0, 2).of_client(20, key=1, seed=7, number=3)
+    late = SplitPart(0, 2, parts_from=(7, 3)).of_client(20, key=1, seed=8, number=9)
+    assert np.array_equal(late, early)
+    early = SplitPart(0, 2, 4).of_client(20, key=1, seed=7, number=1)
+    late = SplitPart(0, 2, 4, parts_from=(7, 0)).of_client(20, key=1, seed=8, number=9)
+    assert np.array_equal(late, early)
 
 
 @pytest.mark.parametrize(
-    ("clients", "rounds", "check_every"),
-    [(4, 10, 1), pytest.param(12, 100, 2, marks=pytest.mark.slow)],
+    ("clients", "rounds", "check_every", "examples"),
+    [
+        (4, 10, 1, 40),
+        pytest.param(4, 20, 1, 80, id="four splits in later checks"),
+        pytest.param(12, 100, 2, 40, marks=pytest.mark.slow),
+    ],
 )
-def test_rcfl_does_not_end_with_forty_examples_a_client(
-    clients: int, rounds: int, check_every: int, monkeypatch: pytest.MonkeyPatch
+def test_rcfl_does_not_end_with_few_examples_a_client(
+    clients: int, rounds: int, check_every: int, examples: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """Every other check asks for new halves, which a client cannot make again and again."""
+    """Every other check asks for new splits, which a client cannot make again and again."""
     monkeypatch.setattr(method, "FEW_CLIENTS", 4)  # from which on there are checks by halves
-    federation = federation_of([0, 1] * (clients // 2), sizes=[40] * clients, validation=1, test=2)
+    sizes = [examples] * clients
+    federation = federation_of([0, 1] * (clients // 2), sizes=sizes, validation=1, test=2)
     algorithm = ReplicatedCFL(check_every=check_every)
     settings: dict[str, Any] = {
         "local": LocalTraining(batch_size=40, lr=0.5),
@@ -489,3 +504,5 @@ def test_rcfl_does_not_end_with_forty_examples_a_client(
     ]
     assert len(there.tree.leaves) == 2
     assert FORBIDS not in str(there.events)
+    if examples > 40:
+        assert max(event.get("tests", 0) for event in there.events) > 3, "none was by an e-value"

@@ -123,7 +123,7 @@ def test_pauses_double_while_nobody_answers_and_begin_anew_when_somebody_does():
 def test_a_long_wait_is_told_of(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO, "fedclade"):
         ask(SlowGrid(Clock(), {7: 0.0, 8: 100.0}), deadline=2 * LOG_EVERY + 5)
-    assert caplog.messages == 2 * ["train: 1 of 2 have answered"]
+    assert caplog.messages == 2 * ["train: 1 of 2 nodes have replied"]
 
 
 def test_who_cannot_be_sent_a_message_is_named_at_once():
@@ -198,7 +198,7 @@ def test_another_nodes_answer_is_not_taken():
         return reply
 
     grid._answer = forged  # type: ignore[method-assign]
-    assert ask(grid) == {7: "answered by another node, 666"}
+    assert ask(grid) == {7: "the reply is from another node, 666"}
 
 
 def test_what_answers_no_question_or_one_again_is_nobodys():
@@ -220,7 +220,7 @@ def test_what_answers_no_question_or_one_again_is_nobodys():
 def test_a_refusal_is_its_reason():
     assert replying(lambda message: answered(message, wire.refusal("no\tdata"))) == "no data"
     assert replying(lambda message: answered(message, RecordDict())) == (
-        "a message of fedclade has the record 'fedclade', this one has []"
+        "a message of fedclade should have the record 'fedclade', got the records []"
     )
 
 

@@ -16,7 +16,7 @@ from fedclade.channel import CentralPrivacy
 from fedclade.core.errors import ConfigError, ModelError, UpdateError
 from fedclade.core.registry import DataSpec
 from fedclade.flower import LocalGrid, Network, federate
-from fedclade.flower.federate import ModelFor
+from fedclade.flower.network import ModelFor
 from tests.flower.grids import FOUR, federated, grid_of
 from tests.tiny import federation_of, linear, perceptron
 
@@ -50,7 +50,7 @@ def test_the_oracle_needs_clients_that_tell_their_cluster():
 def test_an_algorithm_with_a_virtual_clock_runs_in_a_simulation_alone():
     with pytest.raises(
         ConfigError,
-        match="FedBuff runs in a simulation alone, since it draws how long clients train",
+        match="FedBuff runs only in a simulation, since it draws the durations of training",
     ):
         federated(grid_of(federation_of(FOUR)), "fedbuff", rounds=1)
 
@@ -60,7 +60,8 @@ def test_an_algorithm_with_a_virtual_clock_runs_in_a_simulation_alone():
 def test_central_privacy_is_refused_before_anybody_is_waited_for(algorithm: str, secure: bool):
     network = Network(clients=4, wait=100.0, secure_aggregation=secure, secure_norm=8.0)
     with pytest.raises(
-        ConfigError, match=r'"central".*nobody puts noise on sums: .* single updates, or exact sums'
+        ConfigError,
+        match=r'"central".*no party of a network adds noise to sums of updates: .* single updates, or exact sums',
     ):
         federate(
             LocalGrid({}),
@@ -72,7 +73,7 @@ def test_central_privacy_is_refused_before_anybody_is_waited_for(algorithm: str,
 
 
 def test_server_and_clients_need_the_same_model():
-    with pytest.raises(ModelError, match="the server's model is not built like the clients'"):
+    with pytest.raises(ModelError, match="the server's model differs from the clients' model"):
         federated(grid_of(federation_of(FOUR), perceptron), "fedavg", linear)
 
 

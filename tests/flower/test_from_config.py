@@ -120,7 +120,8 @@ def test_lists_and_tables_are_given_as_text(tmp_path: Path):
     ]
     assert {node.cached.shape[1] for node in run.tree.nodes[1:]} == {128 * 2 + 10 * 128}
     with pytest.raises(
-        ConfigError, match=r"freeze of \[model\] should be a list, each of it a string, got '\[3'"
+        ConfigError,
+        match=r"freeze of \[model\] should be a list with entries that are each a string, got '\[3'",
     ):
         RunConfig.read({"model.freeze": "[3"})
 
@@ -174,7 +175,7 @@ def test_the_command_line_does_not_resume_the_run_of_a_network(
     code, said = fedclade("resume", str(out))
     assert code == 2
     assert (
-        f"{out} is the run of a network, which only its clients can continue: start its ServerApp again"
+        f"{out} is the run of a network, which can continue only with its clients: start its ServerApp again"
         in said
     )
     assert sorted(out.rglob("*")) == before
@@ -244,7 +245,7 @@ def test_the_run_of_an_app_of_one_s_own_is_not_finished_by_its_config(
     code, said = fedclade("resume", str(tmp_path / "run"), "--finish")
     assert code == 2
     assert (
-        "the run cannot be finished by its config alone; start its ServerApp again with network.finish = true"
+        "the run cannot be finished from its saved config alone; start its ServerApp again with network.finish = true"
         in said
     )
 
@@ -276,7 +277,7 @@ def test_a_permuted_run_is_nobodys_but_its_clients(
     run_config = {**RUN_CONFIG, "rounds": 2, "privacy.permute": True, "network.out": str(out)}
     serve(run_config, {"secret-file": str(tmp_path / "secret")})
     new.write_text('[data]\nname = "digits"\nclients = 4\n')
-    why = "the models of this run are permuted by a secret that only its clients have"
+    why = "the models of this run are permuted by a secret that only its clients know"
     for command in (
         ("assign", str(out), "--config", str(new)),
         ("export", str(out), "--client", "1", "--out", "m.safetensors"),
@@ -290,15 +291,27 @@ def test_a_permuted_run_is_nobodys_but_its_clients(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"a.b.c": 1}, "the run config takes section.key, got 'a.b.c'"),
-        ({"data": '{name = "digits"}'}, "the run config takes section.key, got 'data'"),
-        ({"network": '{out = "/tmp"}'}, "the run config takes section.key, got 'network'"),
-        ({"presence": '{trace = "x"}'}, "the run config takes section.key, got 'presence'"),
-        ({"round": 3}, "the run config: unknown key 'round'; did you mean 'rounds'?"),
+        ({"a.b.c": 1}, "a key of the run config should be KEY or SECTION.KEY, got 'a.b.c'"),
+        (
+            {"data": '{name = "digits"}'},
+            "a key of the run config should be KEY or SECTION.KEY, got 'data'",
+        ),
+        (
+            {"network": '{out = "/tmp"}'},
+            "a key of the run config should be KEY or SECTION.KEY, got 'network'",
+        ),
+        (
+            {"presence": '{trace = "x"}'},
+            "a key of the run config should be KEY or SECTION.KEY, got 'presence'",
+        ),
+        ({"round": 3}, "run config: unknown key 'round'; did you mean 'rounds'?"),
         ({"date.name": "digits"}, "unknown section 'date'; did you mean 'data'?"),
         ({"versions.fedclade": "1"}, "unknown section 'versions'"),
-        ({"data.data_dir": "/etc"}, "data. of a run config: unknown key 'data_dir'"),
-        ({"data.source_arguments": "{}"}, "data. of a run config: unknown key 'source_arguments'"),
+        ({"data.data_dir": "/etc"}, "data. of the run config: unknown key 'data_dir'"),
+        (
+            {"data.source_arguments": "{}"},
+            "data. of the run config: unknown key 'source_arguments'",
+        ),
         ({"network.clients": 0}, "network.clients should be at least 1, got 0"),
         ({"network.wait": 0.0}, "network.wait should be greater than 0, got 0.0"),
         ({"network.deadline": -1.0}, "network.deadline should be greater than 0, got -1.0"),
@@ -335,11 +348,11 @@ def reply_of(config: dict[str, Any], run_config: dict[str, Any] | None = None) -
 
 
 def test_a_node_says_what_is_wrong_with_its_config():
-    assert (
-        refusal_of({})
-        == "a node of this app needs partition-id in its node config, to know whose data it has"
+    assert refusal_of({}) == (
+        "partition-id is missing in the node config of this client; set the "
+        "number of the client whose data the node has, from 0"
     )
-    assert "there is no client 4" in refusal_of({"partition-id": 4})
+    assert "the federation has no client 4" in refusal_of({"partition-id": 4})
     assert "epsilon in the node config should be a number, got 'much'" in refusal_of(
         {"partition-id": 0, "epsilon": "much"}
     )
@@ -357,7 +370,7 @@ def test_central_privacy_is_refused_by_the_server_and_by_each_client():
         "network.wait": 100.0,
     }
     config = {key: value for key, value in config.items() if not key.startswith("algorithm.")}
-    why = 'privacy.model = "central" runs in a simulation alone'
+    why = 'privacy.model = "central" works only in a simulation'
     with pytest.raises(ConfigError, match=why):
         server_app_from_config()(LocalGrid({}, config), Context(1, 0, {}, RecordDict(), config))
     assert why in refusal_of({"partition-id": 0}, config)
@@ -367,10 +380,15 @@ OWN = """
 from dataclasses import dataclass
 from torch import nn
 import fedclade
+from fedclade.core import setting
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(fedclade.FedAvg):
     unused: int = 1
+
+@dataclass(frozen=True, kw_only=True)
+class Passing(fedclade.Middleware):
+    unused: int = setting(1, doc="Nothing depends on it.")
 
 def linear(input_shape, outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[-1] ** 2, outputs))
@@ -389,11 +407,11 @@ def users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_a_client_imports_nothing_that_a_run_names(users_own: Path):
     trace = users_own / "was-here"
     attack = {"model.name": "os:system", "model.command": f"touch {trace}"}
-    told = "[model] model 'os:system' is not imported here, since the run names it and not this client; to allow it, "
+    told = "[model] model 'os:system' is not imported, because the server chose the name, and "
     assert told in refusal_of({"partition-id": 0}, {**RUN_CONFIG, **attack})
     assert not trace.exists()
     for key in ("model.name", "data.partition", "data.shift", "task.name", "task.loss"):
-        assert "is not imported here" in refusal_of(
+        assert "is not imported, because the server" in refusal_of(
             {"partition-id": 0}, {**RUN_CONFIG, key: "users_trap:f"}
         )
 
@@ -413,13 +431,13 @@ def test_a_table_in_text_does_not_stand_for_the_whole_data_section(files: str, t
         refused = refusal_of(
             {"partition-id": 0, "data-dir": str(tmp_path)}, {**run_config, key: run_config["data"]}
         )
-        assert "the run config takes section.key, got 'data'" in refused
+        assert "a key of the run config should be KEY or SECTION.KEY, got 'data'" in refused
 
 
 def test_a_client_opens_no_trace_of_presence_that_a_run_names(tmp_path: Path):
     run_config = {**RUN_CONFIG, "presence.trace": str(tmp_path / "secret.csv")}
     assert refusal_of({"partition-id": 0}, run_config) == (
-        "[presence] is for simulations, where clients only act; leave it out"
+        "section [presence] of the run config is for simulations only; leave it out"
     )
 
 
@@ -455,7 +473,7 @@ def test_a_client_maps_no_folder_that_a_run_names_elsewhere(folder: str):
 
 def test_a_client_imports_what_its_node_config_or_its_app_names(users_own: Path):
     run_config = {**RUN_CONFIG, "model.name": "users_app:linear"}
-    assert "is not imported here" in refusal_of(
+    assert "is not imported, because the server" in refusal_of(
         {"partition-id": 0, "imports": "users_app:other"}, run_config
     )
     node = LocalNode(client_app_from_config(), {"partition-id": 0, "imports": "users_app:linear"})
@@ -479,10 +497,23 @@ def test_the_algorithm_is_the_servers_affair(users_own: Path):
     assert run.config["algorithm"] == {"name": "users_app:Mine", "unused": 3}
 
 
+def test_middleware_is_the_servers_affair(users_own: Path):
+    run_config = {
+        **RUN_CONFIG,
+        "middleware.users_app:Passing.unused": 3,
+        "network.out": str(users_own / "run"),
+        "rounds": 1,
+    }
+    serve(run_config)
+    config = Run.load(users_own / "run").config
+    assert config["middleware"] == {"users_app:Passing": {"unused": 3}}
+
+
 def test_what_only_a_simulation_can_draw_is_refused():
     config = {**RUN_CONFIG, "faults.dropout": 0.1, "newcomers.clients": 2}
     with pytest.raises(
-        ConfigError, match=r"(?s)\[faults\] is for simulations.*\[newcomers\] is for simulations"
+        ConfigError,
+        match=r"(?s)\[faults\] of the run config is for simulations.*\[newcomers\] of the run config is",
     ):
         RunConfig.read(config)
 

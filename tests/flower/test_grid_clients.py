@@ -74,75 +74,87 @@ WRONG: dict[str, tuple[Change, str]] = {
     "one entry too few": (updated(bytes(4 * LAYOUT.size - 4)), "update of 364 bytes, expected 368"),
     "far too long": (
         updated(bytes(4000 * LAYOUT.size)),
-        "vectors of 368000 bytes, at most 368 were asked for",
+        "the reply has vectors of 368000 bytes, expected at most 368",
     ),
     "another encoding than said": (
         worded(encoding="int8"),
         "update of 368 bytes, expected 96: int8 of 92 entries",
     ),
-    "an unknown encoding": (worded(encoding="zip"), "update in the unknown encoding 'zip'"),
+    "an unknown encoding": (worded(encoding="zip"), "the update has the unknown encoding 'zip'"),
     "no encoding": (worded(encoding=None), "'encoding' should be of type str, got None"),
-    "NaN": (with_entry(math.nan), "1 of 92 entries are NaN or infinite"),
-    "infinite": (with_entry(-math.inf), "1 of 92 entries are NaN or infinite"),
+    "NaN": (with_entry(math.nan), "1 of 92 entries of the update are NaN or infinite"),
+    "infinite": (with_entry(-math.inf), "1 of 92 entries of the update are NaN or infinite"),
     "huge": (with_entry(10 * LARGEST_NORM), "norm 1e+19, more than 1e+18"),
-    "no example": (worded(size=0), "size of 0 examples, expected 1 to 2**53"),
-    "negative": (worded(size=-5), "size of -5 examples"),
+    "no example": (worded(size=0), "'size' should be 1 to 2**53 examples, got 0"),
+    "negative": (worded(size=-5), "'size' should be 1 to 2**53 examples, got -5"),
     "more examples than can be counted": (
         worded(size=2**53 + 1),
-        "size of 9007199254740993 examples",
+        "'size' should be 1 to 2**53 examples, got 9007199254740993",
     ),
     "true": (worded(size=True), "'size' should be of type int, got True"),
     "a fraction": (worded(size=24.0), "'size' should be of type int, got 24.0"),
-    "another round": (worded(round=9), "answer of round 9, expected 1"),
+    "another round": (worded(round=9), "the reply has the round 9, expected 1"),
     "the round as true": (worded(round=True), "'round' should be of type int, got True"),
-    "another query": (worded(query=5), "answer of query 5, expected 0"),
-    "another purpose": (worded(purpose="attack"), "answer of purpose 'attack', expected 'train'"),
-    "another question": (worded(what="gradients"), "answer of what 'gradients', expected 'train'"),
+    "another query": (worded(query=5), "the reply has the query 5, expected 0"),
+    "another purpose": (
+        worded(purpose="attack"),
+        "the reply has the purpose 'attack', expected 'train'",
+    ),
+    "another question": (
+        worded(what="gradients"),
+        "the reply has the what 'gradients', expected 'train'",
+    ),
     "another model": (
         worded(model="0" * 32),
-        "answer of model '000000000000...0000000000000', expected '",
+        "the reply has the model '000000000000...0000000000000', expected '",
     ),
     "more examples than it joined with": (
         worded(size=10**9),
-        "update from 1000000000 training examples, expected 24",
+        "the update is from 1000000000 training examples, expected 24",
     ),
     "fewer examples than it joined with": (
         worded(size=23),
-        "23 training examples, expected 24 by what it joined with",
+        "23 training examples, expected 24 by the query and the client's registration",
     ),
-    "a loss that is NaN": (worded(loss=math.nan), "loss nan"),
-    "a loss that is infinite": (worded(loss=math.inf), "loss inf, expected one of at most 1e+18"),
+    "a loss that is NaN": (worded(loss=math.nan), "loss is nan"),
+    "a loss that is infinite": (
+        worded(loss=math.inf),
+        "the training loss is inf, expected a magnitude of at most 1e+18",
+    ),
     "a loss that sums would overflow": (
         worded(loss=1e300),
-        "loss 1e+300, expected one of at most 1e+18",
+        "the training loss is 1e+300, expected a magnitude of at most 1e+18",
     ),
-    "a loss below all others": (worded(loss=-1e19), "loss -1e+19, expected one of at most 1e+18"),
+    "a loss below all others": (
+        worded(loss=-1e19),
+        "the training loss is -1e+19, expected a magnitude of at most 1e+18",
+    ),
     "vectors that nobody asked for": (
         vectors(
             update=Array("float32", (1,), RAW, bytes(100)),
             more=Array("float32", (1,), RAW, bytes(100)),
         ),
-        "1 vectors that nobody asked for: ['more']",
+        "the message contains 1 unexpected vectors: ['more']",
     ),
     "a loss that is text": (worded(loss="0.1"), "'loss' should be of type float, got '0.1'"),
-    "no update": (vectors(), "there is no vector 'update', only []"),
+    "no update": (vectors(), "the message has no vector 'update', only []"),
     "a foreign array": (
         vectors(update=Array("float32", (LAYOUT.size,), "numpy.ndarray", bytes(4 * LAYOUT.size))),
-        "array 'update' is of type 'numpy.ndarray', expected 'fedclade.raw'",
+        "array 'update' has the type 'numpy.ndarray', expected 'fedclade.raw'",
     ),
     "another protocol": (
         worded(protocol=1),
-        f"version 1 of the protocol is spoken there, and {wire.PROTOCOL} here",
+        f"the sender uses version 1 of the message format, and the receiver uses version {wire.PROTOCOL}",
     ),
     "nothing": (
         lambda honest: RecordDict(),
-        "a message of fedclade has the record 'fedclade', this one has []",
+        "a message of fedclade should have the record 'fedclade', got the records []",
     ),
     "records of other kinds": (
         lambda honest: RecordDict(
             {"fedclade": MetricRecord({"size": 3}), "vectors": ConfigRecord()}
         ),
-        "this one has ['fedclade', 'vectors']",
+        "got the records ['fedclade', 'vectors']",
     ),
     "a refusal": (lambda honest: wire.refusal("my budget is spent"), "my budget is spent"),
     "a refusal without a reason": (
@@ -185,7 +197,8 @@ def test_what_is_left_out_is_in_the_run_folder(tmp_path: Path):
         json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     ]
     assert [(event["round"], event["kind"], event["clients"]) for event in events] == [
-        (number, "left_out", {"2": "1 of 92 entries are NaN or infinite"}) for number in (1, 2)
+        (number, "left_out", {"2": "1 of 92 entries of the update are NaN or infinite"})
+        for number in (1, 2)
     ]
 
 
@@ -202,21 +215,33 @@ def test_an_update_that_is_too_large_is_refused_before_it_is_decoded(encoding: s
         read_update(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 3, {"what": "train"})
 
 
-NOT_LISTS = "expected scores by 1 metrics, losses and numbers of examples of 1 models, got "
+NOT_LISTS = (
+    "expected three lists for 1 models, scores of 1 numbers, losses of 1 numbers and examples "
+    "of 1 whole numbers, got "
+)
 EVALUATIONS: dict[str, tuple[Change, str]] = {
-    "an accuracy above 1": (worded(scores=[1.5]), "accuracy 1.5, expected one in [0, 1]"),
-    "a negative accuracy": (worded(scores=[-0.5]), "accuracy -0.5, expected one in [0, 1]"),
-    "an accuracy that is NaN": (worded(scores=[math.nan]), "accuracy nan, expected one in [0, 1]"),
-    "a loss that is NaN": (worded(losses=[math.nan]), "loss nan of 20 examples"),
-    "a cross-entropy below 0": (worded(losses=[-3.0]), "loss -3 of 20 examples"),
-    "a loss below all others": (worded(losses=[-1e19]), "loss -1e+19 of 20 examples"),
-    "negative examples": (worded(examples=[-3]), "of -3 examples"),
-    "a loss that sums would overflow": (worded(losses=[1e300]), "loss 1e+300 of 20 examples"),
+    "an accuracy above 1": (
+        worded(scores=[1.5]),
+        "the score by accuracy is 1.5, expected a number in [0, 1]",
+    ),
+    "a negative accuracy": (
+        worded(scores=[-0.5]),
+        "the score by accuracy is -0.5, expected a number in [0, 1]",
+    ),
+    "an accuracy that is NaN": (
+        worded(scores=[math.nan]),
+        "the score by accuracy is nan, expected a number in [0, 1]",
+    ),
+    "a loss that is NaN": (worded(losses=[math.nan]), "loss nan on 20 examples"),
+    "a cross-entropy below 0": (worded(losses=[-3.0]), "loss -3 on 20 examples"),
+    "a loss below all others": (worded(losses=[-1e19]), "loss -1e+19 on 20 examples"),
+    "negative examples": (worded(examples=[-3]), "on -3 examples"),
+    "a loss that sums would overflow": (worded(losses=[1e300]), "loss 1e+300 on 20 examples"),
     "vectors that nobody asked for": (
         vectors(more=Array("float32", (1,), RAW, bytes(100))),
         "vectors of 100 bytes",
     ),
-    "more than can be counted": (worded(examples=[2**60]), "of 1152921504606846976 examples"),
+    "more than can be counted": (worded(examples=[2**60]), "on 1152921504606846976 examples"),
     "too many": (worded(scores=[0.5, 0.5]), NOT_LISTS + "[[0.5, 0.5]"),
     "none": (worded(examples=[]), NOT_LISTS),
     "no list": (worded(losses=0.3), NOT_LISTS),
@@ -244,7 +269,9 @@ def test_a_client_is_scored_on_as_many_examples_as_before(tmp_path: Path):
     left_out = [
         (event["round"], event["clients"]) for event in run.events if event["kind"] == "left_out"
     ]
-    assert left_out == [(3, {str(BAD): "scores of [21] examples, expected 20"})]
+    assert left_out == [
+        (3, {str(BAD): "the models have scores on [21] examples, expected 20 for all models"})
+    ]
 
 
 def test_on_its_training_data_it_is_scored_on_all_of_it():
@@ -257,7 +284,9 @@ def test_on_its_training_data_it_is_scored_on_all_of_it():
         lambda honest: worded(examples=[9 for _ in honest["fedclade"]["examples"]])(honest),
     )
     run = federated(grid, IFCA(clusters=2), rounds=1, evaluate_every=2)
-    assert reasons(run) == {BAD: "scores of [9] examples, expected 24"}
+    assert reasons(run) == {
+        BAD: "the models have scores on [9] examples, expected 24 for all models"
+    }
 
 
 def test_subspaces_that_are_none_are_asked_for_again_and_then_left_out():
@@ -304,7 +333,7 @@ def test_nobody_who_answers_in_a_round_ends_the_run_and_says_why(tmp_path: Path)
         spoil(grid, client, "train", worded(size=0))
     with pytest.raises(
         UpdateError,
-        match=r"round 1: nobody answered, .* client 0: size of 0 examples.*3 more like it",
+        match=r"round 1: no client replied to any of .* client 0: 'size' should be .*3 more with a similar reason",
     ):
         federated(grid, FedAvg(), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()  # nothing is half-written
@@ -434,7 +463,7 @@ def test_a_client_that_shares_no_secret_sends_no_initial_model(tmp_path: Path):
         spoil(grid, client, "initial", vectors())
     with pytest.raises(
         UpdateError,
-        match=r"no client sent the initial model: client 0: there is no vector '0'.*client 3",
+        match=r"no client has sent the initial models: client 0: the message has no vector '0'.*client 3",
     ):
         federated(grid, FedAvg(), permute=True)
 
@@ -498,7 +527,7 @@ def test_who_draws_another_initial_model_is_named(tmp_path: Path, caplog: pytest
         federated(grid, FedAvg(), permute=True, rounds=1)
     (told,) = [message for message in caplog.messages if "initial model" in message]
     assert told.startswith(
-        "3 of 4 clients draw the same initial model, which is taken; clients 1 draw another"
+        "3 of 4 clients draw the same initial models, which the run uses; clients 1 draw other models"
     )
 
 
@@ -521,7 +550,9 @@ def test_who_has_lost_its_model_is_sent_the_initial_one_again(tmp_path: Path):
             grid.nodes[node_of(BAD)].app = app_of(federation)
 
     run = federated(grid, Local(), rounds=4, on_round=lose, evaluate_every=4)
-    assert reasons(run) == {BAD: f"{KEEPS_NONE}: client {BAD} has trained none, or has lost it"}
+    assert reasons(run) == {
+        BAD: f"{KEEPS_NONE}: client {BAD} has not trained one, or has lost its stored tensors"
+    }
     assert [row["clients_trained"] for row in run.metric_rows] == [4, 4, 3, 4]
     assert [row["bytes_down"] // (LAYOUT.size * 4) for row in run.metric_rows] == [4, 0, 0, 1]
 

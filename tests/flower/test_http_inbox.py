@@ -176,17 +176,17 @@ def deep(parcel: Parcel) -> Parcel:
 
 
 SPOILT: dict[str, tuple[Callable[[Parcel], Parcel], str]] = {
-    "a malformed config record": (cut("ConfigRecord"), "cannot be read: DecodeError"),
-    "a malformed message": (cut("Message"), "cannot be read: DecodeError"),
-    "a malformed record of arrays": (cut("ArrayRecord"), "cannot be read: "),
-    "a malformed array": (cut("Array"), "cannot be read: "),
-    "a malformed dictionary": (cut("RecordDict"), "cannot be read: "),
-    "no head": (headless, "cannot be read: ValueError"),
+    "a malformed config record": (cut("ConfigRecord"), "the message cannot be read: DecodeError"),
+    "a malformed message": (cut("Message"), "the message cannot be read: DecodeError"),
+    "a malformed record of arrays": (cut("ArrayRecord"), "the message cannot be read: "),
+    "a malformed array": (cut("Array"), "the message cannot be read: "),
+    "a malformed dictionary": (cut("RecordDict"), "the message cannot be read: "),
+    "no head": (headless, "the message cannot be read: ValueError"),
     "an answer that is announced and does not come": (
         unknown,
-        "a part of the answer was announced, and did not come",
+        "a part of the reply was announced, but the SuperLink does not have it",
     ),
-    "a tree of many objects": (deep, "the answer is in more than 64 pieces"),
+    "a tree of many objects": (deep, "the reply consists of too many objects, expected at most 64"),
 }
 
 
@@ -220,7 +220,7 @@ def repeated(times: int) -> Callable[[Parcel], Parcel]:
 def test_repeated_pieces_are_counted_before_they_are_unpacked():
     """4 kB that name themselves 250,000 times would be a gigabyte."""
     answers = ask(SuperLink({8: repeated(250_000)}))
-    assert "the answer takes 100" in str(answers[8])
+    assert "the reply takes 100" in str(answers[8])
     assert "bytes once it is unpacked, more than" in str(answers[8])
     assert (said(answers[7]), said(answers[9])) == (7, 9)
 
@@ -238,7 +238,7 @@ def larger(parcel: Parcel) -> Parcel:
 def test_of_an_answer_that_is_too_large_little_more_is_fetched_than_it_may_take():
     superlink = SuperLink({8: larger})
     answers = ask(superlink)
-    assert f"the answer takes more than {4 * LENGTH + wire.LARGEST_VALUES} bytes" in str(answers[8])
+    assert f"the reply takes more than {4 * LENGTH + wire.LARGEST_VALUES} bytes" in str(answers[8])
     assert superlink.fetched < 3 * 2**20
     assert (said(answers[7]), said(answers[9])) == (7, 9)
 
@@ -258,7 +258,7 @@ def _question_of(parcel: Parcel) -> Message:
 
 def test_words_are_few_also_where_vectors_may_be_long():
     answers = ask(SuperLink({8: wordy}), largest=2**22)
-    assert "bytes besides its vectors, more than 1048576" in str(answers[8])
+    assert "bytes without its vectors, expected at most 1048576" in str(answers[8])
     assert (said(answers[7]), said(answers[9])) == (7, 9)
 
 
@@ -308,7 +308,7 @@ def test_of_any_other_grid_one_that_cannot_be_read_costs_only_its_own():
     answers = dict(exchange.ask({node: wire.record({}) for node in grid.nodes}, "train", "1"))
     assert {node: said(answer) for node, answer in answers.items()} == {
         7: 7,
-        8: "cannot be read: DecodeError: Error parsing message",
+        8: "the message cannot be read: DecodeError: Error parsing message",
         9: 9,
     }
 
@@ -327,5 +327,5 @@ def test_an_array_more_than_was_asked_for_is_not_taken():
 
     assert (
         said(ask(SuperLink({8: more}))[8])
-        == f"vectors of {8 * LENGTH} bytes, at most {4 * LENGTH} were asked for"
+        == f"the reply has vectors of {8 * LENGTH} bytes, expected at most {4 * LENGTH}"
     )

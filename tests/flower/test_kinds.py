@@ -122,18 +122,22 @@ QUERY = Fields([0], 4, torch.zeros(1), 0.5, "")
 @pytest.mark.parametrize(
     ("reply", "shape", "why"),
     [
-        (record({"round": 3, "fields": 1.0}), (), "answer of round 3, expected 4"),
+        (record({"round": 3, "fields": 1.0}), (), "the reply has the round 3, expected 4"),
         (record({"fields": 1.0}), (), "'round' should be of type int, got None"),
         (record({"round": 4, "fields": 1}), (), "'fields' should be of type float, got 1"),
-        (record({"round": 4, "fields": float("nan")}), (), "fields that no client's data has"),
-        (record({"round": 4}), (2,), "there is no vector 'fields'"),
-        (reply_with(QUERY, torch.zeros(3)), (2,), "fields of 12 bytes, expected 8"),
+        (
+            record({"round": 4, "fields": float("nan")}),
+            (),
+            "the fields in the reply are not finite, or outside the range that the query allows",
+        ),
+        (record({"round": 4}), (2,), "the message has no vector 'fields'"),
+        (reply_with(QUERY, torch.zeros(3)), (2,), "fields has 12 bytes, expected 8"),
         (
             reply_with(QUERY, torch.tensor([1.0, float("inf")])),
             (2,),
-            "fields that no client's data has",
+            "the fields in the reply are not finite, or outside the range that the query allows",
         ),
-        (reply_with(QUERY, torch.zeros(2)), (), "1 vectors that nobody asked for"),
+        (reply_with(QUERY, torch.zeros(2)), (), "the message contains 1 unexpected vectors"),
     ],
 )
 def test_a_row_that_cannot_be_is_refused(reply: Any, shape: tuple[int, ...], why: str):
@@ -150,18 +154,19 @@ def test_numbers_of_a_type_that_cannot_hold_them_are_refused():
 
     whole = Whole([0], 4, torch.zeros(1), 0.5, "")
     with pytest.raises(
-        UpdateError, match=r"fields 9223372036854775808 is no number of type torch\.int64"
+        UpdateError,
+        match=r"fields should be a number of type torch\.int64, got 9223372036854775808",
     ):
         read_row(whole, Content({"round": 4, "fields": 2**63}), ())
     bits = Bits([0], 4, torch.zeros(1), 0.5, "")
-    with pytest.raises(UpdateError, match="fields should be a vector of 0 and 1, got 7"):
+    with pytest.raises(UpdateError, match="fields should contain only 0 and 1, got 7"):
         read_row(bits, Content({"round": 4}, {"fields": bytes([1, 7])}), (2,))
 
 
 def test_a_query_with_impossible_values_is_refused():
     content = Content({"round": 1, "share": 3.0, "by_label": True})
     with pytest.raises(
-        UpdateError, match=r"asked for shifts that are not possible: .* in \[0, 2\], got 3"
+        UpdateError, match=r"the query for shifts has an invalid value: .* in \[0, 2\], got 3"
     ):
         read_query(ShiftQuery, 0, content, lambda name: torch.zeros(1))
 
@@ -199,9 +204,9 @@ class ReservedField(Fields):
 @pytest.mark.parametrize(
     ("query", "why"),
     [
-        (Taken, "kind 'subspaces' of Taken is the name of another kind of question"),
-        (ReservedRow, "the row of a ReservedRow cannot travel as 'run'"),
-        (ReservedField, "field 'layout' of ReservedField cannot travel to a client"),
+        (Taken, "kind 'subspaces' of Taken is the name of another kind of query"),
+        (ReservedRow, "the reply to a ReservedRow cannot have the name 'run'"),
+        (ReservedField, "field 'layout' of ReservedField has a name that is reserved"),
         (dict, r"queries should be subclasses of fedclade\.RowQuery, got <class 'dict'>"),
     ],
 )
@@ -213,7 +218,7 @@ def test_a_class_that_cannot_be_registered_is_named(query: Any, why: str):
 
 
 def test_a_server_puts_no_query_that_cannot_travel():
-    with pytest.raises(ConfigError, match="the row of a ReservedRow cannot travel as 'run'"):
+    with pytest.raises(ConfigError, match="the reply to a ReservedRow cannot have the name 'run'"):
         check_travels(ReservedRow)
 
 
@@ -244,7 +249,7 @@ def test_a_kind_of_an_installed_package_is_loaded_if_a_policy_allows_it():
 @pytest.mark.usefixtures("installed")
 def test_an_entry_point_has_the_name_of_its_kind():
     with pytest.raises(
-        ConfigError, match=r"entry point 'misnamed' of fedclade\.queries names .* 'fields'"
+        ConfigError, match=r"entry point 'misnamed' of the group fedclade\.queries is .* 'fields'"
     ):
         Policy(allow=("misnamed",))
 
@@ -254,7 +259,7 @@ def test_a_reply_reads_the_clients_own_model_and_counts_in_its_policy(tmp_path: 
     client = handler_of(policy=Policy(allow=("fields",), max_releases=1), folder=tmp_path)
     fields = {"round": 1, "share": 0.5, "word": "", "is_single": True}
     assert ask(client, "fields", **fields).values["fields"] == 0.0
-    with pytest.raises(PolicyError, match="forbids 2 updates in all, at most 1"):
+    with pytest.raises(PolicyError, match="forbids 2 updates in all; it allows at most 1"):
         ask(client, "fields", **fields)
 
 
@@ -262,8 +267,7 @@ def test_a_client_with_few_examples_refuses_rows_that_need_many(tmp_path: Any):
     register_query(Fields)
     client = handler_of(policy=Policy(allow=("fields",), min_part=30))
     with pytest.raises(
-        PolicyError,
-        match="forbids fields of 24 training examples, of which there must be at least 30",
+        PolicyError, match="forbids fields of 24 training examples, since they need at least 30"
     ):
         ask(client, "fields", round=1, share=0.5, word="", is_single=True)
 
@@ -284,6 +288,6 @@ def test_another_class_of_data_queries_cannot_be_put_over_a_network():
             clients.ask(Whole(cohort))
 
     with pytest.raises(
-        ConfigError, match=r"a Whole cannot be put over a network; make it a subclass"
+        ConfigError, match=r"a Whole cannot be sent over a network; make it a subclass"
     ):
         federated(grid_of(federation_of([0, 0])), Puts(), rounds=1)

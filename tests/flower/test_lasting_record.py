@@ -28,7 +28,7 @@ OTHERS = [
     ('{"format": true, "names": []}', "format True, expected 1"),
     (
         '{"format": 1, "names": [], "more": 1}',
-        r"it has \['format', 'more', 'names'\], expected \['format', 'names'\]",
+        r"the record has keys \['format', 'more', 'names'\], expected \['format', 'names'\]",
     ),
     ("[" * 100_000, "RecursionError"),
 ]
@@ -68,7 +68,7 @@ def test_a_folder_in_place_of_the_file_is_a_damaged_record(tmp_path: Path):
     [
         ("{", "JSONDecodeError"),
         ("[]", "AttributeError"),
-        ('{"format": 1}', r"it has \['format'\]"),
+        ('{"format": 1}', r"the record has keys \['format'\]"),
         *OTHERS,
     ],
 )

@@ -94,7 +94,7 @@ def test_a_size_is_that_of_the_introduction():
     spoil(grid, BAD, "train", worded(size=10**9))
     run = federated(grid, FedAvg(), rounds=1)
     assert reasons(run) == {
-        BAD: "update from 1000000000 training examples, expected 24 by what it joined with"
+        BAD: "the update is from 1000000000 training examples, expected 24 by the query and the client's registration"
     }
 
 
@@ -153,7 +153,8 @@ def test_an_update_ten_times_as_long_is_shortened():
     limited = [event["clients"] for event in run.events if event["kind"] == "limited"]
     assert [list(clients) for clients in limited] == [[str(BAD)]] * 2
     assert all(
-        "shortened to 2 times its cluster's median" in clients[str(BAD)] for clients in limited
+        "scaled down to 2 times the median norm of its cluster" in clients[str(BAD)]
+        for clients in limited
     )
     assert reasons(run) == {}
 

@@ -143,15 +143,17 @@ def test_flipped_labels_are_trained_on_with_columns_that_all_clients_scaled():
     [
         (
             Adversary(kind="alie"),
-            "adversary.kind should be one that needs no other clients, .* got 'alie'",
+            "adversary.kind should be an attack that needs no other clients, .* got 'alie'",
         ),
         (
             Adversary(),
-            "adversary.kind should be one that needs no other clients, where each is alone, got ''",
+            "adversary.kind should be an attack that needs no other clients, since "
+            "a client in a network knows none, got ''",
         ),
         (
             Adversary(kind="sign_flip", sleeper=True),
-            "adversary.sleeper should be false over a network; set from_round",
+            "adversary.sleeper should be false in a network, where a client does "
+            "not learn of splits; set adversary.from_round",
         ),
     ],
 )

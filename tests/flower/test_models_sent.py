@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from fedclade.channel import decode
-from fedclade.core import LocalTraining, Mixture, PolicyError, Round, UpdateError, UpdateQuery
+from fedclade.core import (
+    ClientWork,
+    Em,
+    LocalTraining,
+    Mixture,
+    Models,
+    PolicyError,
+    Round,
+    TrainQuery,
+    UpdateError,
+)
 from fedclade.flower import wire
 from fedclade.flower.models_sent import ModelsSent, as_values, read_mixture
 from fedclade.flower.policy import QUERIES, Policy, cost_of
@@ -22,12 +32,12 @@ RATES = torch.full((3, 2), 0.5, dtype=torch.float64)
 
 
 def content(**changes) -> Content:
-    query = UpdateQuery(
-        [1], "train", MODELS, [0], Round(1, LocalTraining()), mixture=Mixture(True, RATES)
-    )
+    mixture = Mixture(True, RATES)
+    work = ClientWork(steps=Em(mixture))
+    query = TrainQuery([1], Models(MODELS, [0]), Round(1, LocalTraining()), work)
     [vectors] = ModelsSent.of(query).vectors.values()
     return Content(
-        as_values(query) | changes, {name: array.data for name, array in vectors.items()}
+        as_values(MODELS, mixture) | changes, {name: array.data for name, array in vectors.items()}
     )
 
 
@@ -45,21 +55,22 @@ def test_all_models_and_rates_are_sent_and_read():
 def test_what_cannot_be_a_mixture_is_refused():
     for models in (-1, 10**9):
         with pytest.raises(
-            UpdateError, match=f"asked about a mixture of {models} models, got 4 vectors"
+            UpdateError,
+            match=f"the query is about a mixture of {models} models, but contains 4 vectors",
         ):
             read_mixture(content(mixture=models), 2)
     with pytest.raises(
-        UpdateError, match="asked how common labels are, and its examples do not have one each"
+        UpdateError, match=r"contains label frequencies .* do not have one label each"
     ):
         read_mixture(content(), None)
-    with pytest.raises(UpdateError, match=r"rates of 48 bytes, expected 24"):
+    with pytest.raises(UpdateError, match=r"rates has 48 bytes, expected 24"):
         read_mixture(content(), 1)
 
 
 def test_a_policy_counts_the_steps_of_all_models():
     policy, spec = Policy(max_steps=5), LocalTraining(batch_size=10)
     policy.check_training(spec, 1, 20, times=2)
-    with pytest.raises(PolicyError, match="6 steps, at most 5"):
+    with pytest.raises(PolicyError, match="6 steps; it allows at most 5"):
         policy.check_training(spec, 1, 20, times=3)
 
 
@@ -72,7 +83,9 @@ def test_a_component_that_does_not_exist_is_refused():
         ).component
         == 2
     )
-    with pytest.raises(UpdateError, match="component 3, expected one of 3, from 0"):
+    with pytest.raises(
+        UpdateError, match="the reply names component 3 of the mixture, expected 0 to 2"
+    ):
         read_update(Content(sent | {"component": 3}, reply), 4, 4, torch.float32, 5, {}, 3)
     with pytest.raises(UpdateError, match="'component' should be of type int"):
         read_update(Content(sent, reply), 4, 4, torch.float32, 5, {}, 3)
@@ -82,8 +95,8 @@ def test_a_component_that_does_not_exist_is_refused():
 def test_a_client_answers_with_all_updates_and_its_table_in_one_vector(encoding: str):
     federation, models = federation_of(FOUR), torch.stack([MODEL, 1.5 * MODEL])
     clients, _ = simulated(federation, perceptron())
-    this = Round(2, LOCAL, 3)
-    here = clients.train([2], models, [0], this, mixture=Mixture(by_label=True))
+    work = ClientWork(steps=Em(Mixture(by_label=True)))
+    here = clients.train([2], models, [0], Round(2, LOCAL, 3), work)
     sent = {"mixture": 2, "by_label": True, "sent": {"0": models[0], "1": models[1]}}
     there = ask(handler_of(2, federation, encoding=encoding), **sent)
     assert there.values["component"] == int(here.components[0])
@@ -98,8 +111,5 @@ def test_a_client_answers_with_all_updates_and_its_table_in_one_vector(encoding:
 @pytest.mark.parametrize("words", [{"replicates": 2}, {"own": True}, {"what": "gradients"}])
 def test_nothing_else_is_asked_of_a_mixture(words):
     client = handler_of(2, federation_of(FOUR), policy=Policy(allow=QUERIES))
-    with pytest.raises(
-        UpdateError,
-        match="asked for something else of a mixture than one update of each of its models",
-    ):
+    with pytest.raises(UpdateError, match="only one update of each model is possible"):
         ask(client, words.pop("what", "train"), {"0": MODEL}, mixture=1, by_label=False, **words)

@@ -78,7 +78,10 @@ def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFi
         registry_of(grid, clock=clock).wait(4, 5.0)
     assert clock.now == pytest.approx(5.0)
     assert (
-        caplog.messages.count("node 100 is refused: its model is not built like the others'") == 1
+        caplog.messages.count(
+            "node 100 is refused: its model differs in structure from the model of the other clients"
+        )
+        == 1
     )
     assert caplog.messages.count("3 of 4 clients are connected") == 1
 
@@ -86,17 +89,21 @@ def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        ({"layout": "0" * 32}, "its model is not built like the others'"),
+        (
+            {"layout": "0" * 32},
+            "its model differs in structure from the model of the other clients",
+        ),
         (
             {"schema": json.dumps({"data": "d", "input_shape": [9], "outputs": 4})},
-            r"its examples look like ((9,), 4, 'classification', 0), and the others' like ((6,), 4, 'class",
+            r"its examples have the properties ((9,), 4, 'classification', 0), but "
+            r"those of the other clients have ((6,), 4, 'class",
         ),
         (
             {"secret": "0" * 64},
-            "it does not share the secret of the others; give all clients the same file, or none",
+            "it does not share the secret of the other clients; set the same secret-file for all clients, or for none",
         ),
-        ({"size": -1}, "it did not introduce itself: size of -1 examples, expected 1 to 2**53"),
-        ({"refused": "no data here"}, "it did not introduce itself: no data here"),
+        ({"size": -1}, "it has not registered: 'size' should be 1 to 2**53 examples, got -1"),
+        ({"refused": "no data here"}, "it has not registered: no data here"),
     ],
 )
 def test_one_that_is_unlike_the_others_shuts_out_itself_alone(what: dict[str, Any], why: str):
@@ -139,7 +146,7 @@ def test_a_number_that_somebody_has_is_nobody_elses():
         assert registry.connected == [0, 1, 3]
         assert registry.node(1) == 101
         told = registry.changes().refused
-        assert told == {102: "it says it is client 1, which node 101 is, and that is connected"}
+        assert told == {102: "it registers as client 1, which is already connected as node 101"}
 
 
 def test_nobody_waits_for_a_node_that_does_not_introduce_itself():
@@ -192,8 +199,8 @@ def test_by_its_node_a_client_is_recognised_only_with_its_key():
     assert registry.changes() == Changes(
         disconnected=[2],
         refused={
-            777: "it says it is client 2, which was node 102; start it with the key of that node, or, where nodes have "
-            "no keys, set network.identity = 'number'"
+            777: "it registers as client 2, which was node 102 before; start it with "
+            "the key of that node, or, if nodes have no keys, set network.identity = 'number'"
         },
     )
 
@@ -221,7 +228,7 @@ def test_a_model_that_is_not_the_clients_is_said():
     registry.wait(4, 1.0)
     with pytest.raises(
         ModelError,
-        match=r"server's model is not built like the clients'.*give server_app and client_app",
+        match=r"server's model differs from the clients' model.*to server_app and client_app",
     ):
         registry.check_layout("0" * 32)
 

@@ -131,14 +131,14 @@ def test_a_model_of_its_own_is_no_release_but_counts_as_scored(tmp_path: Path):
 
 def test_only_its_own_goes_on_without_a_model():
     """An anchor is none."""
-    with pytest.raises(UpdateError, match=r"there is no vector 'model', only \['anchor'\]"):
+    with pytest.raises(UpdateError, match=r"the message has no vector 'model', only \['anchor'\]"):
         asked(client(), 1, carries="anchor")
 
 
 @pytest.mark.parametrize(("what", "number"), [("train", 2), ("evaluate", 0)])
 def test_who_has_lost_its_model_says_so(what: str, number: int):
     with pytest.raises(
-        UpdateError, match=f"^{KEEPS_NONE}: client 2 has trained none, or has lost it"
+        UpdateError, match=f"^{KEEPS_NONE}: client 2 has not trained one, or has lost"
     ):
         asked(client(), number, what, own=True)
 
@@ -147,7 +147,7 @@ def test_a_damaged_store_is_said_and_stays(tmp_path: Path):
     (tmp_path / FILE).write_bytes(b"no tensors")
     with pytest.raises(
         CheckpointError,
-        match=r"store.safetensors, which has the client's own parameters, is damaged",
+        match=r"store.safetensors, which contains the client's own parameters, is damaged",
     ):
         asked(client(tmp_path, PERSONAL), 1)
     assert (tmp_path / FILE).read_bytes() == b"no tensors"

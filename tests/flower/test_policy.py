@@ -58,26 +58,29 @@ EXAMPLES = 24
 @pytest.mark.parametrize(
     ("question", "why"),
     [
-        ({"replicates": EXAMPLES}, "24 replicates, at most 8 .max-replicates in its node config"),
+        (
+            {"replicates": EXAMPLES},
+            "24 replicates; it allows at most 8 .max-replicates in its node config",
+        ),
         (
             {"replicates": 3},
-            "3 replicates from 24 training examples, since each must be made from at least 10",
+            "3 replicates from 24 training examples, since each replicate needs at least 10",
         ),
         (
             {"spec": wire.to_json(LocalTraining(epochs=101))},
-            "101 epochs, at most 100 .max-epochs in its node config",
+            "101 epochs; it allows at most 100 .max-epochs in its node config",
         ),
         (
             {"what": "gradients"},
-            "the question 'gradients'; to allow it, set allow=.train evaluate statistics gradients. in",
+            "the query 'gradients'; to allow it, set allow=.train evaluate statistics gradients. in",
         ),
         (
             {"what": "subspaces", "vectors": 3, "per_label": True},
-            "the question 'subspaces'; to allow it, set allow=",
+            "the query 'subspaces'; to allow it, set allow=",
         ),
         (
             {"what": "evaluate", "sent": {str(k): MODEL for k in range(65)}},
-            "65 models in one question, at most 64 .max-models",
+            "65 models in one query; it allows at most 64 .max-models",
         ),
     ],
 )
@@ -93,7 +96,7 @@ def test_steps_are_those_of_all_parts():
     for most, replicates in ((14, 1), (17, 2)):
         with pytest.raises(
             PolicyError,
-            match=f"forbids {most + 1} steps, at most {most} .max-steps in its node conf",
+            match=f"forbids {most + 1} steps; it allows at most {most} .max-steps in its node conf",
         ):
             Policy(max_steps=most).check_training(spec, replicates, EXAMPLES)
 
@@ -101,28 +104,32 @@ def test_steps_are_those_of_all_parts():
 def test_a_step_counts_as_many_times_as_it_takes_gradients():
     spec = LocalTraining(batch_size=5)
     Policy(max_steps=20).check_training(spec, 1, EXAMPLES, times=4)
-    with pytest.raises(PolicyError, match="forbids 20 steps, at most 19"):
+    with pytest.raises(PolicyError, match="forbids 20 steps; it allows at most 19"):
         Policy(max_steps=19).check_training(spec, 1, EXAMPLES, times=4)
 
 
 def test_steps_in_place_of_epochs_are_bounded_by_both_limits():
     spec = LocalTraining(steps=11, batch_size=5)  # 5 batches of 24 examples, so they begin 3 epochs
     Policy(max_steps=11, max_epochs=3).check_training(spec, 1, EXAMPLES)
-    with pytest.raises(PolicyError, match="forbids 22 steps, at most 21"):
+    with pytest.raises(PolicyError, match="forbids 22 steps; it allows at most 21"):
         Policy(max_steps=21).check_training(spec, 2, EXAMPLES)
-    with pytest.raises(PolicyError, match="forbids 3 epochs, at most 2"):
+    with pytest.raises(PolicyError, match="forbids 3 epochs; it allows at most 2"):
         Policy(max_epochs=2).check_training(spec, 1, EXAMPLES)
 
 
 def test_initial_models_are_no_more_than_it_draws_in_one_question():
-    with pytest.raises(PolicyError, match="forbids 1000000 models in one question, at most 64"):
+    with pytest.raises(
+        PolicyError, match="forbids 1000000 models in one query; it allows at most 64"
+    ):
         ask(handler_of(secret=SECRET), "initial", {}, models=10**6)
 
 
 def test_vectors_of_its_data_are_few_even_where_they_are_allowed():
     client = handler_of(policy=Policy(allow=("subspaces",)))
     assert ask(client, "subspaces", {}, vectors=5, per_label=False).vector("subspaces")
-    with pytest.raises(PolicyError, match=r"forbids 6 vectors of its data, at most 5 .max-vectors"):
+    with pytest.raises(
+        PolicyError, match=r"forbids 6 vectors of its data; it allows at most 5 .max-vectors"
+    ):
         ask(client, "subspaces", {}, vectors=6, per_label=False)
 
 
@@ -132,10 +139,10 @@ def test_whether_its_labels_have_shifted_is_told_where_it_is_allowed_and_possibl
     assert (answer.get("round", int), answer.get("shifted", bool)) == (2, False)
     with pytest.raises(
         UpdateError,
-        match=r"asked for shifts that are not possible: .*shift_share should be in \[0, 2\], got -1",
+        match=r"the query for shifts has an invalid value: .*shift_share should be in \[0, 2\], got -1",
     ):
         ask(client, "shifts", {}, round=2, share=-1.0, by_label=True)
-    with pytest.raises(PolicyError, match="forbids the question 'shifts'"):
+    with pytest.raises(PolicyError, match="forbids the query 'shifts'"):
         ask(handler_of(), "shifts", {}, round=2, share=0.2, by_label=True)
 
 
@@ -144,11 +151,12 @@ def test_its_data_is_described_where_it_is_allowed_by_few_components_and_of_enou
     descriptor = ask(client, "descriptors", components=3, **how).vector("descriptor")
     assert len(descriptor) == 4 * 3 * (2 + 2 + 2 * LABELS)
     with pytest.raises(
-        PolicyError, match=r"forbids 101 components of a descriptor, at most 100 .max-components"
+        PolicyError,
+        match=r"forbids 101 components of a descriptor; it allows at most 100 .max-components",
     ):
         ask(client, "descriptors", components=101, **how)
     with pytest.raises(
-        UpdateError, match=r"asked for descriptors that are not possible: .* at least 0, got -1"
+        UpdateError, match=r"the query for descriptors has an invalid value: .* at least 0, got -1"
     ):
         ask(client, "descriptors", components=-1, **how)
     with pytest.raises(
@@ -160,7 +168,7 @@ def test_its_data_is_described_where_it_is_allowed_by_few_components_and_of_enou
             components=3,
             **how,
         )
-    with pytest.raises(PolicyError, match="forbids the question 'descriptors'"):
+    with pytest.raises(PolicyError, match="forbids the query 'descriptors'"):
         ask(handler_of(), "descriptors", components=3, **how)
 
 
@@ -179,13 +187,18 @@ def test_a_client_that_comes_back_with_other_labels_says_so_once(tmp_path: Path)
 @pytest.mark.parametrize(
     ("policy", "question", "times", "why"),
     [
-        (Policy(max_releases=3), {}, 3, "4 updates in all, at most 3 .max-releases"),
-        (Policy(max_releases=3), {"replicates": 2}, 1, "4 updates in all, at most 3 .max-releases"),
+        (Policy(max_releases=3), {}, 3, "4 updates in all; it allows at most 3 .max-releases"),
+        (
+            Policy(max_releases=3),
+            {"replicates": 2},
+            1,
+            "4 updates in all; it allows at most 3 .max-releases",
+        ),
         (
             Policy(max_evaluations=5),
             {"what": "evaluate", "sent": {"0": MODEL, "1": MODEL}},
             2,
-            "6 scored models in all, at most 5 .max-evaluations",
+            "6 scored models in all; it allows at most 5 .max-evaluations",
         ),
     ],
 )
@@ -207,7 +220,7 @@ def test_a_query_counts_as_soon_as_it_is_accepted_and_one_that_fails_as_well(tmp
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UpdateError):
         ask(client, spec=wire.to_json(LocalTraining(lr=1e30, epochs=5)))  # diverges
-    with pytest.raises(UpdateError, match="asked for -9 parts"):
+    with pytest.raises(UpdateError, match="the query requests -9 parts"):
         ask(client, replicates=-9)
     ask(client)
     ask(client, replicates=2)
@@ -281,7 +294,7 @@ def test_two_processes_that_answer_for_a_client_share_its_limits(tmp_path: Path)
         return updates
 
     second._trained = overtaken  # pyright: ignore[reportPrivateUsage]
-    with pytest.raises(PolicyError, match=r"2 updates in all, at most 1 \(max-releases"):
+    with pytest.raises(PolicyError, match=r"2 updates in all; it allows at most 1 \(max-releases"):
         ask(second)
     assert json.loads((tmp_path / "policy.json").read_text())["releases"] == 1
 
@@ -302,8 +315,7 @@ def test_two_processes_that_answer_for_a_client_share_its_limits(tmp_path: Path)
 def test_a_damaged_count_keeps_everything_back(text: str, tmp_path: Path):
     (tmp_path / "policy.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(
-        PolicyError,
-        match=r"policy.json, the count of what this client has answered, is damaged, so",
+        PolicyError, match=r"policy.json, the count of this client's replies, is damaged, so"
     ):
         ask(handler_of(folder=tmp_path))
 
@@ -332,8 +344,8 @@ def test_a_policy_is_in_the_node_config():
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"allow": "train steal"}, "unknown question in allow: 'steal'"),
-        ({"allow": 3}, "allow in the node config should be names of questions, got 3"),
+        ({"allow": "train steal"}, "unknown query in allow: 'steal'"),
+        ({"allow": 3}, "allow in the node config should be names of kinds of queries, got 3"),
         (
             {"imports": 3},
             "imports in the node config should be names such as 'my_models:resnet', got 3",
@@ -353,7 +365,7 @@ def test_a_policy_is_in_the_node_config():
         ({"max-colluders": -1}, "max-colluders should be at least 0, got -1"),
         (
             {"min-group": 3},
-            "min-group in the node config is gone: a sum is of at least max-colluders \\+ min-honest cli",
+            "min-group in the node config is no longer supported; set max-colluders and min-honest",
         ),
         (
             {"secure-aggregation": 1},
@@ -370,8 +382,7 @@ def test_privacy_without_a_limit_of_its_own_is_refused(tmp_path: Path):
     """The noise is the run's to set: it could be none."""
     privacy = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0)
     with pytest.raises(
-        ConfigError,
-        match=r"clip_norm is set, and this client does not say what it may spend; set eps",
+        ConfigError, match=r"clip_norm, and this client has no privacy budget; set eps"
     ):
         handler_of(privacy=privacy, folder=tmp_path)
     ask(handler_of(privacy=privacy, folder=tmp_path, budget=Budget(epsilon=math.inf)))
@@ -382,7 +393,7 @@ def test_what_it_refuses_it_logs(caplog: pytest.LogCaptureFixture):
     grid.nodes[node_of(1)].config = {"partition-id": 1, "max-epochs": 2}
     with caplog.at_level(logging.WARNING, "fedclade"):
         run = federated(grid, FedAvg(), rounds=2, local=LocalTraining(epochs=3))
-    why = f"{FORBIDS} 3 epochs, at most 2 (max-epochs in its node config)"
+    why = f"{FORBIDS} 3 epochs; it allows at most 2 (max-epochs in its node config)"
     assert reasons(run) == {1: why}
     assert caplog.messages == 2 * [f"refused train: {why}"]
 
@@ -393,7 +404,7 @@ OTHERS = ("pacfl", "flexcfl", "flux", "fedbn", "fedbuff", "private_choice")
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in OTHERS])
 def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
     federation = federation_of(FOUR, sizes=[40] * 4)
-    grid = grid_of(federation, personal=ALGORITHMS[name].algorithm.personal or ())
+    grid = grid_of(federation, personal=ALGORITHMS[name].requires.personal or ())
     truth = federation.true_clusters
     run = federated(
         grid,
@@ -420,14 +431,11 @@ def test_what_nobody_allows_ends_the_run_with_one_clear_error_on_both_sides(
 ):
     federation = federation_of(FOUR)
     allow = f"train evaluate statistics {question}"
-    why = (
-        f'{FORBIDS} the question {question!r}; to allow it, set allow="{allow}" in its node config'
-    )
+    why = f'{FORBIDS} the query {question!r}; to allow it, set allow="{allow}" in its node config'
     with caplog.at_level(logging.WARNING, "fedclade.flower"), pytest.raises(UpdateError) as error:
         federated(grid_of(federation), algorithm)
     assert (
-        str(error.value)
-        == f"none of 4 clients answers the question {question!r}; client 0 says: {why}"
+        str(error.value) == f"all 4 clients refuse the query {question!r}; client 0 reports: {why}"
     )
     refused = [message for message in caplog.messages if message.startswith("refused")]
     assert len(refused) == 4  # each once: it is not asked again
@@ -440,7 +448,7 @@ def test_what_nobody_allows_ends_the_run_with_one_clear_error_on_both_sides(
 def test_a_choice_of_models_that_nobody_allows_ends_the_run(algorithm: Any):
     with pytest.raises(
         UpdateError,
-        match=r"none of 4 clients answers the question 'evaluate'; client 0 says: .* forbids",
+        match=r"all 4 clients refuse the query 'evaluate'; client 0 reports: .* forbids",
     ):
         federated(grid_of(federation_of(FOUR), config={"allow": "train"}), algorithm)
 
@@ -449,7 +457,7 @@ def test_clients_score_as_many_models_as_they_allow_and_more_in_several_question
     monkeypatch: pytest.MonkeyPatch,
 ):
     federation, few = federation_of(FOUR), {"max-models": 2}
-    with pytest.raises(UpdateError, match="forbids 4 models in one question, at most 2"):
+    with pytest.raises(UpdateError, match="forbids 4 models in one query; it allows at most 2"):
         federated(grid_of(federation, config=few), FedDrift(step_rounds=1))
     everything = federated(grid_of(federation), FedDrift(step_rounds=1))
     monkeypatch.setattr(feddrift, "MODELS_PER_QUERY", 2)
@@ -514,8 +522,7 @@ def test_sums_of_what_was_answered():
 def test_a_run_that_outlasts_a_budget_is_told_why(tmp_path: Path):
     grid = grid_of(federation_of(FOUR), config={"max-releases": 2})
     with pytest.raises(
-        UpdateError,
-        match=r"none of 4 clients answers the question 'train'; .* 3 updates in all, at m",
+        UpdateError, match=r"all 4 clients refuse the query 'train'; .* 3 updates in all; it"
     ):
         federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run")
     for node in grid.nodes.values():

@@ -178,7 +178,7 @@ def test_training_that_fails_ends_in_noise_and_is_booked(
     assert not torch.equal(first, second)
     (entry,) = json.loads((tmp_path / "privacy.json").read_text())["entries"]
     assert entry["releases"] == 2
-    assert "training failed; the reply is noise alone" in caplog.text
+    assert "training failed; the reply consists of noise only" in caplog.text
 
 
 def test_without_privacy_the_same_failure_is_reported_with_its_reason():
@@ -189,7 +189,7 @@ def test_without_privacy_the_same_failure_is_reported_with_its_reason():
 
 def test_a_query_counts_in_the_policy_as_soon_as_it_is_accepted(tmp_path: Path):
     client = ClientHandler(alone(), perceptron, number=0, folder=tmp_path)
-    with pytest.raises(UpdateError, match="entries are NaN or infinite"):
+    with pytest.raises(UpdateError, match="entries of the update are NaN or infinite"):
         ask(client, sent={"model": torch.full_like(MODEL, math.nan)})
     assert json.loads((tmp_path / "policy.json").read_text())["releases"] == 1
 
@@ -242,7 +242,9 @@ def test_residuals_of_a_run_without_noise_are_not_added_to_private_updates(tmp_p
         ),
         (UpdateError("norm 1.59e+25, more than 1e+18"), UpdateError, NOT_POSSIBLE),
         (
-            UpdateError(f"{KEEPS_NONE}: client 3 has trained none, or has lost it"),
+            UpdateError(
+                f"{KEEPS_NONE}: client 3 has not trained one, or has lost its stored tensors"
+            ),
             UpdateError,
             KEEPS_NONE,
         ),

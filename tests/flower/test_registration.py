@@ -55,12 +55,15 @@ def test_what_it_keeps_to_itself_is_none():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"size": 0}, r"size of 0 examples, expected 1 to 2\*\*53"),
-        ({"size": 2**60}, "size of 1152921504606846976 examples"),
+        ({"size": 0}, r"'size' should be 1 to 2\*\*53 examples, got 0"),
+        ({"size": 2**60}, "examples, got 1152921504606846976"),
         ({"size": True}, "'size' should be of type int, got True"),
-        ({"number": 2**31}, "number 2147483648, expected at most 2147483647"),
+        ({"number": 2**31}, "'number' should be at most 2147483647, got 2147483648"),
         ({"number": "1"}, "'number' should be of type int, got '1'"),
-        ({"true_cluster": 2**62}, "true_cluster 4611686018427387904, expected at most 2147483647"),
+        (
+            {"true_cluster": 2**62},
+            "'true_cluster' should be at most 2147483647, got 4611686018427387904",
+        ),
         ({"true_cluster": 0.5}, "'true_cluster' should be of type int, got 0.5"),
         ({"name": 7}, "'name' should be of type str, got 7"),
         ({"task": 7}, "'task' should be of type str, got 7"),
@@ -73,34 +76,55 @@ def test_what_it_keeps_to_itself_is_none():
         ({"schema": "{"}, "'schema' is not JSON"),
         ({"schema": "[" * 5000}, "'schema' is not JSON"),
         ({"schema": "[6]"}, r"'schema' should be a JSON object, got \[6\]"),
-        ({"schema": "1" * 20_000}, "'schema' has 20000 characters, more than 10000"),
-        ({"schema": "{}"}, "its schema is malformed: .* missing 3 required"),
+        ({"schema": "1" * 20_000}, "'schema' has 20000 characters, expected at most 10000"),
+        (
+            {"schema": "{}"},
+            "the data schema in the registration is malformed: .* missing 3 required",
+        ),
         (
             with_schema(colour="red"),
-            "its schema is malformed: .* unexpected keyword argument 'colour'",
+            "the data schema in the registration is malformed: .* unexpected keyword argument 'colour'",
         ),
-        (with_schema(input_shape=6), "its schema is malformed: 'int' object is not iterable"),
-        (with_schema(input_shape=["6"]), r"input_shape \('6',\), expected numbers from 1"),
-        (with_schema(input_shape=[0]), r"input_shape \(0,\), expected numbers from 1"),
-        (with_schema(input_shape=[True]), r"input_shape \(True,\), expected numbers from 1"),
+        (
+            with_schema(input_shape=6),
+            "the data schema in the registration is malformed: 'int' object is not iterable",
+        ),
+        (
+            with_schema(input_shape=["6"]),
+            r"input_shape is \('6',\), expected whole numbers of at least 1",
+        ),
+        (
+            with_schema(input_shape=[0]),
+            r"input_shape is \(0,\), expected whole numbers of at least 1",
+        ),
+        (
+            with_schema(input_shape=[True]),
+            r"input_shape is \(True,\), expected whole numbers of at least 1",
+        ),
         (
             with_schema(input_shape=[2**13, 2**13]),
-            r"input_shape \(8192, 8192\), expected .* of product up to 2\*\*24",
+            r"input_shape is \(8192, 8192\), expected .* product of at most 2\*\*24",
         ),
         (
             with_schema(outputs=10**12),
-            "outputs .1000000000000,., expected numbers from 1, of product up to",
+            "outputs is .1000000000000,., expected whole numbers of at least 1 with a product of",
         ),
-        (with_schema(vocabulary_size=-1), "vocabulary_size .-1,., expected numbers from 0"),
+        (
+            with_schema(vocabulary_size=-1),
+            "vocabulary_size is .-1,., expected whole numbers of at least 0",
+        ),
         (
             with_schema(task="mining"),
-            "task 'mining', expected one of classification, binary, multilabel, regr",
+            "task is 'mining', expected one of classification, binary, multilabel, regr",
         ),
-        (with_schema(scaled=[0.5]), "its schema is malformed: not enough values to unpack"),
-        (with_schema(scaled=[math.nan, 1]), r"scaled \[nan, 1\], expected two finite numbers"),
+        (
+            with_schema(scaled=[0.5]),
+            "the data schema in the registration is malformed: not enough values to unpack",
+        ),
+        (with_schema(scaled=[math.nan, 1]), r"scaled is \[nan, 1\], expected two finite numbers"),
         (
             with_schema(scaled=[10**400, 1]),
-            "its schema is malformed: int too large to convert to float",
+            "the data schema in the registration is malformed: int too large to convert to float",
         ),
     ],
 )

@@ -26,10 +26,10 @@ def test_scores_are_read_model_by_model():
 @pytest.mark.parametrize(
     ("examples", "known", "message"),
     [
-        ([9, 9], 8, r"scores of \[9\] examples, expected 8"),
-        ([8, 9], 8, r"scores of \[8, 9\] examples, expected 8"),
-        ([8, 9], None, r"scores of \[8, 9\] examples, expected one number of them"),
-        ([8, 0], 8, "loss 0.5 of 0 examples, expected a loss of at most .* of at least 1 example"),
+        ([9, 9], 8, r"scores on \[9\] examples, expected 8"),
+        ([8, 9], 8, r"scores on \[8, 9\] examples, expected 8"),
+        ([8, 9], None, r"scores on \[8, 9\] examples, expected the same number"),
+        ([8, 0], 8, "loss 0.5 on 0 examples, expected a loss of at most .* on at least 1 example"),
     ],
 )
 def test_scores_are_of_the_known_examples_and_of_the_same_for_all_models(
@@ -44,7 +44,7 @@ def test_scores_are_of_the_known_examples_and_of_the_same_for_all_models(
     ("score", "loss"), [(1.5, 0.5), (-0.1, 0.5), (0.5, float("inf")), (float("nan"), 0.5)]
 )
 def test_scores_and_losses_are_in_their_ranges(score: float, loss: float):
-    with pytest.raises(UpdateError, match=r"expected one in|expected a loss of at most"):
+    with pytest.raises(UpdateError, match=r"expected a number in|expected a loss of at most"):
         read_scores(content_of(scores=[score], losses=[loss], examples=[8]), 1, METRICS, 8)
 
 
@@ -53,7 +53,7 @@ def test_each_list_has_an_entry_for_every_model(column: str):
     values = {"scores": [0.5, 0.5], "losses": [0.5, 0.5], "examples": [8, 8]}
     with pytest.raises(
         UpdateError,
-        match="expected scores by 1 metrics, losses and numbers of examples of 2 models",
+        match="expected three lists for 2 models, scores of 2 numbers, losses of 2 numbers",
     ):
         read_scores(content_of(**values | {column: values[column][:1]}), 2, METRICS, 8)
 
@@ -62,7 +62,7 @@ def test_a_loss_below_the_smallest_of_the_task_is_refused():
     reply = content_of(scores=[0.5], losses=[-3.0], examples=[8])
     assert read_scores(reply, 1, METRICS, 8)[0][1] == -3.0
     with pytest.raises(
-        UpdateError, match=r"loss -3 of 8 examples, expected a loss .* of at least 0, of at least 1"
+        UpdateError, match=r"loss -3 on 8 examples, expected a loss .* at least 0, on at least 1"
     ):
         read_scores(reply, 1, METRICS, 8, smallest_loss=0.0)
 

@@ -385,7 +385,8 @@ def test_a_client_with_one_label_alone_agrees_on_a_binary_target(tmp_path: Path)
 def test_labels_of_a_binary_target_are_two(tmp_path: Path):
     write_files(tmp_path, ["p.csv"] * 2, patients(("bern",)), patients(("rome",)))
     with pytest.raises(
-        Exception, match="should have 2 different values, got 'no' alone of all 2 clients"
+        Exception,
+        match="should have 2 different values, got only 'no' in the data of all 2 clients",
     ):
         serve(tmp_path, {"data.files": "p.csv", "task.name": "binary"}, [{}, {}])
 
@@ -443,15 +444,15 @@ DIFFERENT: dict[str, tuple[dict[str, list[Any]], str]] = {
     ),
     "columns": (
         {"town": ["oslo"] * ROWS, "back": ["no", "yes"] * 30},
-        "lacks 'city' and has besides 'town'; name 'inputs'",
+        "lacks 'city' and also has 'town'; list the input columns as 'inputs'",
     ),
     "kind": (
         {"city": [1.5] * ROWS, "back": ["no", "yes"] * 30},
-        "column 'city' should hold texts by the schema, got numbers",
+        "column 'city' should have texts according to the schema, got numbers",
     ),
     "kind of labels": (
         patients(SOUTH, {"oslo": 1, "": 0}),
-        "the labels of the schema are texts, and the target 'back'",
+        "the labels of the schema are texts, but the target 'back'",
     ),
 }
 
@@ -493,19 +494,19 @@ def test_a_newcomer_that_fits_encodes_by_the_agreed_schema():
 STRUCTURES: dict[str, tuple[dict[str, list[Any]], str]] = {
     "columns": (
         {"town": ["oslo"] * ROWS, "back": ["no", "yes"] * 30},
-        "column 'town' is only in its data; column 'ci",
+        "column 'town' is only in this client's data; column 'ci",
     ),
     "kind": (
         {"city": [1.5] * ROWS, "back": ["no", "yes"] * 30},
-        "column 'city' is a number in its data and a categor",
+        "column 'city' is a number in this client's data and a categor",
     ),
     "task": (
         {"city": ["oslo"] * ROWS, "back": [0.5] * ROWS},
-        "the task is regression in its data and classification in the others' data",
+        "the task is regression in this client's data and classification in the other clients' data",
     ),
     "labels": (
         {"city": ["oslo"] * ROWS, "back": [0, 1] * 30},
-        "labels are whole numbers from 0 in its data and names in the others' data",
+        "labels are whole numbers from 0 in this client's data and names in the other clients' data",
     ),
 }
 
@@ -528,8 +529,8 @@ def test_one_that_declares_another_schema_is_refused_with_the_difference():
     with pytest.raises(UpdateError, match="'rome' is only in the agreed schema") as caught:
         federated(grid, "fedavg", **SETTINGS)
     assert (
-        "its data is encoded by another schema than the agreed one: category of column 'city' 'rome' is only in "
-        in (str(caught.value))
+        "this client's data is encoded by another schema than the agreed schema: category of column "
+        "'city' 'rome' is only in " in (str(caught.value))
     )
 
 
@@ -544,7 +545,8 @@ def test_where_most_declare_a_schema_the_most_frequent_one_counts():
 
         grid.nodes[node_of(number)] = LocalNode(client_app("mclr", data), {"partition-id": number})
     with pytest.raises(
-        UpdateError, match=r"2 of 3 clients connected.*label 1 is 'yes' in its .* and 'no' in the"
+        UpdateError,
+        match=r"2 of 3 clients connected.*label 1 is 'yes' in this client's .* and 'no' in the",
     ):
         federated(grid, "fedavg", **SETTINGS)
 
@@ -557,7 +559,7 @@ def test_data_without_names_does_not_join_tables():
     )
     with pytest.raises(
         UpdateError,
-        match="its data has no named columns and no texts, and the other clients' data ha",
+        match="this client's data has no named columns and no texts, but the other clients' data ha",
     ):
         federated(grid, "fedavg", **SETTINGS)
 
@@ -570,7 +572,7 @@ def test_tables_do_not_join_data_without_names():
         grid.nodes[node_of(number)] = LocalNode(app, {"partition-id": number})
     with pytest.raises(
         UpdateError,
-        match="its data has named columns or texts, and the other clients' data has not",
+        match="its data has named columns or texts, but most other clients' data has neither",
     ):
         federated(grid, "fedavg", **SETTINGS)
 
@@ -601,7 +603,11 @@ def test_a_run_does_not_go_on_with_another_schema_or_a_damaged_one(tmp_path: Pat
     grid = housed(grid_of_frames(patients(NORTH), patients(SOUTH)), tmp_path)
     federated(grid, "fedavg", **settings)
     with pytest.raises(
-        RunError, match="have agreed on another schema: the target is 'back' in the run and none in"
+        RunError,
+        match=(
+            r"the declared schema differs from the schema of the run in .*: the "
+            "target is 'back' in the run and none in"
+        ),
     ):
         federated(grid, "fedavg", schema=DECLARED, **settings)
     (folder / SCHEMA).write_text(DECLARED.to_json())
@@ -621,7 +627,7 @@ def test_a_policy_may_forbid_to_disclose_values():
     grid.nodes[node_of(1)].config = {"partition-id": 1, "share-schema": False}
     with pytest.raises(
         UpdateError,
-        match="the client's policy forbids to send the categories, labels and words of its",
+        match="the client's policy forbids disclosing the categories, labels and words of its",
     ):
         federated(grid, "fedavg", **SETTINGS)
 
@@ -671,7 +677,7 @@ def test_few_rows_disclose_nothing():
     grid.nodes[node_of(1)].config = {"partition-id": 1, "min-part": ROWS + 1}
     with pytest.raises(
         UpdateError,
-        match="forbids to send the categories, labels and words of 60 examples, of which the",
+        match="forbids disclosing the categories, labels and words of 60 examples, since the",
     ):
         federated(grid, "fedavg", **SETTINGS)
 
@@ -702,25 +708,34 @@ def test_a_proposal_survives_a_message():
     [
         (
             {"schema": 3},
-            "its proposal is malformed: a schema should be a table of inputs, labels and so on, got 3",
+            "the proposed schema is malformed: a schema should be a table with keys such as inputs and labels, got 3",
         ),
         (
             {"schema": {}},
-            "its proposal is malformed: a schema should have inputs, or words of texts, got neither",
+            "the proposed schema is malformed: a schema should have inputs or words, got neither",
         ),
         (
             {"schema": {"words": ["a", "a"]}},
             "words of a schema should be different names, got 'a' more than once",
         ),
-        ({"is_fixed": 1}, "its proposal is malformed: is_fixed 1"),
-        ({"vocabulary_size": -1}, "its proposal is malformed: is_fixed False, vocabulary_size -1"),
-        ({"word_counts": [0]}, r"its proposal is malformed: word_counts \[0\]"),
+        ({"is_fixed": 1}, "the proposed schema is malformed: is_fixed should .*, got 1 and"),
+        (
+            {"vocabulary_size": -1},
+            "the proposed schema is malformed: is_fixed should .*, got False and -1",
+        ),
+        (
+            {"word_counts": [0]},
+            r"the proposed schema is malformed: word_counts should .*, got \[0\]",
+        ),
         (
             {"word_counts": [2**60]},
-            r"its proposal is malformed: word_counts \[1152921504606846976\]",
+            r"the proposed schema is malformed: word_counts should .*, got \[1152921504606846976\]",
         ),
-        ({"word_counts": []}, "its proposal has 0 word counts, expected 1"),
-        ({"more": 1}, "its proposal should have a schema and word counts, got"),
+        ({"word_counts": []}, "the proposed schema has 0 word counts, expected 1"),
+        (
+            {"more": 1},
+            "the proposed schema should have the keys schema, is_fixed, word_counts and vocabulary_size, got",
+        ),
     ],
 )
 def test_proposals_that_cannot_be_used_are_refused(changes: dict[str, Any], why: str):
@@ -730,7 +745,9 @@ def test_proposals_that_cannot_be_used_are_refused(changes: dict[str, Any], why:
 
 def test_a_proposal_has_a_largest_size():
     text = " " * LONGEST_PROPOSAL + "{}"
-    with pytest.raises(UpdateError, match="'proposal' has 900002 characters, more than 900000"):
+    with pytest.raises(
+        UpdateError, match="'proposal' has 900002 characters, expected at most 900000"
+    ):
         read_proposal(Content.of(record({"number": 3, "proposal": text})))
 
 
@@ -739,7 +756,7 @@ def test_a_malformed_proposal_shuts_out_its_client_alone():
     spoil(grid, 2, "hello", worded(proposal="{}"))
     run = federated(grid, "fedavg", network=network_of(grid, clients=2), **SETTINGS)
     assert accuracy(run) == 1.0
-    assert "it did not introduce itself: its proposal should have a schema" in refusals(run)[0]
+    assert "it has not registered: the proposed schema should have the keys" in refusals(run)[0]
 
 
 def test_one_that_says_it_encodes_otherwise_is_refused():
@@ -753,7 +770,7 @@ def test_one_that_says_it_encodes_otherwise_is_refused():
         ),
     )
     run = federated(grid, "fedavg", network=network_of(grid, clients=2), **SETTINGS)
-    assert "its data is not encoded by the agreed schema" in refusals(run)[0]
+    assert "the client's data is not encoded by the agreed schema" in refusals(run)[0]
 
 
 def test_the_agreed_schema_is_read_as_it_was_written():
@@ -776,7 +793,9 @@ def test_a_client_answers_nothing_without_the_agreed_schema():
 
     grid.nodes[node_of(1)].app = forgetting
     run = federated(grid, "fedavg", **SETTINGS)
-    assert "asked for 'train' without the schema that all clients have agreed on" in reasons(run)[1]
+    assert (
+        "the query 'train' does not contain the schema that all clients agree on" in reasons(run)[1]
+    )
 
 
 def test_a_schema_that_cannot_be_read_says_so(tmp_path: Path):
@@ -811,7 +830,7 @@ def test_names_that_cannot_be_encoded_again_must_be_the_same():
         )
     with pytest.raises(
         UpdateError,
-        match="101 was refused: its columns, labels or words are encoded otherwise than the",
+        match="101 was refused: its columns, labels or words are encoded differently than th",
     ):
         federated(grid, "fedavg", **SETTINGS)
 
@@ -831,7 +850,7 @@ def test_a_table_does_not_join_a_run_without_a_schema():
         grid.nodes[node_of(number)] = LocalNode(connecting, {"partition-id": number})
     run = federated(grid, "fedavg", network=network_of(grid, clients=2), **SETTINGS)
     assert (
-        "its data has named columns or texts, and the clients of this run have agreed on no schema"
+        "the client's data has named columns or texts, but the clients of this run have no schema for such data"
         in refusals(run)[0]
     )
 
@@ -842,9 +861,11 @@ def test_schemas_that_are_too_long_do_not_leave(monkeypatch: pytest.MonkeyPatch)
     grid = grid_of_frames(patients(NORTH), patients(SOUTH))
     with pytest.raises(
         UpdateError,
-        match=r"the schema of this client's data takes \d+ characters, at most 50; leave col",
+        match=r"the schema of this client's data has \d+ characters, expected at most 50; leave col",
     ):
         federated(grid, "fedavg", **SETTINGS)
     monkeypatch.setattr(module, "LONGEST_SCHEMA", 40)
-    with pytest.raises(UpdateError, match=r"the agreed schema takes \d+ characters, at most 40"):
+    with pytest.raises(
+        UpdateError, match=r"the agreed schema has \d+ characters, expected at most 40"
+    ):
         write_agreed(DECLARED)

@@ -73,29 +73,35 @@ FORGED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
     ),
     "another nonce": (
         lambda told: changed(told, "signed", nonce="0" * 32),
-        "does not return the nonce of its question",
+        "does not return the nonce of its request",
     ),
     "another key": (
         lambda told: changed(told, "signed", key=Key.new().public),
-        "did not sign this answer",
+        "has no valid signature by the key",
     ),
-    "no key": (lambda told: changed(told, "signed", key="zz"), "key 'zz' did not sign this answer"),
+    "no key": (
+        lambda told: changed(told, "signed", key="zz"),
+        "no valid signature by the key 'zz'",
+    ),
     "a short signature": (
         lambda told: changed(told, "signed", signature="00"),
-        "did not sign this answer",
+        "has no valid signature by the key",
     ),
-    "another word": (lambda told: changed(told, "fedclade", size=4), "did not sign this answer"),
+    "another word": (
+        lambda told: changed(told, "fedclade", size=4),
+        "has no valid signature by the key",
+    ),
     "one word more": (
         lambda told: changed(told, "fedclade", more=True),
-        "did not sign this answer",
+        "has no valid signature by the key",
     ),
     "text for bytes": (
         lambda told: changed(told, "fedclade", raw="00"),
-        "did not sign this answer",
+        "has no valid signature by the key",
     ),
     "another vector": (
         lambda told: RecordDict({**told, "vectors": answered_zeros().array_records["vectors"]}),
-        "did not sign this answer",
+        "has no valid signature by the key",
     ),
 }
 
@@ -119,7 +125,7 @@ def test_an_answer_to_one_question_is_none_to_another():
     with pytest.raises(UpdateError, match="does not return the nonce"):
         verified(told, that)
     for fields in ({"node": 8}, {"kind": "evaluate"}, {"run": 2}):
-        with pytest.raises(UpdateError, match="did not sign"):
+        with pytest.raises(UpdateError, match="no valid signature"):
             verified(told, Request(**{**vars(this), **fields}))
     assert this.nonce != that.nonce
     assert other.content["asked"]["nonce"] == that.nonce
@@ -137,7 +143,8 @@ def test_every_question_has_a_nonce_of_its_own():
 
     grid.push_messages = pushed  # type: ignore[method-assign]
     federated(grid, FedAvg(), rounds=2)
-    assert len(seen) == len(set(seen)) == 4 + 2 * 2 * 4
+    # Each client is asked to register, twice to train and to evaluate, and for its gains.
+    assert len(seen) == len(set(seen)) == 4 + 2 * 2 * 4 + 4
     assert min(map(len, seen)) == 32
 
 
@@ -171,14 +178,14 @@ def unanswered(message: Message, told: RecordDict, key: Key) -> RecordDict:
 @pytest.mark.parametrize(
     ("forge", "why"),
     [
-        (unanswered, "the answer does not return the nonce of its question"),
+        (unanswered, "the reply does not return the nonce of its request"),
         (
             lambda message, told, key: signed(told, message, key),
-            "signed by another key than that of the client's introduction",
+            "the reply is signed by another key than the one that the client registered with",
         ),
         (
             lambda message, told, key: RecordDict({k: v for k, v in told.items() if k != "signed"}),
-            "the answer is not signed",
+            "the reply is not signed",
         ),
     ],
     ids=["blind", "another key", "unsigned"],
@@ -225,7 +232,10 @@ def test_a_key_that_lasts_is_the_client_wherever_its_node_is(tmp_path: Path):
     run = federated(grid, FedAvg(), on_round=leave, **settings)
     (why,) = [event["nodes"] for event in run.events if event["kind"] == "refused"]
     assert why == {
-        "666": "it says it is client 1, and has another key; give it the folder of that client's client.key"
+        "666": (
+            "it registers as client 1, but has another key; start it with the "
+            "folder that contains this client's client.key"
+        )
     }
     del grid.nodes[666]
     grid.nodes[777] = grid.nodes.pop(node_of(VICTIM))
@@ -264,7 +274,7 @@ def test_a_number_belongs_to_the_key_that_the_operator_lists(tmp_path: Path):
     assert set(run.tree.leaf_of) == {0, 1, 2}
     (refused,) = [event["nodes"] for event in run.events if event["kind"] == "refused"]
     assert set(refused) == {"50", str(node_of(3))}
-    assert all("is none of network.keys" in why for why in refused.values())
+    assert all("is not in the list of keys, network.keys" in why for why in refused.values())
 
 
 def test_a_listed_key_has_its_number_and_no_other(tmp_path: Path):
@@ -280,7 +290,7 @@ def test_a_listed_key_has_its_number_and_no_other(tmp_path: Path):
     network = Network(clients=3, wait=0.5, deadline=0.5, keys=str(tmp_path / "keys"))
     run = federated(grid, FedAvg(), rounds=1, network=network)
     (refused,) = [event["nodes"] for event in run.events if event["kind"] == "refused"]
-    assert refused == {"103": "it says it is client 2, and its key is that of client 3"}
+    assert refused == {"103": "it registers as client 2, but its key belongs to client 3"}
     assert grid.nodes[node_of(2)].connected
     assert set(run.tree.leaf_of) == {0, 1, 2}
 
@@ -288,12 +298,12 @@ def test_a_listed_key_has_its_number_and_no_other(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "names no client; give each a line"),
+        ("", "is empty; add a line for each client"),
         ("ssh-ed25519 AAAA", r"line 1: expected a client's number and its public key"),
         ("-1 KEY", "line 1: expected a client's number"),
         ("x KEY", "line 1: expected a client's number"),
-        ("0 KEY\n0 OTHER", "line 2: client 0 or its key is there twice"),
-        ("0 KEY\n1 KEY", "line 2: client 1 or its key is there twice"),
+        ("0 KEY\n0 OTHER", "line 2: client 0 or its key occurs twice"),
+        ("0 KEY\n1 KEY", "line 2: client 1 or its key occurs twice"),
         ("0 ssh-ed25519 AAAA", "line 1: expected"),
     ],
 )
@@ -339,7 +349,7 @@ def test_a_key_file_that_holds_none_is_one_clear_error(tmp_path: Path):
     grid.nodes[node_of(0)].config = {"partition-id": 0, "folder": str(tmp_path)}
     run = federated(grid, FedAvg(), rounds=1, network=network_of(grid, clients=3))
     (refused,) = [event["nodes"] for event in run.events if event["kind"] == "refused"]
-    assert "it did not introduce itself: cannot read the client's key" in refused["100"]
+    assert "it has not registered: cannot read the client's key" in refused["100"]
 
 
 def test_a_question_without_a_nonce_is_refused():
@@ -347,5 +357,5 @@ def test_a_question_without_a_nonce_is_refused():
     (reply,) = grid.send_and_receive([Message(wire.record({"what": "hello"}), node_of(0), "query")])
     assert (
         reply.content["fedclade"]["refused"]
-        == "asked without a nonce, which every question of a server has"
+        == "the request contains no nonce, which every request must have"
     )

@@ -171,7 +171,8 @@ def test_a_run_that_did_not_note_its_weights_says_so():
     run = simulate("fedavg", "mlp", clients(), engine="loop", **{**BOTH, "rounds": 1})
     run.summary.pop("class_weights")
     with pytest.raises(
-        RunError, match=r"before balanced weights were kept, .*; give fedclade.assign a task="
+        RunError,
+        match=r"did not record balanced class weights, .*; call fedclade.assign with a task=",
     ):
         assign(run, clients())
 
@@ -189,7 +190,7 @@ def test_a_run_that_goes_on_asks_nobody_again(tmp_path: Path):
     run = federated(
         grid, "fedavg", "mlp", folder=folder, network=network_of(grid, clients=3), **BOTH
     )
-    assert {what for _, what in asked} == {"hello", "train", "evaluate"}
+    assert {what for _, what in asked} == {"hello", "train", "evaluate", "gains"}
     assert sorted(row["client"] for row in run.client_rows if row["round"] == 3) == [0, 1, 2, 3]
     assert run.summary["inputs"]["mean"] == read_statistics(kept, 4, 2).mean.tolist()
     whole = housed(grid_of(), tmp_path / "again")
@@ -203,23 +204,29 @@ def test_a_run_that_goes_on_asks_nobody_again(tmp_path: Path):
     [
         (
             worded(means=[float("nan")] * 4),
-            "client 2: sums of 28 training examples that no examples come to: {",
+            "client 2: 28 training examples cannot have these statistics: {",
         ),
         (
             worded(squares=[-1.0] * 4),
-            "client 2: sums of 28 training examples that no examples come to: {",
+            "client 2: 28 training examples cannot have these statistics: {",
         ),
+        (worded(labels=[20, 9]), "client 2: 28 training examples cannot have these statistics: {"),
         (
-            worded(labels=[20, 9]),
-            "client 2: sums of 28 training examples that no examples come to: {",
+            worded(means=[1.0]),
+            "client 2: 'means' should be a list of 4 values of type float, got [1.0]",
         ),
-        (worded(means=[1.0]), "client 2: expected 4 means of type float, got [1.0]"),
         (
             worded(numbers=[1, 1, 0, 0]),
-            "client 2: expected 4 numbers of type bool, got [1, 1, 0, 0]",
+            "client 2: 'numbers' should be a list of 4 values of type bool, got [1, 1, 0, 0]",
         ),
-        (worded(labels=None), "client 2: expected 2 labels of type int, got []"),
-        (worded(count=29), "client 2: sums of 29 training examples, but the client joined with 28"),
+        (
+            worded(labels=None),
+            "client 2: 'labels' should be a list of 2 values of type int, got []",
+        ),
+        (
+            worded(count=29),
+            "client 2: the statistics are of 29 training examples, but the client registered with 28",
+        ),
     ],
 )
 def test_sums_are_checked_and_those_of_most_will_do(
@@ -228,10 +235,8 @@ def test_sums_are_checked_and_those_of_most_will_do(
     grid = grid_of()
     spoil(grid, 2, "statistics", change)
     run = federated(grid, "fedavg", "mlp", **{**BOTH, "rounds": 1})
-    (said,) = (message for message in caplog.messages if "come to, by which" in message)
-    assert said.startswith(
-        f"3 of 4 clients tell what their examples come to, by which all scale or weigh: {told}"
-    )
+    (said,) = (message for message in caplog.messages if "report statistics for scaling" in message)
+    assert said.startswith(f"3 of 4 clients report statistics for scaling or class weights: {told}")
     theirs = np.concatenate([part(k, 20 + 4 * k)[0] for k in (0, 1, 3)])
     assert run.summary["inputs"]["mean"][:2] == pytest.approx(theirs.mean(0)[:2])
     assert len({row["client"] for row in run.client_rows}) == 4
@@ -243,8 +248,7 @@ def test_sums_of_two_are_not_those_of_three():
     grid.nodes[node_of(3)].connected = False
     spoil(grid, 2, "statistics", worded(count=29))
     with pytest.raises(
-        UpdateError,
-        match=r"2 of 3 clients tell what their examples come to, .*, and 3 are needed: cl",
+        UpdateError, match=r"2 of 3 clients report statistics .*, but at least 3 are needed: cl"
     ):
         federated(grid, "fedavg", "mlp", network=network_of(grid, clients=3), **BOTH)
 
@@ -255,9 +259,10 @@ def test_a_client_tells_no_sums_of_few_examples_or_against_its_policy():
     with pytest.raises(UpdateError) as caught:
         federated(grid, "fedavg", "mlp", **BOTH)
     assert str(caught.value).endswith(
-        "client 1: the client's policy forbids sums of 9 training examples, of which there must be at least 10 "
-        "(min-part in its node config); client 3: the client's policy forbids the question 'statistics'; to allow it, "
-        'set allow="train evaluate statistics" in its node config'
+        "client 1: the client's policy forbids sums of 9 training examples, since they need at least 10 "
+        "(min-part in its node config); client 3: the client's policy forbids the query 'statistics'; to allow it, "
+        "set allow=\"train evaluate statistics\" in its node config; without scaling (data.standardize = 'none', "
+        "data.standardize_target = 'none') and without task.class_weights = 'balanced', no statistics are needed"
     )
 
 
@@ -266,14 +271,17 @@ def test_a_client_tells_no_sums_that_it_does_not_need_itself():
     grid.nodes[node_of(2)] = grid_of().nodes[node_of(2)]
     run = federated(grid, "fedavg", "mlp", network=network_of(grid, clients=3), **UNWEIGHTED)
     (refused,) = (event for event in run.events if event["kind"] == "refused")
-    assert "its examples look like ((4,), 1, 'binary', 0, 'scaled')" in refused["nodes"]["102"]
+    assert (
+        "its examples have the properties ((4,), 1, 'binary', 0, 'scaled')"
+        in refused["nodes"]["102"]
+    )
     grid = grid_of(Task("binary"), lambda k: alone(k, standardize="none"))
     for k in range(4):  # a server that asks all the same
         node = grid.nodes[node_of(k)]
         node.app = Spoilt(node.app, only("hello", worded(scaled=True)))
     with pytest.raises(
         UpdateError,
-        match="client 0: asked for sums of its examples, and neither its inputs nor its",
+        match="client 0: the query requests statistics of this client's examples, but neither its inputs nor its",
     ):
         federated(grid, "fedavg", "mlp", **UNWEIGHTED)
 
@@ -282,7 +290,7 @@ def test_private_clients_tell_no_sums(tmp_path: Path):
     privacy = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0)
     grid = housed(grid_of(privacy=privacy, budget=Budget(epsilon=9.0)), tmp_path)
     with pytest.raises(
-        UpdateError, match="clients with differential privacy do not tell sums of their data"
+        UpdateError, match="clients with differential privacy do not reveal sums of their data"
     ):
         federated(grid, "fedavg", "mlp", **BOTH)
 
@@ -299,7 +307,7 @@ def test_a_client_does_not_train_without_the_sums_of_all():
 
     grid.nodes[node_of(1)].app = forgetful
     run = federated(grid, "fedavg", "mlp", **BOTH)
-    assert reasons(run)[1] == "expected 4 means of type float, got []"
+    assert reasons(run)[1] == "'means' should be a list of 4 values of type float, got []"
 
 
 def test_data_that_cannot_be_scaled_says_so():

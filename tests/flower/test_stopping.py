@@ -87,7 +87,7 @@ def test_clients_without_validation_data_are_a_clear_error_after_the_first_round
 ):
     grid = grid_of(federation_of(FOUR, validation=0))
     text = (
-        f"round 1: {name} needs scores on validation data, and no client has sent any (client 0: "
+        f"round 1: {name} needs scores on validation data, but no client has sent any (client 0: "
     )
     with pytest.raises(ConfigError, match=re.escape(text)):
         federated(grid, "fedavg", folder=tmp_path / "run", **setting)
@@ -118,7 +118,10 @@ def test_what_only_clients_keep_cannot_be_brought_back_from_an_earlier_round(
     parted = {"personal": "head"} if settings or algorithm == "fedper" else {}
     grid = grid_of(federation_of(FOUR), **parted)
     model = lambda seed: perceptron(seed)  # noqa: E731
-    text = f"keep_best = true: over a network clients keep {what}, and keep it as it is after their last round"
+    text = (
+        "keep_best = true is not possible: over a network clients store "
+        f"{what}, of which only the state after the last round"
+    )
     with pytest.raises(ConfigError, match=re.escape(text)):
         federated(grid, algorithm, model, keep_best=True, folder=tmp_path / "run", **personal)
     assert not (tmp_path / "run" / "config.toml").exists()
@@ -161,7 +164,7 @@ def test_its_clients_are_needed_where_its_last_round_was_not_evaluated(tmp_path)
         "folder": tmp_path / "run",
         "evaluate_every": 4,
     }
-    text = "round 3, the last, was not evaluated, and no client is connected within 0.01 s; start the SuperNodes"
+    text = "the last round, 3, cannot be evaluated, since no client has connected within 0.01 s; start the SuperNodes"
     with pytest.raises(UpdateError, match=re.escape(text)):
         federate(LocalGrid({}), CFL_OF_TWO, perceptron, network=NONE, **settings)
     run = federate(grid_of(federation_of(FOUR)), CFL_OF_TWO, perceptron, network=NONE, **settings)

@@ -74,8 +74,9 @@ def test_the_server_must_have_the_task_of_the_clients():
     with pytest.raises(ConfigError) as caught:
         federated(grid(federation, HUBER), "fedavg", network, task=Task(loss="mse"))
     assert str(caught.value) == (
-        "the server's task is 'regression: mse; mae', and the clients' is 'regression: huber; mae, r2'; give federate "
-        "and client_app the same"
+        "the server's task is 'regression: mse; mae', but the clients' task is "
+        "'regression: huber; mae, r2'; pass the same "
+        "task to federate and client_app"
     )
 
 
@@ -88,7 +89,7 @@ def test_a_client_of_another_task_is_refused():
     )
     refused = [event for event in run.events if "refused" in event["kind"]]
     assert (
-        "its task is 'regression: mse; mae', and the others' is 'regression: huber; mae, r2'"
+        "its task is 'regression: mse; mae', but the task of the other clients is 'regression: huber; mae, r2'"
         in str(refused)
     )
     assert sorted(row["client"] for row in run.client_rows) == [0, 1, 3]
@@ -97,9 +98,9 @@ def test_a_client_of_another_task_is_refused():
 @pytest.mark.parametrize(
     ("scores", "told"),
     [
-        ([float("nan"), 0.5], "mae nan, expected one of at most 1e+308"),
-        ([0.5, float("-inf")], "r2 -inf, expected one of at most 1e+308"),
-        ([0.5], "expected scores by 2 metrics, losses and numbers of examples of 1 models"),
+        ([float("nan"), 0.5], "the score by mae is nan, expected a number of at most 1e+308"),
+        ([0.5, float("-inf")], "the score by r2 is -inf, expected a number of at most 1e+308"),
+        ([0.5], "expected three lists for 1 models, scores of 2 numbers, losses of 1 numbers"),
     ],
 )
 def test_scores_are_checked_for_each_metric(scores: list[float], told: str):
@@ -148,7 +149,7 @@ def test_a_loss_over_the_batch_is_part_of_the_task_that_clients_and_server_agree
     clients = grid(federation, Task(loss=broadcasting, loss_over="batch"))
     with pytest.raises(
         ConfigError,
-        match=r"broadcasting over the batch; mae'; give federate and client_app the same",
+        match=r"broadcasting over the batch; mae'; pass the same task to federate and client_app",
     ):
         federated(clients, "fedavg", network, task=Task(loss=broadcasting))
 

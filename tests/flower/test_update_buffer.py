@@ -57,7 +57,7 @@ def test_an_update_that_cannot_be_used_is_left_out_alone():
     buffer.put(20, answer(2.0))
     updates = buffer.checked(PARAMETERS, 1)
     assert updates.ids == (20,)
-    assert updates.left_out == {10: "3 of 3 entries are NaN or infinite"}
+    assert updates.left_out == {10: "3 of 3 entries of the update are NaN or infinite"}
 
 
 def test_losses_that_clients_keep_to_themselves_are_nan_and_no_reason_to_leave_them_out():

@@ -104,17 +104,17 @@ def changed(folder, config=None, tensors=None) -> None:
         (
             {},
             {"base_model.model.tail.weight": torch.ones(1)},
-            "'tail.weight' is in one of them alone",
+            "only one of the two has the trained parameter 'tail.weight'",
         ),
         (
             {},
             {"base_model.model.blocks.0.fc1.lora_B.weight": torch.ones(0)},
-            "'blocks.0.fc1.lora_B.weight' is in one",
+            "only one of the two has the trained parameter 'blocks.0.fc1.lora_B.weight'",
         ),
         (
             {},
             {"base_model.model.head.bias": torch.ones(3)},
-            r"has head.bias of shape \(3,\), the model \(11,\)",
+            r"has head.bias of shape \(3,\), but the model's shape is \(11,\)",
         ),
     ],
 )

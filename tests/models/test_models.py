@@ -108,7 +108,7 @@ def test_vector_lstm_is_torchs_lstm_with_one_vector_of_biases():
 def test_vector_lstm_needs_vectors():
     with pytest.raises(
         ModelError,
-        match=r"'vector_lstm' takes sequences of vectors, got input shape \(25,\); give the",
+        match=r"'vector_lstm' takes sequences of word vectors, .*, got input shape \(25,\); load word",
     ):
         build_model("vector_lstm", input_shape=(25,), outputs=2, vocabulary_size=9)
 
@@ -188,7 +188,7 @@ def test_initial_parameters_depend_on_the_seed_alone():
 
 def test_an_unknown_model_suggests_the_nearest():
     known = "cifar_cnn, cnn, lenet, lstm, mclr, mlp, vector_lstm"
-    text = f"unknown model 'mpl'; did you mean 'mlp'? (known: {known}); your own is given as"
+    text = f"unknown model 'mpl'; did you mean 'mlp'? (known: {known}); for an object of your own, write"
     with pytest.raises(ConfigError, match=re.escape(text)):
         build_model("mpl", input_shape=(4,), outputs=2)
 
@@ -279,7 +279,7 @@ def test_a_factory_that_returns_no_module_is_refused(users_module):
         ("users_models:missing", "module 'users_models' has no attribute 'missing'"),
         (
             "no_such_module_at_all:f",
-            "No module named 'no_such_module_at_all'; run from its folder, or set PYTHONPATH",
+            "No module named 'no_such_module_at_all'; run from the module's folder, or set PYTHONPATH",
         ),
         ("users_broken:f", "RuntimeError: no such thing"),
         (":f", "ValueError: Empty module name"),
@@ -299,8 +299,8 @@ def test_a_name_that_is_no_function_is_refused(users_module):
 
 def test_a_model_of_a_billion_outputs_is_refused_before_it_takes_memory():
     told = (
-        "model 'mlp' would have 1,290,000,512 parameters for inputs of shape [3] and 10,000,000 outputs, and models of "
-        "the library have at most 1,073,741,824"
+        "model 'mlp' would have 1,290,000,512 parameters for inputs of shape [3] and 10,000,000 outputs, but "
+        "fedclade's models may have at most 1,073,741,824"
     )
     with pytest.raises(ModelError) as caught:
         build_model("mlp", input_shape=(3,), outputs=10**7)

@@ -88,7 +88,7 @@ def test_parts_of_a_section():
     [
         (
             {"freeze": "head"},
-            r"freeze of \[model\] should be a list, each of it a string, got 'head'",
+            r"freeze of \[model\] should be a list with entries that are each a string, got 'head'",
         ),
         (
             {"adapter": {"targets": ["fc"], "ranks": 2}},
@@ -166,10 +166,13 @@ def test_a_target_that_names_another_layer_is_refused(target: str, told: str):
         },
         **{"norm": nn.LayerNorm(4), "attention": nn.MultiheadAttention(4, 1)},
     }
-    whole = f"targets = {target!r} {told}, and adapters go around nn.Linear alone; the model has 'body.fc'"
+    whole = (
+        f"targets = {target!r} {told}, "
+        f"but adapters can be added to nn.Linear only; such layers of the model: 'body.fc'"
+    )
     with pytest.raises(ConfigError, match=f"{re.escape(whole)}$"):
         Parts(adapter=LoRA(targets=("fc", target))).applied(nn.ModuleDict(layers))
-    with pytest.raises(ConfigError, match=r"nn\.Linear alone; the model has none$"):
+    with pytest.raises(ConfigError, match=r"nn\.Linear only; such layers of the model: none$"):
         Parts(adapter=LoRA(targets=("0",))).applied(nn.Sequential(nn.Conv2d(1, 1, 1)))
 
 

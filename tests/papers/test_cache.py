@@ -65,7 +65,8 @@ def test_a_damaged_file_is_said_to_be(tmp_path: Path, line: str, told: str):
     (file,) = tmp_path.rglob("pieces.jsonl")
     file.write_text(f"{line}\n")
     with pytest.raises(
-        RunError, match=rf"pieces.jsonl is damaged: {told}: .*; remove it to measure anew"
+        RunError,
+        match=rf"pieces.jsonl is damaged: {told}: .*; remove the file to measure all pieces again",
     ):
         ResultCache({}, folder=tmp_path)
 
@@ -74,7 +75,7 @@ def test_a_cache_that_is_asked_to_stop_begins_no_piece(tmp_path: Path):
     ResultCache({}, folder=tmp_path).piece("first", lambda: 1)
     cache = ResultCache({}, folder=tmp_path, stop=lambda: True)
     assert cache.piece("first", lambda: -1) == 1
-    with pytest.raises(RunInterrupted, match="interrupted before the piece 'second'"):
+    with pytest.raises(RunInterrupted, match="interrupted before measuring the piece 'second'"):
         cache.piece("second", lambda: 2)
 
 

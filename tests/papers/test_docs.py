@@ -19,7 +19,7 @@ from tests.papers.examples import TINY
 
 ROOT = Path(__file__).parents[2]
 LARGEST_FIGURE = 60_000
-LONGEST_OVERVIEW = 1400
+LONGEST_OVERVIEW = 1800
 """Words."""
 
 
@@ -102,14 +102,17 @@ def test_the_page_names_what_was_not_measured(
 
 def test_a_folder_without_results_is_refused(tmp_path: Path):
     with pytest.raises(
-        DataError, match=rf"{tmp_path} holds no results; make some with: fedclade reproduce"
+        DataError,
+        match=rf"folder {tmp_path} contains no results of experiments; write some with: fedclade",
     ):
         read_results(tmp_path)
 
 
 def test_results_of_unknown_experiments_are_refused(results: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "EXPERIMENTS", {})
-    with pytest.raises(DataError, match="experiments that are not known: tiny, tiny"):
+    with pytest.raises(
+        DataError, match="contains results of unknown experiments: tiny, tiny; remove"
+    ):
         read_results(results)
 
 

@@ -33,7 +33,7 @@ def test_a_scale_can_be_changed_by_settings_that_there_are():
 def test_a_change_of_a_setting_that_the_paper_has_not_is_refused():
     with pytest.raises(
         ConfigError,
-        match=r"tiny: the scale 'smoke' changes \['lr'\], which the paper's settings have not",
+        match=r"experiment tiny: the scale 'smoke' changes \['lr'\], which are not among the paper's",
     ):
         replace(TINY, changes={"smoke": {"lr": 1}, "laptop": {}})
 

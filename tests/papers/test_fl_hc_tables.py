@@ -192,7 +192,7 @@ def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(
         "labels_of",
         lambda merged, n_clusters: [merged[1][0], n_clusters, *range(int(n_clusters))],
     )
-    monkeypatch.setattr(tables, "_on_parameters", lambda *_: "")
+    monkeypatch.setattr(tables, "_remark_on_parameters", lambda *_: "")
     monkeypatch.setattr(tables, "count_clusters_by_gap", lambda _: 2)
     runs: list[str] = []
 

@@ -34,7 +34,7 @@ from fedclade import (
     StoCFL,
 )
 from fedclade.algorithms import FLUX, DescriptorQuery, State, SubspaceQuery
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.core.updates import DROPPED_OUT, Updates
 from tests.tiny import Around, Attended, federation_of, linear, replicating
 
@@ -84,19 +84,13 @@ class Flaky(Around):
         super().__init__(clients)
         self.present, self.draw = np.array(present), np.random.default_rng(seed)
 
-    def train(self, ids, models, assignment, this_round, anchors=None, **more):
-        return self.some(
-            partial(self.clients.train, **more), ids, models, assignment, this_round, anchors
-        )
+    def train(self, ids, models, assignment, this_round, work=None, *, anchors=None, **more):
+        ask = partial(self.clients.train, work=work, **more)
+        return self.some(ask, ids, models, assignment, this_round, anchors)
 
-    def gradients(self, ids, models, assignment, this_round):
-        return self.some(
-            lambda i, m, a, r, _: self.clients.gradients(i, m, a, r),
-            ids,
-            models,
-            assignment,
-            this_round,
-        )
+    def gradients(self, ids, models, assignment, this_round, **more):
+        ask = partial(self.clients.gradients, **more)
+        return self.some(ask, ids, models, assignment, this_round)
 
     def evaluate(self, ids, models, assignment, split, **more):
         return self.clients.evaluate(ids, models, assignment, split, **more)
@@ -117,8 +111,8 @@ class Flaky(Around):
         if not len(there):
             return Updates.of_nobody(left_out, models, models.shape[1])
         some, rows = [ids[i] for i in there], [assignment[i] for i in there]
-        pulled_to = anchors and [anchors[i] for i in there]
-        return replace(ask(some, models, rows, this_round, pulled_to), left_out=left_out)
+        pulled_to = {} if anchors is None else {"anchors": [anchors[i] for i in there]}
+        return replace(ask(some, models, rows, this_round, **pulled_to), left_out=left_out)
 
 
 def check(state: State) -> None:
@@ -157,16 +151,16 @@ def test_whoever_answers_no_client_is_lost_and_no_model(
     clients, params = replicating(federation_of(TRUTH, seed=1), linear(1), "stacked")
     flaky = Flaky(clients, present, seed)
     world = Attended(flaky) if attended else flaky
-    if algorithm.initial_models > 1:
-        params = torch.stack([params + 0.1 * i for i in range(algorithm.initial_models)])
+    if algorithm.requires.initial_models > 1:
+        params = torch.stack([params + 0.1 * i for i in range(algorithm.requires.initial_models)])
     state = algorithm.init(params, world)
     for number in range(1, ROUNDS + 1):
-        this_round = Round(number, SPEC, seed, min_clients=min_clients)
+        this_round = RoundPlan(number, SPEC, seed, min_clients=min_clients)
         cohort = algorithm.sample_cohort(state, fraction, this_round.generator("cohort"))
         before = state
         state, log = algorithm.step(state, cohort, world, this_round)
         check(state)
-        assert set(algorithm.serve(state, world)) == set(range(N))
+        assert set(algorithm.models_for(state, world).nodes) == set(range(N))
         assert all(np.isfinite(loss) for loss in log.losses.values())
         # IFCA may take up another set of models
         if not any(present) and getattr(algorithm, "restarts", 1) == 1:

@@ -17,7 +17,7 @@ from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import Permutation, Permuting
 from fedclade.clustering import cosine_similarity
 from fedclade.clustering.separation import gamma_bound
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.runs.checkpointer import Checkpointer
 from tests.reference.bipartition import alpha_cross_max, bipartition
 from tests.reference.cfl import clustered_federated_learning
@@ -310,7 +310,7 @@ def test_the_order_of_clients_in_a_call_changes_nothing():
     state = NESTED.init(params, clients)
     shuffled = state
     for number in range(1, 8):
-        this_round = Round(number, SPEC, 1)
+        this_round = RoundPlan(number, SPEC, 1)
         state, log = NESTED.step(state, range(8), clients, this_round)
         shuffled, other = NESTED.step(shuffled, [5, 2, 7, 0, 1, 4, 6, 3], clients, this_round)
         assert other.events == log.events
@@ -389,8 +389,8 @@ def test_every_client_undoes_the_permutation_before_it_works():
     permutation = Permutation(5, len(params), clients.layout.n_parameters)
     outside = Channel(inside, Permuting(permutation))
     received = permutation.apply(params)
-    outside.train([0, 1], received[None], [0, 0], Round(1, SPEC))
-    outside.gradients([1], received[None], [0], Round(1, SPEC))
+    outside.train([0, 1], received[None], [0, 0], RoundPlan(1, SPEC))
+    outside.gradients([1], received[None], [0], RoundPlan(1, SPEC))
     evaluation = outside.evaluate([2], received[None], [0], "test")
     assert [call.what for call in inside.calls] == ["train", "gradients", "evaluate"]
     assert all(
@@ -440,7 +440,7 @@ def test_a_cohort_that_calls_for_a_split_in_vain_still_moves_the_model_by_all():
     clients = ScriptedClients({0: [1, 0], 1: [-1, 0], 2: [0, 1], 3: [0, 1]})
     algorithm = CFL(eps1=0.4, eps2=0.5)
     state, log = algorithm.step(
-        algorithm.init(torch.zeros(2), clients), [0, 1], clients, Round(1, SPEC)
+        algorithm.init(torch.zeros(2), clients), [0, 1], clients, RoundPlan(1, SPEC)
     )
     assert log.events == ()
     assert log.criteria[0].members == (0, 1, 2, 3)
@@ -452,8 +452,8 @@ def test_absent_members_train_as_they_would_have_in_the_cohort():
     clients, params = simulated(world(1), linear(1))
     algorithm = CFL(eps2=0.6, split_rounds=(1,))
     start = algorithm.init(params, clients)
-    some, _ = algorithm.step(start, [1, 4, 6], clients, Round(1, SPEC, 1))
-    everyone, _ = algorithm.step(start, range(8), clients, Round(1, SPEC, 1))
+    some, _ = algorithm.step(start, [1, 4, 6], clients, RoundPlan(1, SPEC, 1))
+    everyone, _ = algorithm.step(start, range(8), clients, RoundPlan(1, SPEC, 1))
     assert len(some.tree.leaves) == 2
     for ours, theirs in zip(some.tree.nodes, everyone.tree.nodes, strict=True):
         assert torch.equal(ours.params, theirs.params)
@@ -523,7 +523,7 @@ def test_similarity_of_updates_is_eq_51():
 def one_step(algorithm: CFL, deltas, sizes=None, number=1):
     clients = ScriptedClients(dict(enumerate(deltas)), dict(enumerate(sizes)) if sizes else {})
     start = algorithm.init(torch.zeros(len(deltas[0])), clients)
-    return algorithm.step(start, clients.ids, clients, Round(number, SPEC))
+    return algorithm.step(start, clients.ids, clients, RoundPlan(number, SPEC))
 
 
 def test_stationarity_is_the_norm_of_the_mean_not_the_mean_of_norms():
@@ -650,7 +650,10 @@ def test_cached_updates_were_made_at_the_inner_nodes_own_model():
     for child in children:
         parent = tree.nodes[child.parent]
         again = clients.train(
-            child.members, parent.params[None], [0] * len(child.members), Round(child.born, SPEC, 1)
+            child.members,
+            parent.params[None],
+            [0] * len(child.members),
+            RoundPlan(child.born, SPEC, 1),
         )
         assert torch.equal(child.cached, again.deltas)
         assert parent.split_in == child.born
@@ -672,7 +675,7 @@ def test_fallback_goes_by_validation_data_only():
     algorithm = dataclasses.replace(NESTED, fallback=True)
     played = play(algorithm, clients, params, 7, spec=SPEC, seed=1)
     before = len(played.clients.calls)
-    served = algorithm.serve(played.states[-1], played.clients)
+    served = algorithm.models_for(played.states[-1], played.clients).nodes
     (call,) = played.clients.calls[before:]
     assert (call.what, call.split) == ("evaluate", "validation")
     for client, node in served.items():
@@ -682,7 +685,9 @@ def test_fallback_goes_by_validation_data_only():
 def test_without_fallback_clients_are_served_by_their_leaf_unasked():
     clients, params = simulated(world(1), linear(1))
     played = play(NESTED, clients, params, 7, spec=SPEC, seed=1)
-    assert NESTED.serve(played.states[-1], played.clients) == played.states[-1].tree.leaf_of
+    assert (
+        NESTED.models_for(played.states[-1], played.clients).nodes == played.states[-1].tree.leaf_of
+    )
     assert all(call.what != "evaluate" for call in played.clients.calls)
 
 
@@ -692,7 +697,7 @@ def test_fallback_is_never_worse_than_plain_federated_learning_on_validation_dat
     algorithm = dataclasses.replace(NESTED, fallback=True)
     state = play(algorithm, clients, params, 9, spec=SPEC, seed=1).states[-1]
     plain = play(FedAvg(), clients, params, 9, spec=SPEC, seed=1).states[-1]
-    served = algorithm.serve(state, clients)
+    served = algorithm.models_for(state, clients).nodes
 
     def score(of, served):
         return float(clients.evaluate(*evaluation_of(of, served), "validation").scores.mean())

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import ConfigError, FedAvg, FedGroup, LocalTraining, simulate
+from fedclade import ConfigError, FedAvg, FedGroup, LocalTraining, RunFacts, simulate
 from fedclade.algorithms import State, build_algorithm, fedgroup
 from fedclade.channel import Channel, Limiting
 from fedclade.core import Limits
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.runs.store.tree_files import read_tree, write_tree
 from tests.reference.fedavg import as_numpy
 from tests.reference.fedgroup import cosine, fed_group, tightest, zeta
@@ -185,14 +185,14 @@ def late(algorithm, *, rounds=2, newcomer=(5.0, 1.0)):
     events = []
     for number in range(1, rounds + 1):
         cohort = range(4) if number < rounds else range(5)
-        state, log = algorithm.step(state, cohort, clients, Round(number, SPEC, seed))
+        state, log = algorithm.step(state, cohort, clients, RoundPlan(number, SPEC, seed))
         events.append(log.events)
     return state, events
 
 
 def pre_trained(algorithm, clients, seed):
     state, _ = algorithm.step(
-        algorithm.init(torch.zeros(2), clients), [0], clients, Round(1, SPEC, seed)
+        algorithm.init(torch.zeros(2), clients), [0], clients, RoundPlan(1, SPEC, seed)
     )
     return {client for leaf in state.tree.leaves for client in leaf.members}
 
@@ -315,7 +315,7 @@ def test_pre_training_is_one_epoch():
     clients, params = simulated(world(), linear(1))
     one_epoch = dataclasses.replace(SPEC, epochs=1)
     alone = clients.train(
-        first.ids, params[None], [0] * 8, Round(1, one_epoch, 1, purpose="pretrain")
+        first.ids, params[None], [0] * 8, RoundPlan(1, one_epoch, 1, purpose="pretrain")
     )
     assert torch.equal(first.answer.deltas, alone.deltas)
 
@@ -329,11 +329,11 @@ def test_a_group_without_a_client_in_a_round_takes_part_in_the_inter_group_step_
     clients = ScriptedClients({0: [2, 0], 1: [0, 2]})
     algorithm = FedGroup(groups=2, eta_g=eta_g)
     state, _ = algorithm.step(
-        algorithm.init(torch.zeros(2), clients), [0, 1], clients, Round(1, SPEC)
+        algorithm.init(torch.zeros(2), clients), [0, 1], clients, RoundPlan(1, SPEC)
     )
     before = state.tree
     assert groups(before) == [{0}, {1}]
-    state, log = algorithm.step(state, [1], clients, Round(2, SPEC))
+    state, log = algorithm.step(state, [1], clients, RoundPlan(2, SPEC))
     trained = before.nodes[2].params + torch.tensor([0.0, 2.0])
     torch.testing.assert_close(
         state.tree.nodes[1].params, before.nodes[1].params + eta_g * trained / trained.norm()
@@ -365,9 +365,9 @@ def test_an_empty_group_takes_newcomers_that_point_away_from_all_others():
     algorithm = FedGroup(groups=3, pretrain_scale=1, eta_g=0.0, direction="position", **LATE)
     seed = next(seed for seed in range(99) if 3 not in pre_trained(algorithm, clients, seed))
     state = algorithm.init(torch.zeros(2), clients)
-    state, _ = algorithm.step(state, [0, 1, 2], clients, Round(1, SPEC, seed))
+    state, _ = algorithm.step(state, [0, 1, 2], clients, RoundPlan(1, SPEC, seed))
     assert groups(state.tree) == [{0, 2}, {1}, set()]
-    state, log = algorithm.step(state, [3], clients, Round(2, SPEC, seed))
+    state, log = algorithm.step(state, [3], clients, RoundPlan(2, SPEC, seed))
     assert groups(state.tree) == [{0, 2}, {1}, {3}]
     assert [event.kind for event in log.events] == ["joined"]
 
@@ -454,12 +454,12 @@ def test_a_newcomer_goes_on_from_where_it_pre_trained_without_being_sent_a_model
     _, cold, going_on, others = run.clients.asked("train", 1)
     assert going_on.ids == cold.ids
     assert set(others.ids) == set(range(8)) - set(cold.ids)
-    assert (cold.round.spec.epochs, going_on.round.spec.epochs, others.round.spec.epochs) == (
+    assert (cold.round.local.epochs, going_on.round.local.epochs, others.round.local.epochs) == (
         1,
         1,
         2,
     )
-    assert going_on.round.communicates == "updates"
+    assert going_on.query.models.sent_before
     for client, delta in zip(cold.ids, cold.answer.deltas, strict=True):
         assert torch.equal(going_on.models[client], run.states[0].tree.nodes[0].params + delta)
 
@@ -467,14 +467,14 @@ def test_a_newcomer_goes_on_from_where_it_pre_trained_without_being_sent_a_model
 class Enlarged(Around):
     """Clients of which the first sends a hundred times its update when it goes on from where it pre-trained."""
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
-        updates = self.clients.train(ids, models, assignment, this_round, anchors)
-        if this_round.communicates != "updates":
+    def train(self, ids, models, assignment, this_round, work=None, **more):
+        updates = self.clients.train(ids, models, assignment, this_round, work, **more)
+        if not more.get("sent_before"):
             return updates
         factors = torch.ones(len(ids), 1)
         factors[0] = 100.0
         deltas = updates.required_deltas * factors
-        return dataclasses.replace(updates, deltas=deltas, norms=updates.norms * factors[:, 0])
+        return updates.with_columns(deltas=deltas, norms=updates.norms * factors[:, 0])
 
 
 def test_the_remaining_epochs_of_newcomers_are_within_the_limits():
@@ -485,9 +485,7 @@ def test_the_remaining_epochs_of_newcomers_are_within_the_limits():
     algorithm = FedGroup(groups=4, pretrain_scale=1, newcomer_training="remaining_epochs")
     limited = Channel(Enlarged(clients), limiting)
     run = play(algorithm, limited, params + 100.0, 1, spec=SPEC, seed=1)
-    going_on = next(
-        call for call in run.clients.asked("train", 1) if call.round.communicates == "updates"
-    )
+    going_on = next(call for call in run.clients.asked("train", 1) if call.query.models.sent_before)
     assert len(going_on.ids) > 3
     assert going_on.answer.left_out.keys() == {going_on.ids[0]}
 
@@ -495,9 +493,9 @@ def test_the_remaining_epochs_of_newcomers_are_within_the_limits():
 class LosesNewcomers(Around):
     """Clients of which the first does not reply when it goes on from where it pre-trained."""
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
-        updates = self.clients.train(ids, models, assignment, this_round, anchors)
-        return updates.select(ids[1:]) if this_round.communicates == "updates" else updates
+    def train(self, ids, models, assignment, this_round, work=None, **more):
+        updates = self.clients.train(ids, models, assignment, this_round, work, **more)
+        return updates.select(ids[1:]) if more.get("sent_before") else updates
 
 
 def test_a_newcomer_that_does_not_reply_again_is_in_its_group_and_does_not_count():
@@ -529,10 +527,10 @@ def test_a_newcomer_of_one_epoch_has_trained_when_it_has_pre_trained():
 
 def test_newcomers_cannot_count_epochs_of_steps():
     algorithm = FedGroup(newcomer_training="remaining_epochs")
-    text = "local.epochs should be given with newcomer_training = 'remaining_epochs', got None"
+    text = "local.epochs should be set with newcomer_training = 'remaining_epochs', got None"
     with pytest.raises(ConfigError, match=re.escape(text)):
-        algorithm.check_training(LocalTraining(steps=5))
-    FedGroup().check_training(LocalTraining(steps=5))
+        algorithm.check(RunFacts(local=LocalTraining(steps=5)))
+    FedGroup().check(RunFacts(local=LocalTraining(steps=5)))
 
 
 @pytest.mark.parametrize(
@@ -548,8 +546,8 @@ def test_newcomers_cannot_count_epochs_of_steps():
         ),
         (
             {"newcomer_training": "remaining_epochs", "pretrain_steps": 5},
-            "algorithm.pretrain_steps should be left out with newcomer_training = 'remaining_epochs', which counts on "
-            "an epoch of pre-training, got 5",
+            "algorithm.pretrain_steps should be left out with newcomer_training = 'remaining_epochs', where "
+            "pre-training is one epoch, got 5",
         ),
     ],
 )
@@ -593,7 +591,7 @@ def test_the_order_of_clients_in_a_call_changes_nothing():
     ):
         state = shuffled = algorithm.init(params, clients)
         for number in range(1, 4):
-            this_round = Round(number, SPEC, 1)
+            this_round = RoundPlan(number, SPEC, 1)
             state, log = algorithm.step(state, range(8), clients, this_round)
             shuffled, other = algorithm.step(
                 shuffled, [5, 2, 7, 0, 1, 4, 6, 3], clients, this_round
@@ -649,7 +647,7 @@ def test_the_tree_is_all_that_a_later_round_needs(tmp_path):
         assert not state.tensors()
         write_tree(state.tree, tmp_path / str(number))
         state = State(read_tree(tmp_path / str(number)))
-        this_round = Round(number, SPEC, 1)
+        this_round = RoundPlan(number, SPEC, 1)
         cohort = algorithm.sample_cohort(state, 0.25, this_round.generator("cohort"))
         state, _ = algorithm.step(state, cohort, clients, this_round)
     assert bits(state.tree) == bits(whole.states[-1].tree)
@@ -660,11 +658,13 @@ def test_one_group_goes_on_as_fedavg():
     """From the model after pre-training: the same cohorts, draws and means."""
     clients, params = simulated(world(), linear(1))
     algorithm, fedavg = FedGroup(groups=1, mu=0.1), FedAvg()
-    state, _ = algorithm.step(algorithm.init(params, clients), range(8), clients, Round(1, SPEC, 1))
+    state, _ = algorithm.step(
+        algorithm.init(params, clients), range(8), clients, RoundPlan(1, SPEC, 1)
+    )
     plain = fedavg.init(state.tree.nodes[1].params, clients)
     for number in range(2, 5):
-        this_round = Round(number, SPEC, 1)
-        proximal = dataclasses.replace(this_round, spec=dataclasses.replace(SPEC, mu=0.1))
+        this_round = RoundPlan(number, SPEC, 1)
+        proximal = dataclasses.replace(this_round, local=dataclasses.replace(SPEC, mu=0.1))
         cohort = algorithm.sample_cohort(state, 0.5, this_round.generator("cohort"))
         assert cohort == fedavg.sample_cohort(plain, 0.5, this_round.generator("cohort"))
         state, _ = algorithm.step(state, cohort, clients, this_round)
@@ -827,7 +827,7 @@ def test_clients_that_were_never_sampled_are_served_with_the_global_model():
     algorithm = FedGroup(groups=2, pretrain_scale=1, **LATE)
     run = played(algorithm, 1, fraction=0.25)
     tree = run.states[-1].tree
-    served = algorithm.serve(run.states[-1], run.clients)
+    served = algorithm.models_for(run.states[-1], run.clients).nodes
     members = {client for leaf in tree.leaves for client in leaf.members}
     assert set(served) == set(range(8))
     assert {client for client, node in served.items() if node == 0} == set(range(8)) - members

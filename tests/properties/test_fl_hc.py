@@ -13,7 +13,7 @@ from torch import nn
 
 from fedclade import FLHC, FedAvg, LocalTraining, ParameterTree, Run, simulate
 from fedclade.algorithms.fl_hc import FLHCState
-from fedclade.core import Round
+from fedclade.core import RoundPlan
 from tests.reference import fl_hc as reference
 from tests.reference.fedavg import as_numpy
 from tests.tiny import (
@@ -164,7 +164,7 @@ def test_updates_of_the_clustering_step_that_are_kept_equal_line_24(T):
 class SilentInRoundTwo(Around):
     """Clients of which number 3 does not reply in round 2."""
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
+    def train(self, ids, models, assignment, this_round, work=None, **more):
         updates = self.clients.train(ids, models, assignment, this_round)
         return (
             updates
@@ -196,7 +196,7 @@ def test_updates_of_a_cluster_of_too_few_clients_are_not_kept():
     state = algorithm.init(params, clients)
     sizes = set()
     for least in (1, 4):
-        this_round = Round(1, SPEC, seed=1, min_clients=least)
+        this_round = RoundPlan(1, SPEC, seed=1, min_clients=least)
         after, log = algorithm.step(state, clients.ids, clients, this_round)
         assert log.discrepancy is not None
         for leaf in after.tree.leaves:

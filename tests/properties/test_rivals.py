@@ -27,7 +27,7 @@ from fedclade.algorithms import (
 )
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.core.tree import ParameterTree
 from fedclade.training import SimulatedClients
 from tests.tiny import FEATURES, LABELS, federation_of, linear, play, renamed, simulated, streamed
@@ -87,9 +87,9 @@ def plain_run(algorithm: Algorithm) -> Run:
 def started(algorithm: Algorithm, clients: SimulatedClients) -> Tensor:
     """Return the initial models of an algorithm, ``[S]`` or several."""
     models = torch.stack(
-        [clients.layout.flatten(linear(seed)) for seed in range(algorithm.initial_models)]
+        [clients.layout.flatten(linear(seed)) for seed in range(algorithm.requires.initial_models)]
     )
-    return models if algorithm.initial_models > 1 else models[0]
+    return models if algorithm.requires.initial_models > 1 else models[0]
 
 
 def clusters(tree: ParameterTree) -> set[frozenset[int]]:
@@ -127,7 +127,7 @@ def test_the_order_of_the_cohort_changes_nothing(algorithm: Algorithm):
     clients, _ = simulated(world(), linear())
     state = shuffled = algorithm.init(started(algorithm, clients), clients)
     for number in range(1, 4):
-        this_round = Round(number, SPEC, 1)
+        this_round = RoundPlan(number, SPEC, 1)
         state, log = algorithm.step(state, range(8), clients, this_round)
         shuffled, other = algorithm.step(shuffled, [5, 2, 7, 0, 1, 4, 6, 3], clients, this_round)
         assert other.losses == log.losses
@@ -166,13 +166,13 @@ def test_a_state_is_a_tree_and_tensors(algorithm: Algorithm):
     clients, _ = simulated(world(), linear())
     state = kept = algorithm.init(started(algorithm, clients), clients)
     for number in range(1, 5):
-        cohort = algorithm.sample_cohort(state, 0.5, Round(number, SPEC).generator("cohort"))
-        state, _ = algorithm.step(state, cohort, clients, Round(number, SPEC))
+        cohort = algorithm.sample_cohort(state, 0.5, RoundPlan(number, SPEC).generator("cohort"))
+        state, _ = algorithm.step(state, cohort, clients, RoundPlan(number, SPEC))
         kept = type(kept).from_tensors(
             ParameterTree(kept.tree.nodes),
             {name: value.clone() for name, value in kept.tensors().items()},
         )
-        kept, _ = algorithm.step(kept, cohort, clients, Round(number, SPEC))
+        kept, _ = algorithm.step(kept, cohort, clients, RoundPlan(number, SPEC))
     assert state.tree.nodes
     for ours, theirs in zip(state.tree.nodes, kept.tree.nodes, strict=True):
         assert ours.members == theirs.members
@@ -201,7 +201,7 @@ def test_permuted_vectors_give_the_same_clusters_and_models(algorithm: Algorithm
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, algorithm in RIVALS.items() if not algorithm.needs_updates]
+    "name", [name for name, algorithm in RIVALS.items() if not algorithm.requires.updates]
 )
 def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(name: str):
     clients, _ = simulated(world(), linear())

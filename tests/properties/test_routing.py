@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedclade import CFL, FLHC, IFCA, FedGroup, LocalTraining, Signature, simulate
 from fedclade.algorithms import CFLState
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.data.federation import Federation
 from fedclade.runs.backend import Backend
 from tests.reference.newcomers import assign_new_client
@@ -48,7 +48,7 @@ def parted(seed=0) -> tuple[Federation, Federation]:
 
 def assignments(run, algorithm, newcomers, seed=0, **settings):
     world = Backend.simulated_by(newcomers, linear, algorithm, seed=seed, engine="loop", **settings)
-    this_round = Round(run.summary["rounds"], SPEC, seed)
+    this_round = RoundPlan(run.summary["rounds"], SPEC, seed)
     return algorithm.assign(world.closed(run.tree), newcomers.ids, world.clients, this_round)
 
 
@@ -87,7 +87,9 @@ def test_who_joins_a_run_walks_down_to_the_leaf_of_algorithm_4(seed):
     run, together = run_of(NESTED, seed), members.join(newcomers)
     world = Backend.simulated_by(together, linear, NESTED, seed=seed, engine="loop")
     before = CFLState(run.tree, torch.zeros(len(run.tree.nodes), dtype=torch.float64))
-    after, events = NESTED.join(before, newcomers.ids, world.clients, Round(ROUNDS + 1, SPEC, seed))
+    after, events = NESTED.join(
+        before, newcomers.ids, world.clients, RoundPlan(ROUNDS + 1, SPEC, seed)
+    )
     assert not after.tree.stragglers
     told = {client: [0] for client in newcomers.ids}
     for event in events[1:]:
@@ -112,7 +114,7 @@ def test_who_does_not_answer_when_it_joins_waits_where_it_stands():
         def __init__(self, clients):
             self._clients = clients
 
-        def train(self, ids, models, assignment, this_round, anchors=None):
+        def train(self, ids, models, assignment, this_round, work=None, **more):
             heard = [(c, row) for c, row in zip(ids, assignment, strict=True) if c != silent]
             return self._clients.train(
                 [c for c, _ in heard], models, [row for _, row in heard], this_round
@@ -120,7 +122,9 @@ def test_who_does_not_answer_when_it_joins_waits_where_it_stands():
 
     world = Backend.simulated_by(members.join(newcomers), linear, NESTED, engine="loop")
     before = CFLState(run.tree, torch.zeros(len(run.tree.nodes), dtype=torch.float64))
-    after, _ = NESTED.join(before, newcomers.ids, Deaf(world.clients), Round(ROUNDS + 1, SPEC, 0))
+    after, _ = NESTED.join(
+        before, newcomers.ids, Deaf(world.clients), RoundPlan(ROUNDS + 1, SPEC, 0)
+    )
     assert after.tree.stragglers == {0: (silent,)}
 
 

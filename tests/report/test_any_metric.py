@@ -188,7 +188,7 @@ def test_runs_of_different_tasks_have_a_table_but_no_picture(run, make_run, case
     text = "\n".join(lines(mixed.table(), 160))
     assert case.label in text
     assert "accuracy" in text
-    told = f"runs should have a metric in common to be compared, got {case.name} against accuracy"
+    told = f"compared runs should have at least one metric in common, got runs with {case.name} against accuracy"
     with pytest.raises(ConfigError, match=told):
         mixed.figure()
     with pytest.raises(ConfigError, match=told):

@@ -83,24 +83,44 @@ def test_configs_have_a_model_and_settings_of_their_own():
 @pytest.mark.parametrize(
     ("methods", "changes", "message"),
     [
-        ({}, {}, "methods should be at least 1, got {}"),
-        (["fedavg"], {"seeds": 0}, "seeds should be at least 1, none below 0, got 0"),
-        (["fedavg"], {"seeds": [0, -1]}, "none below 0, got [0, -1]"),
-        (["fedavg"], {"seed": 4}, "seed should be left out: use seeds, got 4"),
-        (["fedavg"], {"model": None}, "compare needs a model for algorithms"),
-        (["fedavg"], {"federation": None}, "compare needs a federation for algorithms"),
-        ({"a": config("fedavg")}, {}, "the config 'a' has a model and settings of its own"),
+        ({}, {}, "methods should be a list or mapping with at least 1 method, got {}"),
+        (
+            ["fedavg"],
+            {"seeds": 0},
+            "seeds should be a number of at least 1, or a list of numbers of at least 0, got 0",
+        ),
+        (["fedavg"], {"seeds": [0, -1]}, "or a list of numbers of at least 0, got [0, -1]"),
+        (["fedavg"], {"seed": 4}, "seed should be omitted (use seeds instead), got 4"),
+        (["fedavg"], {"model": None}, "fedclade.compare needs a model to run algorithms, got None"),
+        (
+            ["fedavg"],
+            {"federation": None},
+            "fedclade.compare needs a federation to run algorithms, got None",
+        ),
+        (
+            {"a": config("fedavg")},
+            {},
+            "model and settings should be omitted with configs, as the config 'a'",
+        ),
         ({"a": "fedavg", "b": config("fedavg")}, {}, "got both: 'b' is a config"),
         (
             ["fedavg"],
             {"seeds": [0, 1, 0]},
-            "seeds should be different numbers, or a run would count more than once",
+            "seeds should be distinct, as the run of a repeated seed would count more than once",
         ),
         (["fedavg"], {"seeds": ["a"]}, "seeds[0] of compare should be a whole number, got 'a'"),
-        (["fedavg", "fedavg"], {}, "each method can be compared once, got 'fedavg' more than once"),
-        ([3], {}, "methods should be names, or a table of algorithms by their labels, got 3"),
-        ({"a": 3}, {}, "methods['a'] should be an algorithm, its name or a config, got 3"),
-        ({3: "fedavg"}, {}, "the label of a method should be a string, got 3"),
+        (
+            ["fedavg", "fedavg"],
+            {},
+            "methods should contain each name once, got 'fedavg' more than once",
+        ),
+        (
+            [3],
+            {},
+            "methods should be a list of names of algorithms or a mapping from labels to algorithms, got a list with 3",
+        ),
+        ({"a": 3}, {}, "methods['a'] should be an Algorithm, a name or a Config, got 3"),
+        ({3: "fedavg"}, {}, "each label in methods should be a string, got 3"),
         (["fedagv"], {}, "unknown algorithm 'fedagv'; did you mean 'fedavg'?"),
         (["fedavg"], {"engine": "lop"}, "'lop'"),
     ],
@@ -130,19 +150,19 @@ def test_one_bar_shows_all_seeds_of_a_method(monkeypatch):
 
 
 LABELS = {
-    "../x": "it has a '/', which would make it a path",
-    "a/b": "it has a '/', which would make it a path",
+    "../x": "the name contains a '/', which would make it a path",
+    "a/b": "the name contains a '/', which would make it a path",
     "a\\b": "which would make it a path",
-    "..": "it names another folder",
-    "": "it is empty",
-    "a\n": "it has characters that cannot be shown",
-    "x" * 300: "a name in it has 300 bytes, and file systems take at most 255",
+    "..": "the name refers to another folder",
+    "": "the name is empty",
+    "a\n": "the name contains characters that cannot be displayed",
+    "x" * 300: "a name in the path has 300 bytes, but file systems allow at most 255",
 }
 
 
 @pytest.mark.parametrize("label", LABELS)
 def test_a_method_whose_folder_would_lie_elsewhere_is_refused(label, tmp_path):
-    with pytest.raises(ConfigError, match="should be a name that a folder can have: ") as caught:
+    with pytest.raises(ConfigError, match="should be a valid name of a folder: ") as caught:
         compared({"fine": "fedavg", label: "fedavg"}, folder=tmp_path / "all" / "runs")
     assert LABELS[label] in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -152,7 +172,7 @@ def test_a_run_counts_once():
     run, other = (compared(["fedavg"], seeds=[seed]).runs["fedavg"][0] for seed in (0, 1))
     with pytest.raises(
         ConfigError,
-        match=r"the runs of 'a' should have different seeds, got seed 0 on .* than once",
+        match=r"the runs of configuration 'a' should have distinct seeds, got seed 0 on .* than once",
     ):
         fedclade.Comparison({"a": [run, other, run]})
     assert fedclade.Comparison({"a": [run, other], "b": [run]}).rows[0].seeds == (0, 1)

@@ -146,7 +146,9 @@ def test_what_a_run_has_nothing_of_has_no_file(make_run, tmp_path):
 
 def test_pictures_of_dots_are_on_pages_alone():
     dots = Dots(x=[1], y=[1], colour="@c0", size=3)
-    with pytest.raises(TypeError, match="files have no Dots"):
+    with pytest.raises(
+        TypeError, match=r"a mark of a figure in a file should be a line, .*, got Dots"
+    ):
         draw(Picture("dots", [Panel([dots], Axis())], rounds_axis(1), 300), "")
 
 

@@ -179,5 +179,7 @@ def test_a_comparison_with_a_run_that_was_not_scored_is_shown(summary_run):
 
 
 def test_other_things_have_no_picture():
-    with pytest.raises(TypeError, match="notebooks have no view of a int"):
+    with pytest.raises(
+        TypeError, match=r"an object with an HTML view for notebooks should be a run, .*, got int"
+    ):
         html_of(3)

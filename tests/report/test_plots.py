@@ -69,7 +69,7 @@ def test_a_comparison_is_drawn_with_its_intervals_within_the_picture(summary_run
 
 def test_configurations_without_a_metric_in_common_are_not_drawn(make_run):
     other = scored(make_run(), "mae", higher=False, share=False)
-    with pytest.raises(ConfigError, match="a metric in common"):
+    with pytest.raises(ConfigError, match="at least one metric in common"):
         Comparison({"a": [make_run()], "b": [other]}).plot()
 
 

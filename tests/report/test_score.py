@@ -59,18 +59,26 @@ def test_shares_are_in_per_cent():
 
 
 @pytest.mark.parametrize(
-    ("score", "mean", "other", "told"),
+    ("score", "now", "before", "told"),
     [
-        (ACCURACY, 0.7, 0.5, ("+20.0 points", "good")),
-        (ACCURACY, 0.5, 0.5001, ("−0.0 points", "")),
-        (MAE, 0.25, 0.5, ("−0.250", "good")),
-        (MAE, 0.000_03, 0.000_01, ("+2e-05", "bad")),
-        (MAE, 1234.4, 1234.5, ("−0.100", "")),
-        (MAE, math.nan, 1.0, ("+–", "")),
+        (ACCURACY, [0.7, 0.8, 0.9], [0.5, 0.6, 0.71], ("+19.7 points [18.2, 21.1]", "good")),
+        (ACCURACY, [0.5, 0.7], [0.5, 0.6], ("+5.0 points [−58.5, 68.5]", "")),
+        (ACCURACY, [0.7], [0.5], ("+20.0 points", "")),
+        (MAE, [0.25, 0.26], [0.5, 0.52], ("−0.255 [−0.319, −0.191]", "good")),
+        (MAE, [0.5, 0.52], [0.25, 0.26], ("+0.255 [0.191, 0.319]", "bad")),
+        (ACCURACY, [0.5], [0.5001], ("−0.0 points", "")),
+        (MAE, [0.00003], [0.00001], ("+2e-05", "")),
+        (MAE, [math.nan, 1.0], [1.0, 1.0], ("–", "")),
     ],
 )
-def test_a_gain_is_good_in_the_direction_of_the_metric(score, mean, other, told):
-    assert score.gain(mean, other) == told
+def test_a_difference_has_a_trend_only_if_its_interval_excludes_zero(score, now, before, told):
+    found = score.compare(dict(enumerate(now)), dict(enumerate(before)))
+    assert found == told
+
+
+def test_clients_of_one_run_only_are_not_compared():
+    assert ACCURACY.compare({1: 0.5}, {2: 0.5}) == ("", "")
+    assert ACCURACY.compare({1: 0.5, 2: 0.9}, {2: 0.5}) == ("+40.0 points", "")
 
 
 def test_runs_are_compared_by_the_first_metric_that_all_have():
@@ -83,6 +91,6 @@ def test_runs_are_compared_by_the_first_metric_that_all_have():
     assert in_common([labels, noted]) == ACCURACY
     assert in_common([errors]) == MAE
     with pytest.raises(
-        ConfigError, match="a metric in common to be compared, got accuracy against mae, rmse"
+        ConfigError, match="at least one metric in common, got runs with accuracy against mae, rmse"
     ):
         in_common([labels, errors])

@@ -26,7 +26,7 @@ def test_figures_on_a_full_disk_are_a_warning_and_leave_nothing_half_drawn(
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
     assert printed(make_run(), tmp_path) == (
         False,
-        "no figures: [Errno 28] No space left on device\n",
+        "cannot draw the figures: [Errno 28] No space left on device\n",
     )
     assert list((tmp_path / "figures").iterdir()) == []
 
@@ -35,13 +35,16 @@ def test_figures_in_a_folder_that_cannot_be_made_are_a_warning_with_its_name(mak
     (tmp_path / "[bold]").write_text("a file where a folder should be")
     drawn, told = printed(make_run(), tmp_path / "[bold]")
     assert not drawn
-    assert told.startswith("no figures: [Errno 20] Not a directory: ")
+    assert told.startswith("cannot draw the figures: [Errno 20] Not a directory: ")
     assert told.endswith("[bold]/figures'\n")
 
 
 def test_a_figure_that_breaks_is_a_warning(make_run, tmp_path, monkeypatch):
     monkeypatch.setattr(show_module, "save_figures", lambda *_: {}["a client that left"])
-    assert printed(make_run(), tmp_path) == (False, "no figures: KeyError: 'a client that left'\n")
+    assert printed(make_run(), tmp_path) == (
+        False,
+        "cannot draw the figures: KeyError: 'a client that left'\n",
+    )
 
 
 def test_figures_that_are_drawn_are_told_of(make_run, tmp_path):

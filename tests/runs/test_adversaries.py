@@ -316,7 +316,7 @@ def test_a_backdoor_is_boosted_by_the_clients_over_the_adversaries():
         (
             adversary("ipm", share=1.0),
             FEDERATION,
-            r"adversary.share should be less, or none of 8 clients is honest, got 1.0",
+            r"adversary.share should be smaller, so that at least one of the 8 clients is honest, got 1.0",
         ),
         (
             adversary("ipm", cluster=5),
@@ -336,7 +336,7 @@ def test_adversaries_of_a_cluster_need_true_clusters():
     unknown = replace(FEDERATION, true_clusters=None)
     with pytest.raises(
         ConfigError,
-        match=r"adversary\.cluster should be left out where true clusters are not known, got 1",
+        match=r"adversary\.cluster should be left out, since the true clusters .* are not known, got 1",
     ):
         Adversaries.drawn(adversary("ipm", cluster=1), unknown, TASK, 0)
 
@@ -344,7 +344,7 @@ def test_adversaries_of_a_cluster_need_true_clusters():
 def test_a_backdoor_is_measured_by_accuracy():
     with pytest.raises(
         ConfigError,
-        match=r"task.metrics should be with 'accuracy', by which a backdoor succeeds, got",
+        match=r"task.metrics should be a list with 'accuracy', the metric that measures .* backdoor, got",
     ):
         run(adversary("backdoor"), "fedavg", IMAGES, task=Task(metrics=("f1",)))
 

@@ -67,7 +67,9 @@ def test_the_first_save_of_auto_waits_for_what_its_size_costs():
 def test_without_a_folder_a_run_can_stop_but_nothing_is_kept():
     settings = {"local": LocalTraining(batch_size=10), "rounds": 4, "engine": "loop"}
     seen = []
-    with pytest.raises(RunInterrupted, match=r"^interrupted after round 2; nothing was kept$"):
+    with pytest.raises(
+        RunInterrupted, match=r"^interrupted after round 2; the run has no folder, so its state"
+    ):
         simulate(
             FedAvg(),
             linear(),
@@ -92,6 +94,6 @@ def test_without_a_folder_a_run_can_stop_but_nothing_is_kept():
 def test_a_config_to_note_is_that_of_a_whole_run(config, problem):
     with pytest.raises(
         ConfigError,
-        match=f"^a config to note ?{problem}; give that of a whole run, or leave it out",
+        match=f"^the config to record for a run ?{problem}; pass the config of a complete run, or leave",
     ):
         simulate(FedAvg(), linear(), FEDERATION, rounds=1, config=config)

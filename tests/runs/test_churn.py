@@ -28,7 +28,7 @@ from fedclade import (
 from fedclade.algorithms import FLUX, PACFL, CFLState, Ditto, FineTune, Oracle, Scaffold, State
 from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.core.tree import ParameterTree
 from fedclade.runs.churn import Churn
 from tests.tiny import ScriptedClients
@@ -171,7 +171,7 @@ def test_rounds_that_cannot_be_are_refused(settings, told):
         ),
         (
             {"clients": 4, "leave_round": 3},
-            "newcomers.clients should be below 4, or all would leave, got 4",
+            "newcomers.clients should be less than 4, so that not all of these clients leave, got 4",
         ),
         (
             {"clients": 4, "join_round": 1},
@@ -191,7 +191,7 @@ def test_an_oracle_that_was_not_told_of_newcomers_says_so():
     truth = {client.id: client.id % 2 for client in digits().clients}
     with pytest.raises(
         ConfigError,
-        match=r"oracle: newcomers \[8, 9, 10, 11\] are in no cluster that the run began with",
+        match=r"algorithm 'oracle' cannot assign the newcomers \[8, 9, 10, 11\]: their true clusters",
     ):
         fedclade.simulate(Oracle(truth), "mclr", digits(), rounds=3, presence=Churn(join_round=2))
 
@@ -239,8 +239,8 @@ def test_nobody_goes_where_everybody_has_left():
     )
     state = State(tree.without([0]).with_newcomers([7]))
     clients = ScriptedClients({1: [0.0, 1.0], 2: [0.0, 1.0], 7: [1.0, 0.0]})
-    (found,) = CFL().assign(state.tree, [7], clients, Round(2, LocalTraining()))
+    (found,) = CFL().assign(state.tree, [7], clients, RoundPlan(2, LocalTraining()))
     assert found.node == 2
     state = CFLState(state.tree, torch.zeros(3, dtype=torch.float64))
-    after, _ = CFL().step(state, [1, 2, 7], clients, Round(2, LocalTraining()))
+    after, _ = CFL().step(state, [1, 2, 7], clients, RoundPlan(2, LocalTraining()))
     assert after.tree.leaf_of[7] == 2

@@ -92,7 +92,7 @@ def test_what_is_common_is_chosen_by_names_and_leaves_something():
     assert int(first.sum()) == dict(module.named_parameters())[names[0]].numel()
     assert Parts().common_entries(module) is None
     with pytest.raises(
-        ConfigError, match=r"model\.common leaves the clusters no parameters of their own"
+        ConfigError, match=r"model\.common makes all parameters common.*name fewer parameters"
     ):
         Parts(common=("*",)).common_entries(module)
     with pytest.raises(ConfigError, match=r"model\.common = .*'tail'.* matches no parameter"):
@@ -107,6 +107,6 @@ def test_what_is_common_is_chosen_by_names_and_leaves_something():
 
 def test_permuted_updates_cannot_have_it():
     with pytest.raises(
-        ConfigError, match=r"model\.common .*left out where clients permute their updates.*'body'"
+        ConfigError, match=r"model\.common .*left out with privacy.permute = true.*'body'"
     ):
         run_of(ORACLE, permute=True)

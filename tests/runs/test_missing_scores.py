@@ -166,7 +166,7 @@ def test_a_comparison_says_how_many_clients_have_a_score(run: Run, tmp_path: Pat
     assert "of" not in comparison.columns["accuracy, %"][0]
     told = (
         "A number such as (18 of 20) counts the clients with a score; it is undefined for the test "
-        "data of the others."
+        "data of all other clients."
     )
     assert told in comparison.note
     assert told in comparison.markdown()
@@ -206,7 +206,7 @@ def test_a_metric_by_which_no_client_has_a_score_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ):
     ran(without=range(10))
-    told = "round 1: no client has a score by auroc: it is undefined for the test data of all 10 clients; choose"
+    told = "round 1: no client has a score by auroc, which is undefined for the test data of all 10 clients; choose"
     assert sum(message.startswith(told) for message in caplog.messages) == 1
     assert not any("accuracy" in message for message in caplog.messages)
     caplog.clear()

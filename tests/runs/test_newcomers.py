@@ -14,7 +14,18 @@ import torch
 from torch import nn
 
 import fedclade
-from fedclade import CFL, ConfigError, LocalTraining, Run, RunError, Signature, assign, simulate
+from fedclade import (
+    CFL,
+    Clients,
+    ClientWork,
+    ConfigError,
+    LocalTraining,
+    Run,
+    RunError,
+    Signature,
+    assign,
+    simulate,
+)
 from fedclade.algorithms import ALGORITHMS, Local
 from fedclade.data import Federation
 from fedclade.runs.store.newcomers import score_columns
@@ -76,7 +87,7 @@ def run_of(name: str) -> Run:
 
 def model_of(name: str):
     """Return a model with a head, a body and normalisation for methods that keep one of them; None for others."""
-    return parted if ALGORITHMS[name].algorithm.personal else None
+    return parted if ALGORITHMS[name].requires.personal else None
 
 
 def parted(seed: int) -> nn.Module:
@@ -111,6 +122,22 @@ def test_newcomers_fit_their_personal_part_to_the_model_that_they_get():
         "fedper", parted, digits().newcomers, local=LocalTraining(lr=1e-9), rounds=1
     )
     assert summary["accuracy"] > 0.2 + initial.summary["accuracy"]["mean"]
+
+
+@pytest.mark.parametrize("name", ["fedper", "finetune"])
+def test_what_newcomers_train_for_their_scores_stays_with_them(name, monkeypatch):
+    run = run_of(name)
+    works: list[ClientWork | None] = []
+    train = Clients.train
+
+    def noting(self, ids, models, rows, this_round, work=None, **more):
+        works.append(work)
+        return train(self, ids, models, rows, this_round, work, **more)
+
+    monkeypatch.setattr(Clients, "train", noting)
+    fedclade.assign(run, digits().newcomers, model=model_of(name))
+    assert len(works) > 8
+    assert not any(work is None or work.sends_update for work in works)
 
 
 def test_the_clustered_methods_of_these_tests_find_the_clusters():
@@ -211,8 +238,7 @@ def test_models_without_a_name_are_given():
 
     run = fedclade.simulate("fedavg", made, digits(), rounds=1)
     with pytest.raises(
-        ConfigError,
-        match=r"give fedclade\.assign the model of the run, as model=\.\.\.: unknown model ",
+        ConfigError, match=r"fedclade\.assign needs the argument model=\.\.\., .*: unknown model "
     ):
         fedclade.assign(run, digits().newcomers)
     assert fedclade.assign(run, digits().newcomers, model=made).summary["newcomers"] == 4
@@ -235,8 +261,7 @@ def test_so_is_an_algorithm_and_local_training():
     ):
         noted = dataclasses.replace(run, config={**run.config, what: section})
         with pytest.raises(
-            ConfigError,
-            match=rf"give fedclade\.assign the {what} of the run, as {what}=\.\.\.: {told}",
+            ConfigError, match=rf"fedclade\.assign needs the argument {what}=\.\.\., .*: {told}"
         ):
             fedclade.assign(noted, digits().newcomers)
         given = {"algorithm": Renamed()} if what == "algorithm" else {"local": SPEC}
@@ -247,7 +272,9 @@ def test_newcomers_with_other_inputs_are_refused():
     other = fedclade.load_federation("synthetic", clients=3)
     told = r"the run's models have 650 entries, but a mclr for the newcomers' data \(synthetic, 3 clients.*\) has \d+; "
     with pytest.raises(
-        RunError, match=told + "newcomers need inputs and labels like those of the run: digits, 8"
+        RunError,
+        match=told
+        + "newcomers need data with the same inputs and labels as the run's data: digits",
     ):
         fedclade.assign(run_of("cfl"), other)
 
@@ -261,8 +288,7 @@ def test_newcomers_whose_table_is_encoded_otherwise_are_refused():
 
     run = simulate("fedavg", "mclr", hospital(("oslo", "bern")), rounds=1)
     with pytest.raises(
-        RunError,
-        match="encoded otherwise than the run's: column 'city=rome' is only in the newcomers' da",
+        RunError, match="encoded differently: column 'city=rome' is only in the newcomers' data"
     ):
         assign(run, hospital(("oslo", "rome")))
     schema = fedclade.DataSchema.read(
@@ -292,7 +318,7 @@ def test_tables_are_written_as_csv_and_json_and_replace_older_ones(tmp_path):
 def test_tables_that_cannot_be_written(tmp_path):
     found = fedclade.assign(run_of("fedavg"), digits().newcomers)
     with pytest.raises(
-        RunError, match=re.escape("newcomers can be written as .csv or .json, got 'them.txt'")
+        RunError, match=re.escape("a file of newcomers should end in .csv or .json, got 'them.txt'")
     ):
         found.save(tmp_path / "them.txt")
     with pytest.raises(RunError, match=r"cannot write .*nowhere/them\.csv: "):

@@ -108,9 +108,7 @@ def test_clients_are_compared_by_the_parameters_named(federation, algorithm, kin
 
 
 def test_permuted_parameters_have_no_names():
-    text = (
-        r"signature.of should be left out where clients permute their updates: .*, got \['head'\]"
-    )
+    text = r"signature.of should be left out with privacy.permute = true, .*, got \['head'\]"
     with pytest.raises(ConfigError, match=text):
         RunSettings(signature=Signature(of="head"), permute=True)
 
@@ -118,7 +116,8 @@ def test_permuted_parameters_have_no_names():
 def test_adapters_are_no_different_models_to_start_from(federation):
     adapter = LoRA(targets=("1",))
     with pytest.raises(
-        ConfigError, match="IFCA starts from 2 different models, and adapters all begin as the base"
+        ConfigError,
+        match="IFCA starts from 2 different models, but models that differ only in LoRA adapters",
     ):
         simulate(IFCA(clusters=2), body_and_head, federation, adapter=adapter)
     run = simulate(

@@ -16,6 +16,7 @@ from fedclade import (
     LocalTraining,
     ModelError,
     Oracle,
+    Requires,
     Run,
     RunError,
     RunInterrupted,
@@ -24,7 +25,7 @@ from fedclade import (
     simulate,
 )
 from fedclade.algorithms import IFCA, PACFL, FedGroup, Local, RoundLog, State, describe
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.core.tree import ParameterTree
 from fedclade.data.federation import Federation
 from fedclade.models import build_model
@@ -78,8 +79,8 @@ def test_a_model_that_does_not_fit_and_training_that_diverges_are_refused():
     with pytest.raises(ModelError, match="got \\(2, 9\\)"):
         run_of(model=nn.Linear(FEATURES, 9))
     text = (
-        r"round 1: nobody answered, though asked 3 times: client 0: (\d+) of \1 entries are NaN or infinite "
-        r"\(and \d+ more like it\); if training diverged, lower local.lr"
+        r"round 1: no client replied to any of 3 queries: client 0: (\d+) of \1 entries of the update are NaN or "
+        r"infinite \(and \d+ more with a similar reason\); if training diverged, lower local.lr"
     )
     with pytest.raises(UpdateError, match=text):
         run_of(local=LocalTraining(lr=1e38, epochs=30, weight_decay=0.1))
@@ -89,7 +90,7 @@ def test_a_model_that_diverges_on_the_server_ends_the_run_and_is_named():
     """Every update is finite, but the step along the other groups' models takes their entries beyond float32."""
     text = (
         r"round 1: the model of cluster [12] has diverged: \d+ of its \d+ entries are NaN or infinite; its clients are "
-        r"\[\d.*\]; lower the step size local.lr, or algorithm.eta_g where there is one"
+        r"\[\d.*\]; lower the step size local.lr, or algorithm.eta_g if the algorithm has this setting"
     )
     with pytest.raises(RunError, match=text):
         run_of(TwoGroups(groups=2))
@@ -99,7 +100,7 @@ def test_a_model_that_diverges_on_the_server_ends_the_run_and_is_named():
 class TwoGroups(FedGroup):
     """FedGroup whose steps along other groups are infinite, as those of many rounds with a huge eta_g may become."""
 
-    def step(self, state: State, cohort, clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(self, state: State, cohort, clients, this_round: RoundPlan) -> tuple[State, RoundLog]:
         state, log = super().step(state, cohort, clients, this_round)
         leaf = state.tree.leaves[0]
         return State(state.tree.with_model(leaf.id, leaf.params * torch.inf)), log
@@ -112,16 +113,16 @@ def test_a_huge_step_along_other_groups_ends_in_an_error_that_names_the_fix():
 
 def test_losses_that_are_not_finite_are_told_of_as_training_and_evaluation_meet_them(caplog):
     """Products of the two layers' weights are beyond float32: first the test losses are, then nobody can train."""
-    with pytest.raises(UpdateError, match="nobody answered"):
+    with pytest.raises(UpdateError, match="no client replied to any of"):
         run_of(FedGroup(groups=2, eta_g=1e30), model="mlp", rounds=4)
     assert (
-        "round 1: the test losses of 4 of 4 clients are NaN or infinite, first of client 0"
+        "round 1: the test losses of 4 of 4 clients are NaN or infinite, the first of them for client 0"
         in caplog.text
     )
 
 
 def test_several_initial_models_that_take_more_than_the_memory_are_refused():
-    text = "IFCA starts from 2000000 models, which take 0.2 GB, and the run may take 0.0 GB; ask for fewer"
+    text = "IFCA starts from 2000000 models, which take 0.2 GB, but the run is limited to 0.0 GB; use fewer"
     with pytest.raises(ConfigError, match=re.escape(text)):
         run_of(IFCA(restarts=10**6), model=linear, memory="10MB")
 
@@ -133,13 +134,14 @@ def test_more_clusters_than_clients_are_refused_before_a_model_is_made():
     ):
         run_of(IFCA(clusters=10**9), model=linear)
     with pytest.raises(
-        ConfigError, match=re.escape("algorithm.base_directions should be at most 4, as 4 clients")
+        ConfigError,
+        match=re.escape("algorithm.base_directions should be at most 4, since 4 clients"),
     ):
         run_of(FedGroup(groups=2, base_directions=10**9))
 
 
 def test_more_vectors_than_an_input_has_entries_are_refused():
-    text = f"algorithm.vectors should be at most {FEATURES}, as an input of .* has no more entries, got 1000000000"
+    text = f"algorithm.vectors should be at most {FEATURES}, since an input of .* has no more entries, got 1000000000"
     with pytest.raises(ConfigError, match=text):
         run_of(PACFL(vectors=10**9))
 
@@ -364,7 +366,7 @@ def test_an_on_round_that_fails_costs_one_warning_and_not_the_run(caplog):
     run = run_of("local", on_round=on_round)
     assert (run.summary["rounds"], seen) == (3, [1, 2, 3])
     assert len(caplog.records) == 1
-    assert "on_round failed in round 1; the run goes on" in caplog.text
+    assert "callback on_round failed in round 1; the run continues" in caplog.text
     assert "ZeroDivisionError: in a callback" in caplog.text
 
 
@@ -542,7 +544,7 @@ def test_a_saved_run_tells_how_to_project_what_a_newcomer_sends(tmp_path):
     )
     clients, _ = simulated(FOUR_GROUPS, wide())
     root, node = run.tree.nodes[0], run.tree.nodes[2]
-    this_round = Round(root.split_in, LocalTraining(**run.config["local"]), run.config["seed"])
+    this_round = RoundPlan(root.split_in, LocalTraining(**run.config["local"]), run.config["seed"])
     sent = clients.train([5], root.params[None], [0], this_round).required_deltas[0]
     sketch = Signature(**run.config["signature"]).sketch(run.config["seed"], run.layout)
     torch.testing.assert_close(
@@ -564,7 +566,7 @@ def test_auto_streams_when_updates_take_more_than_a_quarter_of_the_memory(memory
 
 def test_auto_never_streams_full_signatures_but_says_what_would_help(caplog):
     assert run_of("cfl", memory=1000).config["stream"] is False
-    assert "with signature.kind = 'projected' it would stream and keep none of them" in caplog.text
+    assert "with signature.kind = 'projected' the server would sum updates" in caplog.text
     caplog.clear()
     run_of("cfl", memory="1GB")
     assert caplog.text == ""
@@ -574,7 +576,7 @@ def test_auto_never_streams_full_signatures_but_says_what_would_help(caplog):
 class LooksAtEach(FedAvg):
     """An algorithm that needs the updates of single clients, and compares them."""
 
-    needs_updates = compares = True
+    requires = Requires(updates=True, signatures=True)
 
     def step(self, state, cohort, clients, this_round):
         models, rows = state.tree.models([0] * len(cohort))
@@ -612,7 +614,8 @@ class LooksAtSignatures(FedAvg):
 def test_signatures_that_a_stream_does_not_keep_are_not_taken_for_equal_ones():
     run_of(LooksAtSignatures(), rounds=1)
     with pytest.raises(
-        UpdateError, match="this run streams, and keeps none where an algorithm's compares is False"
+        UpdateError,
+        match="this run streams, and so stores signatures only if the algorithm requires them",
     ):
         run_of(LooksAtSignatures(), rounds=1, stream=True)
     run_of(LooksAtSignatures(), rounds=1, stream=True, signature=PROJECTED)

@@ -13,9 +13,9 @@ from fedclade import ConfigError, LocalTraining, Run, simulate
 from tests.tiny import FEATURES, LABELS, federation_of, linear
 
 LINE = (
-    "the model cannot be trained on a batch of one example: the last example of an epoch is joined to the batch "
-    "before, at 2 of 4 clients (the first is client 0) with local.batch_size = 20; normalisation layers keep the "
-    "statistics that they are sent, at 1 of 4 clients (the first is client 3) with one training example"
+    "the model cannot be trained on a batch of one example: the last example of an epoch is added to the batch "
+    "before it at 2 of 4 clients (the first is client 0) with local.batch_size = 20; normalization layers do not "
+    "update their statistics at 1 of 4 clients (the first is client 3) with one training example"
 )
 
 
@@ -43,11 +43,11 @@ def test_the_clients_that_the_rule_is_for_are_counted_in_one_line(caplog):
     [
         (
             [20, 41],
-            "the last example of an epoch is joined to the batch before, at 1 of 2 clients (the first is client",
+            "the last example of an epoch is added to the batch before it at 1 of 2 clients (the first is client",
         ),
         (
             [20, 1],
-            "normalisation layers keep the statistics that they are sent, at 1 of 2 clients (the first is client",
+            "normalization layers do not update their statistics at 1 of 2 clients (the first is client",
         ),
     ],
 )

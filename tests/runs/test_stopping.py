@@ -179,11 +179,13 @@ def test_an_interrupted_run_is_finished_where_it_stands(tmp_path, every):
 
 
 def test_only_a_run_in_a_folder_that_has_a_round_can_be_finished(tmp_path):
-    with pytest.raises(ConfigError, match=r"finish = True finishes the run .* name it: folder="):
+    with pytest.raises(
+        ConfigError, match=r"finish = True finishes the unfinished run .* as folder="
+    ):
         run_of(finish=True)
     with pytest.raises(
         CheckpointError,
-        match=re.escape(f"{tmp_path / 'run'} has no checkpoint, so no round of a run"),
+        match=re.escape(f"the run in {tmp_path / 'run'} cannot be finished, since the folder"),
     ):
         run_of(finish=True, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -298,7 +300,7 @@ def test_clients_without_validation_data_or_an_unknown_metric_are_refused_before
     folder = {"folder": tmp_path / "run"}
     with pytest.raises(
         ConfigError,
-        match=r"stop.patience = 3 needs validation data of every client, and no client has",
+        match=r"stop.patience = 3 needs validation data of every client, but no client has",
     ):
         run_of(federation=bare, callbacks=[EarlyStopping(patience=3)], **folder)
     with pytest.raises(
@@ -311,7 +313,7 @@ def test_clients_without_validation_data_or_an_unknown_metric_are_refused_before
         match=r"unknown metric: stop.metric = 'acuracy'; did you mean 'accuracy'\? .*loss",
     ):
         run_of(callbacks=[EarlyStopping("acuracy")], **folder)
-    text = r"a run takes one EarlyStopping, or one section \[stop\], got \[EarlyStopping\(.*patience=1.*patience=2"
+    text = r"a run can have only one EarlyStopping .*section \[stop\] .*, got \[EarlyStopping\(.*patience=1.*patience=2"
     with pytest.raises(ConfigError, match=text):
         run_of(
             callbacks=[EarlyStopping(patience=2)],
@@ -331,7 +333,7 @@ class Wrapped(Callback):
 
 
 def test_inside_of_another_callback_it_says_what_it_needs(monkeypatch):
-    text = r"round 1: EarlyStopping needs scores on validation data, and no client has any; set evaluate_valid"
+    text = r"round 1: EarlyStopping needs scores on validation data, but no client has any; set evaluate_valid"
     with pytest.raises(ConfigError, match=text):
         run_of(callbacks=[Wrapped()])
     scripted(monkeypatch, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
@@ -366,7 +368,8 @@ def test_more_rounds_change_nothing_of_a_run_that_has_stopped_early(tmp_path, mo
     assert longer.tree.nodes[0].model.equal(run.tree.nodes[0].model)
     other = {**stopping, "early_stopping": EarlyStopping(patience=3)}
     with pytest.raises(
-        fedclade.RunError, match=r"holds a run of another config: its stop.patience is 2, not 3"
+        fedclade.RunError,
+        match=r"contains a run with another config: its stop.patience is 2, not 3",
     ):
         run_of(folder=tmp_path / "run", rounds=8, **other)
 
@@ -442,7 +445,7 @@ def test_without_any_score_the_last_round_is_kept_with_a_warning(monkeypatch, ca
     assert run.model_round == 2
     assert "chosen" not in run.summary
     assert (
-        "keep_best = true: no round has a finite score on validation data; the last round is kept"
+        "keep_best = true: no round has a finite score on validation data, so the models of the last round are stored"
         in caplog.text
     )
 
@@ -506,7 +509,7 @@ def test_a_config_has_a_section_for_it():
         ({"patience": 0}, "stop.patience should be at least 1, got 0"),
         (
             {"metric": "loss"},
-            "stop.patience should be a number of evaluations, where the section has other keys, got None",
+            "stop.patience should be a number of evaluations if other keys of [stop] are set, got None",
         ),
         ({"patience": "2"}, "[stop]"),
         ({"patiense": 2}, "unknown key of [stop]: 'patiense'; did you mean 'patience'?"),

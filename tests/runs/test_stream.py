@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ COMPARES = CFL(eps2=0.5)
 class NeedsUpdates(FedAvg):
     """An algorithm that needs the updates of single clients."""
 
-    needs_updates = True
+    requires = replace(FedAvg.requires, updates=True)
 
 
 @dataclass(frozen=True)
@@ -82,4 +82,7 @@ def test_the_warning_says_how_much_there_is_and_how_much_there_may_be(
     caplog: pytest.LogCaptureFixture,
 ):
     decide_stream(RunSettings(), COMPARES, 3_000_000_000, 2_000_000_000)
-    assert "the updates of all clients take 3.0 GB, the run may take 2.0 GB" in caplog.text
+    assert (
+        "the updates of all clients take 3.0 GB of memory, but the run is limited to 2.0 GB"
+        in caplog.text
+    )

@@ -78,10 +78,10 @@ def test_parquet_says_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ("c0,5,5\n", "'from' should be at least 0 and below 'to', got from 5 to 5 in row 1"),
+        ("c0,5,5\n", "'from' should be at least 0 and less than 'to', got from 5 to 5 in row 1"),
         (
             "c0,0,5\nc1,-1,5\n",
-            "'from' should be at least 0 and below 'to', got from -1 to 5 in row 2",
+            "'from' should be at least 0 and less than 'to', got from -1 to 5 in row 2",
         ),
         (
             "c0,0,5\nc1,0,9\nc0,4,6\n",
@@ -89,12 +89,13 @@ def test_parquet_says_the_same(tmp_path):
         ),
         (
             "c0,0,5\nnobody,0,9\n",
-            "names clients that are not there: ['nobody']; they should be names or ids, such as 'c0' or",
+            "contains unknown clients in the column 'client': ['nobody']; expected names or ids of the run's clients, "
+            "such as 'c0' or",
         ),
         ("c0,NaN,5\n", "column 'from' has an empty cell in row 1"),
         ("c0,0,inf\n", "column 'to' has inf in row 1"),
-        ("c0,soon,5\n", "column 'from' should hold seconds since the start, as numbers"),
-        ("", "has no rows"),
+        ("c0,soon,5\n", "column 'from' should contain numbers, the seconds since the run's start"),
+        ("", "should have at least 1 row, got none"),
     ],
 )
 def test_a_file_of_no_use_is_refused(rows, told, tmp_path):

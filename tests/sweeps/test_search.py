@@ -90,9 +90,11 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
     assert rounds == 2 * 3  # none twice
     assert go(resume=True).trials == found.trials
     assert rounds == 2 * 3
-    with pytest.raises(RunError, match="holds a sweep; continue it with --resume"):
+    with pytest.raises(RunError, match="already contains a sweep; continue it with --resume"):
         go()
-    with pytest.raises(RunError, match=re.escape("holds another sweep: its rounds is 3, not 4")):
+    with pytest.raises(
+        RunError, match=re.escape("contains a sweep with other settings: its rounds is 3, not 4")
+    ):
         sweep({**BASE, "rounds": 4}, LR, tmp_path / "s", resume=True)
 
 
@@ -153,7 +155,7 @@ def test_trials_run_side_by_side_in_processes(tmp_path):
         (
             1,
             False,
-            "ended with status 1 as it started; each process imports the script that calls sweep, so put the",
+            "ended with status 1 as it started; each process imports the script that calls sweep(), so put the",
         ),
     ],
 )
@@ -198,7 +200,7 @@ def test_bad_arguments_are_named(tmp_path):
     cases = {
         "unknown sampler 'gird'; did you mean 'grid'": {"sampler": "gird"},
         "a grid needs single values; list them": {"sampler": "grid"},
-        "unknown metric: --metric 'acc'": {"metric": "acc"},
+        "unknown value of --metric 'acc'": {"metric": "acc"},
         "trials should be at least 1, got 0": {"trials": 0},
         "a sweep needs validation data of every client": {
             "overrides": ["data.validation_fraction=0"]

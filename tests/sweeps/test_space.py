@@ -42,7 +42,7 @@ def test_a_mapping_has_texts_or_lists():
 @pytest.mark.parametrize(
     ("over", "why"),
     [
-        ([], "a sweep needs something to vary; give --over, such as local.lr="),
+        ([], "a sweep needs at least one setting to vary; give --over, such as local.lr="),
         (["local.lr"], "--over takes key=low..high or key=a,b,c, such as local.lr=0.01..0.3(log)"),
         (["local.lr=1..0.5"], "local.lr=1..0.5: low should be less than high, got 1.0 and 0.5"),
         (
@@ -51,10 +51,16 @@ def test_a_mapping_has_texts_or_lists():
         ),
         (["local.lr=a..1"], "low should be a number, got 'a'"),
         (["local.lr=0..inf"], "high should be a number, got 'inf'"),
-        (["local.lr=0.1..1(ln)"], "a range is low..high or low..high(log)"),
+        (["local.lr=0.1..1(ln)"], "a range should be low..high or low..high(log)"),
         (["local.lr=0.1"], "give at least 2 different values, key=a,b,c, or a range"),
-        (["local.lr=1..2", "local.lr=3..4"], "--over local.lr: give each key once"),
-        (["seed=1..9"], "seed cannot be varied; --seeds is the number of runs of each trial"),
+        (
+            ["local.lr=1..2", "local.lr=3..4"],
+            "--over local.lr is given more than once; give each key once",
+        ),
+        (
+            ["seed=1..9"],
+            "seed cannot be varied; use --seeds to set the number of runs of each trial",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(over, why):

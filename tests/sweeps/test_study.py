@@ -88,7 +88,7 @@ def test_a_trial_that_was_killed_while_it_drew_has_failed(tmp_path):
     study(tmp_path / "s").study.ask()
     found = study(tmp_path / "s")
     assert found.drawn(0) == {}
-    assert found.failure(0) == "interrupted as it began"
+    assert found.failure(0) == "interrupted while its values were drawn"
     assert set(found.drawn(1)) == {"local.lr", "model.name"}
 
 
@@ -96,7 +96,8 @@ def test_a_journal_of_another_sweep_or_of_nothing_is_refused(tmp_path):
     study(tmp_path / "s", rounds=3)
     study(tmp_path / "s", rounds=3)
     with pytest.raises(
-        RunError, match="holds another sweep: its rounds is 3, not 4; use the same command"
+        RunError,
+        match="contains a sweep with other settings: its rounds is 3, not 4; use the same command",
     ):
         study(tmp_path / "s", rounds=4)
     (tmp_path / "s" / JOURNAL).write_text("nothing\n")

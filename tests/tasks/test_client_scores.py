@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedclade.core import ConfigError, TaskKind
 from fedclade.tasks import metric
+from fedclade.tasks.client_scores import _is_defined_for_labels
 from fedclade.tasks.metrics import TORCHMETRICS
 
 LABELS = 10
@@ -268,7 +269,8 @@ def test_an_object_that_cannot_score_the_task_is_refused_at_once(
     made: torchmetrics.Metric, kind: TaskKind, count: int
 ):
     with pytest.raises(
-        ConfigError, match=rf"task.metrics: .* cannot score a {kind} task with {count} outputs: "
+        ConfigError,
+        match=rf"the metric .* in task.metrics cannot score a {kind} task with {count} outputs: ",
     ):
         metric(made, kind, count)
 
@@ -281,3 +283,13 @@ def test_weighted_and_micro_means_of_objects_stay_theirs():
         assert scored(made, "classification", logits, targets, LABELS) == pytest.approx(
             expected, rel=1e-5
         )
+
+
+def test_a_label_that_a_metric_ignores_has_no_score_whichever_it_is():
+    """Of labels 0 and 1, which both occur, the metric ignores one."""
+    outputs = torch.zeros(4, 2)
+    targets = torch.tensor([0, 0, 1, 1])
+    for ignored in (0, 1):
+        metric = torchmetrics.classification.MulticlassRecall(2, ignore_index=ignored)
+        defined = _is_defined_for_labels("Recall", metric, outputs, targets)
+        assert defined.tolist() == [ignored != 0, ignored != 1]

@@ -134,12 +134,12 @@ def test_labels_that_are_left_out_do_not_count():
         (
             "auroc",
             "regression",
-            "'auroc' does not fit a regression task, it is for classification and binary and",
+            "'auroc' does not fit a regression task, only tasks of kind classification and binary and",
         ),
         (
             "mae",
             "binary",
-            "task.metrics: 'mae' does not fit a binary task, it is for regression; choose from accu",
+            "in task.metrics, 'mae' does not fit a binary task, only tasks of kind regression; choose from accu",
         ),
         ("f1", "language", "'f1' does not fit a language task"),
         (

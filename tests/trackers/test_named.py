@@ -32,7 +32,7 @@ def test_a_callback_of_ones_own_is_a_class_or_a_function_that_makes_one(
         assert isinstance(build_callback(f"own_callbacks:{name}"), Callback)
     with pytest.raises(
         ConfigError,
-        match=r"callback 'own_callbacks:nothing' should make a fedclade.Callback, got 1",
+        match=r"callback 'own_callbacks:nothing' should create a fedclade.Callback, got 1",
     ):
         build_callback("own_callbacks:nothing")
 

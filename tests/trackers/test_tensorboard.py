@@ -84,7 +84,8 @@ def test_a_tracker_of_no_rounds_leaves_nothing(tmp_path: Path):
 
 def test_without_a_run_folder_it_needs_one_of_its_own(tmp_path: Path):
     with pytest.raises(
-        ConfigError, match="TensorBoardTracker needs a folder: set its folder, or that of the run"
+        ConfigError,
+        match="TensorBoardTracker has no folder to write to; set its folder, or the run's folder",
     ):
         run_with(TensorBoardTracker())
     run_with(TensorBoardTracker(tmp_path / "events"))

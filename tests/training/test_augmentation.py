@@ -63,6 +63,7 @@ def test_the_users_own_module_is_left_as_it_is() -> None:
 
 def test_a_function_that_changes_the_number_of_examples_is_refused() -> None:
     with pytest.raises(
-        ModelError, match="augment should return as many inputs as it is given, 12, got \\[3, 3\\]"
+        ModelError,
+        match="should return a tensor of as many inputs as it receives, 12, got \\[3, 3\\]",
     ):
         trained(lambda x: x[:3])

@@ -82,7 +82,7 @@ def test_auto_tells_what_it_has_taken(batched_is_fastest):
 )
 def test_what_was_taken_before_is_taken_again_without_a_look(taken, kind, monkeypatch):
     """A run that is resumed has other models than at its start, and perhaps no remembered choice."""
-    for look in ("_chosen", "_by_name", "objection", "fastest"):
+    for look in ("_choose_engine", "_find_engine", "objection", "fastest"):
         monkeypatch.setattr(auto, look, lambda *_, **__: pytest.fail("it was looked at again"))
     engine = build_engine("auto", taken)
     assert (engine.name, engine.resolved) == (taken.split(",")[0], taken)
@@ -125,7 +125,8 @@ def test_what_cannot_be_mapped_either_goes_to_the_loop(batched_is_fastest, caplo
         record.message for record in caplog.records if record.name == "fedclade.training.auto"
     ]
     assert re.match(
-        r"stacked: .*; vmap: .*changes its buffers in training; training with engine loop$", line
+        r"stacked: .*; vmap: .*changes its buffers in training, which .*; training with engine loop$",
+        line,
     )
 
 
@@ -151,7 +152,7 @@ def test_a_forward_pass_that_mixes_clients_is_found_out(layer):
 
 
 def test_updates_that_differ_are_told_with_their_error():
-    text = r"Sequential gives other updates for clients together \(relative error \d\.\de[+-]\d+\)"
+    text = r"Sequential gives different updates when several clients .* \(relative error \d\.\de[+-]\d+\)"
     assert re.match(text, objection(StackedEngine(), task(perceptron(MixesInTraining()))) or "")
 
 
@@ -178,7 +179,7 @@ class OnlyFloat32(nn.Module):
 
 
 SINGLE, BOTH = (torch.float32,), (torch.float32, torch.float64)
-REFUSED = "Sequential gives other updates for clients together (relative error 9.9e-03)"
+REFUSED = "Sequential gives different updates when several clients are trained together (relative error 9.9e-03)"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ class Fails(LoopEngine):
 def test_an_engine_that_fails_is_told_with_its_error():
     assert (
         objection(Fails(), task(perceptron()))
-        == "Sequential fails on clients together: out of memory"
+        == "Sequential fails when several clients are trained together: out of memory"
     )
 
 
@@ -233,7 +234,7 @@ class Aborts(LoopEngine):
 @forked
 def test_an_engine_that_kills_its_process_in_the_trial_is_not_taken_and_we_live_on(capfd):
     reason = objection(Aborts(), task(perceptron()))
-    assert reason == "the process that tried it died (signal SIGABRT)"
+    assert reason == "the trial process died (signal SIGABRT)"
     assert capfd.readouterr() == ("", ""), "nor does it write anything"
 
 
@@ -244,7 +245,7 @@ def test_auto_trains_with_another_engine_where_one_kills_its_process(monkeypatch
     got, _ = engine.train(task(perceptron()))
     assert engine.name == "loop"
     assert torch.equal(got, LoopEngine().train(task(perceptron()))[0])
-    died = "the process that tried it died (signal SIGABRT)"
+    died = "the trial process died (signal SIGABRT)"
     assert f"stacked: {died}; vmap: {died}; training with engine loop" in caplog.text
     with pytest.raises(
         ConfigError,
@@ -262,9 +263,7 @@ class Hangs(LoopEngine):
 def test_an_engine_that_hangs_in_the_trial_is_not_taken(monkeypatch):
     monkeypatch.setattr(auto, "LONGEST", 0.01)
     monkeypatch.setattr(auto, "TIMES_THE_LOOP", 0)
-    assert (
-        objection(Hangs(), task(perceptron())) == "the process that tried it did not end within 0 s"
-    )
+    assert objection(Hangs(), task(perceptron())) == "the trial process did not end within 0 s"
 
 
 @forked
@@ -283,7 +282,7 @@ def test_a_trial_has_as_many_threads_as_torch_has_here():
         assert float((large + large).sum()) == 2**21
         assert (
             objection(Counts(), task(perceptron()))
-            == "Sequential fails on clients together: 2 threads"
+            == "Sequential fails when several clients are trained together: 2 threads"
         )
     finally:
         torch.set_num_threads(1)
@@ -296,7 +295,7 @@ def test_where_no_process_can_be_started_nothing_is_tried(monkeypatch):
 
     monkeypatch.setattr(os, "fork", none_left)
     reason = objection(Aborts(), task(perceptron())) or ""
-    assert reason.startswith("no process to try it in can be started: ")
+    assert reason.startswith("the trial process cannot be started: ")
 
 
 def test_where_processes_cannot_be_forked_safely_engines_are_tried_here(monkeypatch):
@@ -305,7 +304,7 @@ def test_where_processes_cannot_be_forked_safely_engines_are_tried_here(monkeypa
     assert objection(StackedEngine(), task(perceptron())) is None
     assert (
         objection(Fails(), task(perceptron()))
-        == "Sequential fails on clients together: out of memory"
+        == "Sequential fails when several clients are trained together: out of memory"
     )
 
 

@@ -197,7 +197,7 @@ def test_the_work_of_other_threads_and_processes_counts(clock, monkeypatch):
             return task.room(out), torch.zeros(len(task.jobs), dtype=torch.float64)
 
     one, threaded, workers = (
-        autotune._seconds(engine, task())[0]
+        autotune._measure_seconds(engine, task())[0]
         for engine in (Slow(0.1), Threaded(0.1), Workers("loop"))
     )
     assert (one, threaded, workers) == pytest.approx((0.1, 0.1 * 10 / 2, 0.01 + 0.03))
@@ -263,7 +263,7 @@ def test_a_choice_is_measured_again_however_often_it_was_confirmed():
 @pytest.mark.parametrize("at_call", [1, 2, 4])
 def test_an_engine_that_loses_a_process_while_it_is_measured_is_not_taken(caplog, at_call):
     assert fastest({"dies": Dies(at_call), **engines()}, task()) == "other"
-    assert "engine dies is not taken: a worker process died (signal SIGSEGV)" in caplog.text
+    assert "engine dies is left out: a worker process died (signal SIGSEGV)" in caplog.text
 
 
 def test_where_all_engines_lose_processes_that_is_the_error():
@@ -287,7 +287,7 @@ def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch, caplog, content
     file.write_text(content)
     another_process(monkeypatch)
     assert fastest(engines(0.001, 0.05), task()) == "one"
-    assert f"cannot use the choice of an engine in {file}" in caplog.text
+    assert f"cannot read the cached choice of an engine in {file}" in caplog.text
     assert json.loads(file.read_text())["engine"] == "one"
 
 
@@ -295,7 +295,7 @@ def test_without_a_folder_the_choice_holds_for_the_process(tmp_path, monkeypatch
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("FEDCLADE_CACHE_DIR", str(tmp_path / "file" / "cache"))
     assert fastest(engines(), task()) == "other"
-    assert f"cannot keep the choice of an engine in {tmp_path / 'file' / 'cache'}" in caplog.text
+    assert f"cannot write the choice of an engine to {tmp_path / 'file' / 'cache'}" in caplog.text
     assert fastest(engines(0.001, 0.05), task()) == "other"
 
 

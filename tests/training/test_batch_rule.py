@@ -20,10 +20,11 @@ from fedclade import (
     PerFedAvg,
     Scaffold,
 )
-from fedclade.core import DataSpec, Layout, Round, rng
+from fedclade.core import ClientWork, DataSpec, Layout, Nothing, Round, SplitPart, rng
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients
 from fedclade.training.batch_rule import BatchRule, smallest_batch_for
+from fedclade.training.blocks import Block, Settings
 from fedclade.training.jobs import PrivateSteps, batches
 from fedclade.training.loop import LoopEngine
 from tests.tiny import FEATURES, LABELS, federation_of, linear, own_models, play, simulated
@@ -174,10 +175,10 @@ INSTANCE_NORMS = {
     ),
     "running": (
         nn.InstanceNorm1d(8, track_running_stats=True),
-        "the model takes inputs of shape (6,) (tiny), but cannot be trained on them: "
+        "the model accepts inputs of shape (6,) (tiny), but cannot be trained on them: "
         + ONE_PLACE.format(21)
-        + "; layer '2' (InstanceNorm1d) normalises over the places of an example, of which there must be more than "
-        "one; take GroupNorm or LayerNorm in its place",
+        + "; layer '2' (InstanceNorm1d) normalises over the positions of an example, and needs more than one "
+        "position; use GroupNorm or LayerNorm instead",
     ),
 }
 
@@ -226,7 +227,7 @@ def test_batches_of_one_example_are_refused():
 
 @pytest.mark.parametrize("norm", [InPlace, OneLess])
 def test_example_privacy_refuses_a_model_that_needs_more_than_one_example(norm):
-    text = "privacy.level = 'example': Sequential cannot be trained on one example at a time.*take a model that does"
+    text = "privacy.level = 'example' needs .* Sequential cannot be trained on one example at a time; use a model"
     with pytest.raises(ConfigError, match=text):
         SimulatedClients(federation_of([0], [20]), normed(norm()), private=PrivateSteps(1.0, 1.0))
 
@@ -329,7 +330,8 @@ def test_personal_layers_and_parts_of_the_data_follow_the_rule():
     assert set(played.logs[-1].losses) == set(range(len(SIZES)))
     clients, params = simulated(federation, normed(), "stacked")
     for part in range(2):
-        updates = clients.train([0, 1], params[None], [0, 0], Round(1, SPEC, part=(part, 2)))
+        work = ClientWork(data=SplitPart(part, 2), store=Nothing())
+        updates = clients.train([0, 1], params[None], [0, 0], Round(1, SPEC), work)
         assert updates.ids == (0, 1)
 
 
@@ -351,8 +353,8 @@ def test_a_workload_without_small_clients_is_the_engine_s_alone():
     federation, module = federation_of([0, 0], [21, 11]), normed()
     clients, params = simulated(federation, module)
     rule = rule_of(module, [21, 11])
-    block = [((0, *clients._stages.now.data.of(0)), 0, None)]
-    work = clients._workload(block, params[None], Round(1, SPEC))
+    block = Block([(0, *clients._stages.now.data.of(0))], params[None], [0], [None])
+    work = clients._training._workload(block, Settings(Round(1, SPEC), SPEC))
     out = torch.empty(1, clients.layout.size)
     rule.train(Engine(), work, out)
     assert seen[0][0] is work
@@ -366,7 +368,8 @@ def test_other_federations_train_as_before(sizes):
     for make in (normed, linear):
         clients, params = simulated(federation_of([0, 0, 0], sizes), module := make())
         got = clients.train([0, 1, 2], params[None], [0, 0, 0], Round(1, SPEC))
-        clients._batch_rule = replace(clients._batch_rule, smallest=1)
+        any_batch = replace(clients._batch_rule, smallest=1)
+        clients._training = replace(clients._training, batch_rule=any_batch)
         before = clients.train([0, 1, 2], params[None], [0, 0, 0], Round(1, SPEC))
         assert torch.equal(got.deltas, before.deltas)
         assert got.losses.isfinite().all()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,7 @@ import torch
 from torch import nn
 
 from fedclade import ConfigError, DataError, LocalTraining, ModelError
-from fedclade.core import rng
-from fedclade.core.params import Layout
-from fedclade.core.queries import Round
-from fedclade.core.updates import Updates
+from fedclade.core import ClientWork, Layout, Nothing, Proximal, Round, Updates, rng
 from fedclade.data.federation import ClientData, Federation
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients, auto, loop
@@ -62,8 +60,16 @@ def test_anchors_reach_every_client_in_every_block():
     module = linear()
     clients = SimulatedClients(federation, module, engine="loop", memory=1)  # one at a time
     models = two_models(clients.layout.flatten(module))
-    spec = LocalTraining(batch_size=4, lr=0.2, mu=0.5)
-    updates = clients.train([2, 0, 1], models, [0, 0, 1], Round(1, spec, seed=9), anchors=[1, 0, 0])
+    plain = LocalTraining(batch_size=4, lr=0.2)
+    spec = replace(plain, mu=0.5)
+    updates = clients.train(
+        [2, 0, 1],
+        models,
+        [0, 0, 1],
+        Round(1, plain, seed=9),
+        ClientWork(steps=Proximal(0.5)),
+        anchors=[1, 0, 0],
+    )
     for i, (client, row, anchor) in enumerate([(2, 0, 1), (0, 0, 0), (1, 1, 0)]):
         examples, draw = (
             federation.examples(client, "train"),
@@ -181,8 +187,8 @@ class OnlyOne(LoopEngine):
 
 def test_an_engine_that_fails_on_several_clients_is_named(monkeypatch):
     text = re.escape(
-        "round 2: engine 'only one' fails on 5 clients together, each of whom trains alone: too many at once; "
-        "use --engine loop, or less memory"
+        "round 2: engine 'only one' fails on 5 clients together, although each client can be trained alone: too many "
+        "at once; use --engine loop, or a smaller --memory"
     )
     with pytest.raises(ModelError, match=text):
         updates_within(None, monkeypatch, OnlyOne())
@@ -228,7 +234,8 @@ def test_clients_that_cannot_train_together_in_some_round_train_in_the_loop(
     ]
     assert line == (
         "engine stacked cannot train some clients together: 'scale' (Scales) is a buffer that differs between the "
-        "models; using the loop"
+        "models, but the stacked engine stores it only once for all clients; these clients are trained by engine "
+        "loop"
     )
 
 
@@ -319,7 +326,7 @@ def test_who_diverges_is_left_out():
         [0, 1], models, [0, 1], Round(4, LocalTraining(lr=1e10, weight_decay=0.1))
     )
     assert updates.ids == (0,)
-    assert updates.left_out == {1: f"{n} of {n} entries are NaN or infinite"}
+    assert updates.left_out == {1: f"{n} of {n} entries of the update are NaN or infinite"}
 
 
 class TrainsBadly(nn.Module):
@@ -347,7 +354,9 @@ def test_a_model_that_fails_in_training_names_client_and_round(engine):
 
 
 def test_a_model_with_too_few_outputs_is_refused():
-    text = re.escape("the model should give (2, 4) outputs for 4 labels of tiny, got (2, 3)")
+    text = re.escape(
+        "the model should return outputs of shape (2, 4) for 4 labels of tiny, got (2, 3)"
+    )
     with pytest.raises(ModelError, match=text):
         SimulatedClients(federation_of(TRUTH), nn.Linear(FEATURES, 3))
 
@@ -366,7 +375,9 @@ class GivesAPair(nn.Linear):
 
 
 def test_a_model_that_does_not_return_a_tensor_is_refused():
-    text = re.escape("the model should give (2, 4) outputs for 4 labels of tiny, got tuple")
+    text = re.escape(
+        "the model should return outputs of shape (2, 4) for 4 labels of tiny, got tuple"
+    )
     with pytest.raises(ModelError, match=text):
         SimulatedClients(federation_of(TRUTH), GivesAPair(FEATURES, LABELS))
 
@@ -388,7 +399,9 @@ def test_a_language_model_gives_outputs_for_every_place():
     ).examples.tolist() == [20 * 5]
     with pytest.raises(
         ModelError,
-        match=re.escape("should give (2, 5, 7) outputs for 7 labels of tiny, got (2, 5, 6)"),
+        match=re.escape(
+            "should return outputs of shape (2, 5, 7) for 7 labels of tiny, got (2, 5, 6)"
+        ),
     ):
         SimulatedClients(language, nn.Embedding(7, 6))
 
@@ -417,7 +430,7 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(
         ConfigError,
-        match="device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu",
+        match="device 'cuda' was requested, but torch finds no CUDA device; use --device cpu",
     ):
         choose_device("cuda")
     assert choose_device("auto") == "cpu"
@@ -437,15 +450,16 @@ def test_an_optimizer_goes_on_where_it_was_in_the_round_before(engine):
         SimulatedClients(federation, linear(), engine=engine),
         Layout.of(linear()).flatten(linear()),
     )
+    once = ClientWork(store=Nothing())
     expected = clients.train(
-        TRUTH, params[None], [0, 0, 0], Round(1, spec.in_epochs(3), purpose="other")
+        TRUTH, params[None], [0, 0, 0], Round(1, spec.in_epochs(3)), once
     ).deltas
 
     models = params.repeat(3, 1)
     for number in (1, 2, 3):
-        # another leaves nothing; a round asked for again begins as before
-        for purpose in ("train", "other", "train"):
-            updates = clients.train(TRUTH, models, TRUTH, Round(number, spec, purpose=purpose))
+        # Training that stores nothing leaves nothing; a repeated round begins as before.
+        for work in (ClientWork(), once, ClientWork()):
+            updates = clients.train(TRUTH, models, TRUTH, Round(number, spec), work)
         models = models + updates.deltas
     torch.testing.assert_close(models - params, expected)
     assert {name.partition("/")[0] for name in clients.store.latest(0)} == {"optimizer"}

@@ -45,8 +45,7 @@ def test_without_convolutions_it_is_the_input_of_the_last_dense_layer_also_under
 
 def test_a_model_without_a_dense_layer_cannot_describe():
     with pytest.raises(
-        ModelError,
-        match=r"Sequential has no dense layer \(nn\.Linear\) behind its last convolution",
+        ModelError, match=r"Sequential has no dense layer \(nn\.Linear\) after its last convolution"
     ):
         latents(nn.Sequential(nn.Conv2d(1, 2, 3)), torch.rand(1, 1, 5, 5))
 
@@ -115,13 +114,14 @@ def test_a_personal_part_is_each_clients_own():
 
 def test_what_is_not_possible_is_said():
     clients, params = simulated(federation_of([0]), linear())
-    told = f"algorithm.components should be at most {FEATURES}, as the model's latent has {FEATURES} entries, got 7"
+    told = f"algorithm.components should be at most {FEATURES} for this model, whose latent (the layer's input that"
     with pytest.raises(ConfigError, match=re.escape(told)):
         clients.ask(DescriptorQuery([0], params, 1, 7))
     numbers, module = task_federation("regression", [0]), nn.Sequential(nn.Linear(FEATURES, 1))
     clients, params = simulated(numbers, module)
     with pytest.raises(
-        ConfigError, match=r"described by itself in a regression task.*algorithm\.per_label = false"
+        ConfigError,
+        match=r"describe the data of each label separately in a regression task.*algorithm\.per_label = false",
     ):
         clients.ask(DescriptorQuery([0], params, 1))
     assert clients.ask(DescriptorQuery([0], params, 1, 3, per_label=False)).shape == (1, 4, 3)

@@ -371,7 +371,7 @@ def test_a_model_of_another_length_is_refused():
     clients, params = simulated(federation_of([0]), linear())
     n = len(params)
     with pytest.raises(
-        ModelError, match=rf"a vector of {n} entries was expected, got shape \({n - 1},\)"
+        ModelError, match=rf"the vector of a model should have {n} entries, got shape \({n - 1},\)"
     ):
         clients.evaluate([0], params[None, 1:], [0], "test")
 

@@ -131,7 +131,8 @@ class SometimesInPlace(InPlace):
 
 def test_a_forward_that_works_in_place_on_some_inputs_alone_ends_the_run():
     with pytest.raises(
-        ModelError, match=r"forward has written into the clients' data, and does so for some inputs"
+        ModelError,
+        match=r"forward method has overwritten the clients' data, which it did not do in a trial",
     ):
         run_of(SometimesInPlace())
 
@@ -318,7 +319,7 @@ def test_a_model_in_bfloat16_is_trained_by_the_loop_alone_or_in_workers():
     for engine in ("stacked", "vmap"):
         with pytest.raises(
             fedclade.ConfigError,
-            match=r"its parameters are bfloat16; only float32 and float64 can be",
+            match=r"the model's parameters are bfloat16, but engines that train clients",
         ):
             run_of(classifier(HALF), federation, engine=engine)
     loop, workers, auto = (
@@ -361,7 +362,7 @@ def test_clients_of_a_network_train_models_of_any_type(
 
     federation = table_of_whole_numbers()
     there = federated(grid_of(federation, make), "fedavg", make, rounds=2, local=LOCAL)
-    assert ("updates travel in float32" in caplog.text) == (dtype == torch.float64)
+    assert ("updates are sent in float32" in caplog.text) == (dtype == torch.float64)
     here = run_of(make, federation, rounds=2)
     torch.testing.assert_close(
         there.tree.nodes[0].params, here.tree.nodes[0].params, rtol=1e-5, atol=1e-6

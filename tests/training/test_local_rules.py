@@ -11,7 +11,17 @@ from torch import nn
 
 from fedclade import APFL, Algorithm, LocalTraining, PerFedAvg, PFedMe, Scaffold
 from fedclade.algorithms.apfl import Ruled
-from fedclade.core import ControlVariates, LocalRule, Round, local_rule
+from fedclade.core import (
+    AllData,
+    ClientWork,
+    ControlVariates,
+    LocalRule,
+    Nothing,
+    Round,
+    RoundPlan,
+    SplitPart,
+    local_rule,
+)
 from fedclade.training import SimulatedClients
 from tests.tiny import FEATURES, LABELS, federation_of, own_models, perceptron, play, simulated
 
@@ -98,19 +108,20 @@ def test_blocks_of_memory_change_nothing(method):
 def test_a_round_that_is_asked_for_again_starts_from_before_it(method):
     clients, params = simulated(world(), perceptron())
     kept = []
-    state, _ = method.step(method.init(params, clients), [0, 1], clients, Round(1, SPEC))
+    state, _ = method.step(method.init(params, clients), [0, 1], clients, RoundPlan(1, SPEC))
     for _ in range(2):
-        method.step(state, [0, 1], clients, Round(2, SPEC))
+        method.step(state, [0, 1], clients, RoundPlan(2, SPEC))
         kept.append(dict(clients.store.latest(1)))
     assert kept[0].keys() == kept[1].keys()
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
 
 
 @each_rule
-def test_training_for_another_purpose_keeps_nothing(rule):
+def test_training_that_stores_nothing_keeps_nothing(rule):
     clients, params = simulated(world(), perceptron())
-    for other in ({"purpose": "probe"}, {"part": (0, 2)}):
-        clients.train([0], params[None], [0], Round(1, SPEC, rule=rule, **other))
+    for data in (AllData(), SplitPart(0, 2)):
+        work = ClientWork(data=data, steps=rule, store=Nothing())
+        clients.train([0], params[None], [0], Round(1, SPEC), work, anchors=[0])
         assert not clients.store
 
 
@@ -118,7 +129,8 @@ def test_training_for_another_purpose_keeps_nothing(rule):
 def test_who_diverges_is_left_out_and_keeps_nothing(rule):
     clients, params = simulated(world(), perceptron())
     spec = LocalTraining(epochs=2, batch_size=10, lr=3e38)
-    updates = clients.train([0, 1], params[None], [0, 0], Round(1, spec, rule=rule))
+    work = ClientWork(steps=rule)
+    updates = clients.train([0, 1], params[None], [0, 0], Round(1, spec), work, anchors=[0, 0])
     assert set(updates.left_out) == {0, 1}
     assert not any(clients.store.latest(client) for client in (0, 1))
 

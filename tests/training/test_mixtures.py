@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedclade import LocalTraining
-from fedclade.core import IGNORED, Layout, Mixture, Round
+from fedclade.core import IGNORED, ClientWork, Em, Layout, Mixture, Round
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients
 from fedclade.training.channels_last import ChannelsLastLoop
@@ -25,6 +25,7 @@ from .worlds import LABELS, SIZES, TOKENS, features, task_of
 from .worlds import perceptron as net
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2, momentum=0.5)
+MIXED = ClientWork(steps=Em(Mixture()))
 
 
 class Places(nn.Module):
@@ -102,7 +103,7 @@ def trained(memory: int | None):
     for number in (1, 2):
         this = Round(number, LocalTraining(batch_size=4, lr=0.2))
         updates = clients.train(
-            [4, 3, 2, 1, 0], models, [0] * 5, this, mixture=Mixture(by_label=True)
+            [4, 3, 2, 1, 0], models, [0] * 5, this, ClientWork(steps=Em(Mixture(by_label=True)))
         )
     return (
         updates,
@@ -128,10 +129,8 @@ def test_a_round_that_is_put_again_starts_from_the_weights_before_it():
     start = clients.layout.flatten(perceptron())
     models = torch.stack([start, 1.5 * start])
     spec = LocalTraining(batch_size=4)
-    clients.train([0, 1], models, [0, 0], Round(1, spec), mixture=Mixture())
-    first, again = (
-        clients.train([0, 1], models, [0, 0], Round(2, spec), mixture=Mixture()) for _ in range(2)
-    )
+    clients.train([0, 1], models, [0, 0], Round(1, spec), MIXED)
+    first, again = (clients.train([0, 1], models, [0, 0], Round(2, spec), MIXED) for _ in range(2))
     assert torch.equal(first.deltas, again.deltas)
 
 
@@ -140,7 +139,7 @@ def test_a_client_that_diverges_is_left_out_and_keeps_no_weights():
     models = torch.stack(
         [clients.layout.flatten(perceptron()), torch.full((clients.layout.size,), torch.nan)]
     )
-    updates = clients.train([0, 1], models, [0, 0], Round(1, LocalTraining()), mixture=Mixture())
+    updates = clients.train([0, 1], models, [0, 0], Round(1, LocalTraining()), MIXED)
     assert updates.ids == ()
     assert updates.left_out.keys() == {0, 1}
     assert not clients.store

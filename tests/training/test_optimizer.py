@@ -187,11 +187,9 @@ def test_clients_with_as_many_batches_are_one_band():
 def test_an_optimizer_that_looks_at_whole_tensors_takes_the_loop(name):
     spec = LocalTraining(optimizer=name, lr=0.01)
     work = task_of(nn.Linear(FEATURES, LABELS, bias=False), features(), LABELS, spec)
-    with pytest.raises(
-        CannotStack, match=f"optimizer {name} is not known to work element by element"
-    ):
+    with pytest.raises(CannotStack, match=f"optimizer {name} is not known to treat each entry"):
         StackedEngine().train(work)
-    with pytest.raises(CannotMapError, match=f"optimizer {name} takes its steps in place"):
+    with pytest.raises(CannotMapError, match=f"optimizer {name} changes parameters in place"):
         VmapEngine().train(work)
     auto = build_engine("auto")
     updates, _ = auto.train(work)
@@ -232,7 +230,7 @@ def test_the_forward_pass_may_be_of_lower_precision():
     mapped, _ = VmapEngine().train(task_of(perceptron(), features(), LABELS, spec))
     torch.testing.assert_close(mapped, updates, rtol=0.1, atol=2e-3)
     with pytest.raises(
-        CannotStack, match="multiply in the type of their parameters, not in bfloat16"
+        CannotStack, match="compute in the data type of the parameters, not in bfloat16"
     ):
         StackedEngine().train(task_of(perceptron(), features(), LABELS, spec))
 
@@ -304,11 +302,12 @@ def test_worker_processes_keep_no_state():
         perceptron(), features(), LABELS, LocalTraining(optimizer="adam", keep_state=True)
     )
     with pytest.raises(
-        CannotTrainTogether, match="what optimizers keep does not come back from worker processes"
+        CannotTrainTogether, match="worker processes cannot return the state of optimizers"
     ):
         WorkersEngine().train(work)
     with pytest.raises(
-        ConfigError, match="engine 'workers' cannot train this model: what optimizers keep"
+        ConfigError,
+        match="engine 'workers' cannot train this model: worker processes cannot return the state of",
     ):
         build_engine("workers").train(work)
 
@@ -332,7 +331,7 @@ def test_what_is_no_number_cannot_be_kept():
     )
     with pytest.raises(
         ConfigError,
-        match=r"Remembers keeps a list in its state \('words'\), .* local.keep_state = false",
+        match=r"optimizer Remembers has a list in its state \('words'\), .* local.keep_state = false",
     ):
         LoopEngine().train(work)
 

@@ -599,17 +599,20 @@ def given_more(**more: Tensor | nn.Module) -> nn.Module:
         (hooked(), r"'0' \(Linear\) has hooks"),
         (
             nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4)),
-            r"'0' \(BatchNorm1d\) has momentum None",
+            r"'0' \(BatchNorm1d\) has the option momentum=None, but",
         ),
         (
             nn.LSTM(4, 4, bidirectional=True),
-            r"the module \(LSTM\) has bidirectional, which has no stacked form",
+            r"the module \(LSTM\) has the option bidirectional=True, but the stacked engine supports",
         ),
-        (nn.LSTM(4, 4, proj_size=2), r"\(LSTM\) has proj_size"),
-        (nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)), r"'0' \(Embedding\) has max_norm"),
+        (nn.LSTM(4, 4, proj_size=2), r"\(LSTM\) has the option proj_size, but"),
+        (
+            nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)),
+            r"'0' \(Embedding\) has the option max_norm, which",
+        ),
         (
             nn.Sequential(nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular")),
-            r"'0' \(Conv1d\) has padding_mode 'circ",
+            r"'0' \(Conv1d\) has the option padding_mode='circular', but",
         ),
     ],
 )
@@ -634,17 +637,20 @@ class Forward(nn.Module):
     [
         (
             lambda linear, x: linear(x - x.mean(0)),
-            "gives other updates for clients together .*: its forward mixes",
+            "gives different updates when several clients .*: its forward method mixes",
         ),
         (
             lambda linear, x: linear(x.unsqueeze(0).expand(4, -1, -1)).mean(0),
-            "gives other updates for clients",
+            "gives different updates when several clients",
         ),
         (
             lambda linear, x: functional.linear(x, linear.weight),
-            "fails on clients together: .* must be Tensor",
+            "fails when several clients are trained together: .* must be Tensor",
         ),
-        (lambda linear, x: linear(x)[:1].expand(len(x), -1), "gives other updates for clients"),
+        (
+            lambda linear, x: linear(x)[:1].expand(len(x), -1),
+            "gives different updates when several clients",
+        ),
     ],
     ids=["batch mean", "batch not first", "reads the weights", "repeats the first"],
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedclade import LocalTraining
 from fedclade.algorithms import SubspaceQuery
-from fedclade.core import Round, UpdateQuery
+from fedclade.core import ClientWork, FullGradient, Models, OfRounds, Round, TrainQuery
 from fedclade.data import Federation, Stage
 from fedclade.training import SimulatedClients
 from fedclade.training.stages import Stages
@@ -36,9 +36,10 @@ def changing() -> Federation:
 
 def trained(clients: SimulatedClients, number: int, data_rounds=None) -> Tensor:
     models = torch.stack([clients.layout.flatten(linear(0))])
-    updates = clients.train(
-        clients.ids, models, [0] * 4, Round(number, SPEC), data_rounds=data_rounds
-    )
+    work = ClientWork()
+    if data_rounds is not None:
+        work = ClientWork(data=OfRounds(dict(zip(clients.ids, data_rounds, strict=True))))
+    updates = clients.train(clients.ids, models, [0] * 4, Round(number, SPEC), work)
     return torch.cat([updates.required_deltas.flatten(), updates.sizes.float()])
 
 
@@ -66,10 +67,11 @@ def test_clients_train_on_what_they_held_before(engine, memory):
     joined = [federation.in_round(number).examples(0, "train") for number in (1, 2)]
     x, y = (torch.cat(column) for column in zip(*joined, strict=True))
     layout, model = clients.layout, linear(0)
-    query = UpdateQuery(
-        clients.ids, "gradients", layout.flatten(model)[None], [0] * 4, Round(5, SPEC)
-    )
-    gradient = clients.ask(replace(query, data_rounds=rounds)).required_deltas[0]
+    of_rounds = OfRounds(dict(zip(clients.ids, rounds, strict=True)))
+    work = ClientWork(data=of_rounds, steps=FullGradient())
+    models = Models(layout.flatten(model)[None], [0] * 4)
+    query = TrainQuery(clients.ids, models, Round(5, SPEC), work)
+    gradient = clients.ask(query).required_deltas[0]
     model.zero_grad()
     torch.nn.functional.cross_entropy(model(x), y).backward()
     assert torch.allclose(
@@ -88,9 +90,8 @@ def stages_of(federation: Federation, budget: int) -> Stages:
 
 def ask_for_joined(stages: Stages, number: int = 3) -> Tensor:
     """Let client 0 train on what it held in rounds 1 and 2; return the inputs."""
-    query = UpdateQuery(
-        (0,), "train", torch.zeros(1, 1), [0], Round(number, SPEC), data_rounds=[(1, 2)]
-    )
+    work = ClientWork(data=OfRounds({0: (1, 2)}))
+    query = TrainQuery((0,), Models(torch.zeros(1, 1), [0]), Round(number, SPEC), work)
     ((client, inputs, targets),) = stages.trained(query, [0], stages.of(query))
     assert (client, len(inputs), len(targets)) == (0, 55, 55)
     return inputs

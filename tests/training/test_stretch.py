@@ -7,20 +7,23 @@ import torch
 from torch import nn
 
 from fedclade import LocalTraining
-from fedclade.core.params import Layout
-from fedclade.core.queries import Round
+from fedclade.core import ClientWork, Layout, Nothing, Round, SplitPart
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients
-from fedclade.training.clients import JUDGED, stretch
+from fedclade.training.blocks import JUDGED, stretch
 from fedclade.training.jobs import Job, PrivateSteps, Workload
 from tests.tiny import FEATURES, LABELS, federation_of, linear, simulated
 
 TIMES, IDS, SIZES = 3.0, range(4), [40] * 4
 
 
-def asked(lr: float) -> Round:
-    spec = LocalTraining(batch_size=4, lr=lr)
-    return Round(1, spec, part=(0, 2), part_size=20, longest=TIMES)
+def round_with(lr: float) -> Round:
+    return Round(1, LocalTraining(batch_size=4, lr=lr))
+
+
+def work_on_part(longest: float = TIMES, size: int = 20) -> ClientWork:
+    part = SplitPart(place=0, count=2, size=size, longest=longest)
+    return ClientWork(data=part, store=Nothing())
 
 
 def loss_of(
@@ -38,14 +41,14 @@ def test_an_update_is_sent_longer_where_that_lowers_the_loss_of_its_part(
 ):
     federation = federation_of([0, 1, 2, 3], SIZES)
     clients, params = simulated(federation, linear(), engine)
-    this_round, found = asked(lr), set[bool]()
+    this_round, found = round_with(lr), set[bool]()
     plain = clients.train(
-        IDS, params[None], [0] * 4, replace(this_round, longest=1.0)
+        IDS, params[None], [0] * 4, this_round, work_on_part(longest=1.0)
     ).required_deltas
-    sent = clients.train(IDS, params[None], [0] * 4, this_round).required_deltas
+    sent = clients.train(IDS, params[None], [0] * 4, this_round, work_on_part()).required_deltas
     for client in IDS:
         inputs, targets = federation.examples(client, "train")
-        part = this_round.examples(len(targets), client)
+        part = work_on_part().data.of_client(len(targets), client, seed=0, number=1)
         losses = [
             loss_of(linear(), params + times * plain[client], inputs[part], targets[part])
             for times in (1.0, TIMES)
@@ -59,11 +62,11 @@ def test_an_update_is_sent_longer_where_that_lowers_the_loss_of_its_part(
 def test_buffers_are_sent_as_they_are():
     module = nn.Sequential(nn.Linear(FEATURES, LABELS), nn.BatchNorm1d(LABELS))
     clients, params = simulated(federation_of([0], [40]), module)
-    this_round, parameters = asked(0.01), Layout.of(module).n_parameters
-    plain = clients.train([0], params[None], [0], replace(this_round, longest=1.0)).required_deltas[
-        0
-    ]
-    sent = clients.train([0], params[None], [0], this_round).required_deltas[0]
+    this_round, parameters = round_with(0.01), Layout.of(module).n_parameters
+    plain, sent = (
+        clients.train([0], params[None], [0], this_round, work_on_part(longest)).required_deltas[0]
+        for longest in (1.0, TIMES)
+    )
     torch.testing.assert_close(sent[:parameters], TIMES * plain[:parameters])
     assert len(plain[parameters:])
     assert torch.equal(sent[parameters:], plain[parameters:])
@@ -110,7 +113,7 @@ def test_examples_that_are_private_choose_nothing():
     clients = SimulatedClients(federation, module, engine="loop", private=PrivateSteps(1.0, 0.0))
     params = Layout.of(module).flatten(module)
     alike = [
-        clients.train([0], params[None], [0], replace(asked(0.01), longest=times))
+        clients.train([0], params[None], [0], round_with(0.01), work_on_part(times))
         for times in (1.0, TIMES)
     ]
     assert torch.equal(alike[0].required_deltas, alike[1].required_deltas)
@@ -124,8 +127,11 @@ def test_examples_from_all_over_a_part_decide():
     federation = replace(federation, clients=(replace(client, train=ordered),))
     clients, params = simulated(federation, linear())
     inputs, targets = federation.examples(0, "train")
-    this_round = Round(1, LocalTraining(batch_size=64, lr=6.0), longest=TIMES)
-    plain = clients.train([0], params[None], [0], replace(this_round, longest=1.0)).required_deltas
+    this_round = Round(1, LocalTraining(batch_size=64, lr=6.0))
+    everything = SplitPart(place=0, count=1, longest=1.0)
+    work = ClientWork(data=everything, store=Nothing())
+    longer = ClientWork(data=replace(everything, longest=TIMES), store=Nothing())
+    plain = clients.train([0], params[None], [0], this_round, work).required_deltas
     at = [
         [
             loss_of(linear(), params + times * plain[0], inputs[some], targets[some])
@@ -135,4 +141,5 @@ def test_examples_from_all_over_a_part_decide():
     ]
     assert at[0][1] < at[0][0]
     assert at[1][1] > at[1][0]
-    assert torch.equal(clients.train([0], params[None], [0], this_round).required_deltas, plain)
+    again = clients.train([0], params[None], [0], this_round, longer).required_deltas
+    assert torch.equal(again, plain)

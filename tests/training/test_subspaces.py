@@ -90,7 +90,7 @@ def test_text_spans_no_subspaces():
     clients = SimulatedClients(Federation(pool, (client(0, range(6)),)), module)
     with pytest.raises(
         DataError,
-        match="the inputs of tweets are tokens of text, which span no subspaces; take images",
+        match="subspaces that their inputs span, but the inputs of tweets are tokens of text; use images",
     ):
         clients.ask(SubspaceQuery([0], 2, per_label=False))
 

@@ -203,7 +203,7 @@ def test_a_metric_that_fails_for_a_client_ends_no_run(caplog: pytest.LogCaptureF
         found = clients.evaluate(clients.ids, torch.zeros(1, clients.layout.size), [0] * 4, "test")
         assert found.scores[:, 0].isnan().tolist() == [False, True, False, False]
     assert caplog.messages == [
-        "client 1, and perhaps others, have no score by failing: ValueError: too good"
+        "client 1, and possibly other clients, get no score from metric failing, which raised ValueError: too good"
     ]
 
 

@@ -160,7 +160,7 @@ def test_noise_is_not_put_on_constants(caplog: pytest.LogCaptureFixture):
     privacy = fedclade.DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0)
     run = run_of(WithConstants(), privacy=privacy, rounds=1)
     check_constants(run.layout.state_dict(run.tree.nodes[0].params))
-    assert "noise is put on" not in caplog.text
+    assert "noise is also added to" not in caplog.text
 
 
 @pytest.mark.parametrize("engine", ["stacked", "vmap"])
@@ -202,7 +202,7 @@ def test_a_counter_is_named_in_the_log_once(caplog: pytest.LogCaptureFixture):
         if "training changes buffer 'steps' of Changing (int64)" in line
     ]
     assert len(found) == 1
-    assert "every client starts from the model's value in each round" in found[0]
+    assert "every client starts each round from the buffer's initial value" in found[0]
 
 
 def test_a_float_that_training_changes_is_averaged_as_before():

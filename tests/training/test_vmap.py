@@ -115,7 +115,7 @@ def test_batch_norm_in_eval_changes_nothing_and_is_mapped():
     [
         (
             nn.Dropout(0.5),
-            "Sequential cannot be mapped over clients: vmap: called random operation",
+            "Sequential cannot be trained for several clients at once by torch.func.vmap: vmap: called random",
         ),
         (Counts(), "Sequential changes its buffers in training"),
     ],

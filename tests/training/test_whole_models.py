@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedclade import LocalTraining
-from fedclade.core.queries import Round
+from fedclade.core import ClientWork, Nothing, Proximal, Round, SplitPart
 from fedclade.training import PERSONAL, SimulatedClients
 from tests.tiny import federation_of, perceptron
 
@@ -16,6 +16,7 @@ HEAD = ("3.weight", "3.bias")
 SPEC = LocalTraining(batch_size=10, lr=0.2)
 FIRST = Round(1, SPEC)
 FEDERATION = federation_of([0, 1, 0])
+ON_PART = ClientWork(data=SplitPart(0, 2), store=Nothing())
 
 
 def clients_of(
@@ -51,12 +52,15 @@ def test_personal_parameters_go_on_from_where_they_were():
 
 def test_the_proximal_term_pulls_them_to_where_they_were_and_the_rest_to_the_anchor():
     clients, model = clients_of()
-    plain, pulled = SimulatedClients(FEDERATION, perceptron(), engine="loop"), replace(SPEC, mu=0.5)
+    plain = SimulatedClients(FEDERATION, perceptron(), engine="loop")
+    pulled = ClientWork(steps=Proximal(0.5))
     start, anchor = (whole_of(clients, 1, each) for each in (model, model + 1))
     expected = plain.train(
-        [1], torch.stack([start, anchor]), [0], Round(2, pulled), [1]
+        [1], torch.stack([start, anchor]), [0], Round(2, SPEC), pulled, anchors=[1]
     ).required_deltas
-    updates = clients.train([1], torch.stack([model, model + 1]), [0], Round(2, pulled), [1])
+    updates = clients.train(
+        [1], torch.stack([model, model + 1]), [0], Round(2, SPEC), pulled, anchors=[1]
+    )
     torch.testing.assert_close(updates.required_deltas, clients.layout.parted(expected)[0])
 
 
@@ -89,13 +93,11 @@ def test_each_client_is_evaluated_with_its_own_part(memory):
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-@pytest.mark.parametrize(
-    "asked", [{"purpose": "finetune"}, {"part": (0, 2), "purpose": "replicate 0"}]
-)
-def test_training_for_another_purpose_is_forgotten(asked):
+@pytest.mark.parametrize("work", [ClientWork(store=Nothing()), ON_PART])
+def test_training_that_stores_nothing_is_forgotten(work):
     clients, model = clients_of()
     before = clients.store.latest(1)[PERSONAL]
-    updates = clients.train([1], model[None], [0], Round(2, SPEC, **asked))
+    updates = clients.train([1], model[None], [0], Round(2, SPEC), work)
     assert updates.required_deltas.norm() > 0
     assert clients.store.latest(1)[PERSONAL] is before
 

@@ -193,7 +193,7 @@ def test_auto_does_not_take_workers_that_die_while_they_are_measured(monkeypatch
     assert engine.name in ("stacked", "loop")
     for way in ("stacked", "loop"):
         assert (
-            f"engine workers, {way} is not taken: a worker process died (signal SIGABRT)"
+            f"engine workers, {way} is left out: a worker process died (signal SIGABRT)"
             in caplog.text
         )
 
@@ -213,7 +213,7 @@ def test_channels_last_that_kills_its_process_is_not_taken(monkeypatch, caplog):
         engine.train(task(convolutional(nn.Flatten())))
     assert engine.resolved == "workers, loop"
     assert (
-        "convolutions do not keep their channels last: the process that tried it died (signal SIGABRT)"
+        "convolutions are not trained in the channels-last memory format: the trial process died (signal SIGABRT)"
         in caplog.text
     )
     assert torch.get_num_threads() == 2
@@ -299,7 +299,10 @@ def test_convolutions_keep_their_channels_last_unless_the_module_cannot(monkeypa
 
 
 def test_where_processes_cannot_be_forked_safely_there_are_none(monkeypatch):
-    assert cannot_fork(torch.device("cuda")) == "workers train on the CPU, not on cuda"
+    assert (
+        cannot_fork(torch.device("cuda"))
+        == "worker processes train on the CPU only, not on device cuda"
+    )
     assert cannot_fork(torch.device("cpu")) is None
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert "torch has started threads for an accelerator" in (
@@ -307,7 +310,10 @@ def test_where_processes_cannot_be_forked_safely_there_are_none(monkeypatch):
     )
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(
-        ConfigError, match=re.escape("engine 'workers' cannot train this model: workers need")
+        ConfigError,
+        match=re.escape(
+            "engine 'workers' cannot train this model: worker processes must be forked"
+        ),
     ):
         build_engine("workers").train(task())
     engine = build_engine("auto")

@@ -1,13 +1,15 @@
-"""The federated algorithms, one paper a file, and the classes of which an algorithm consists.
+"""Federated algorithms, one module for each paper, and the base classes of algorithms.
 
-This package imports only clustering and core, and reaches clients through
-:class:`~fedclade.core.Clients`. Runs, configs, the network and the papers import it.
+An algorithm decides in every round which clients train which models, and how the server updates the
+clusters. Runs, configs, the network and the papers import this package; it imports only
+:mod:`fedclade.clustering` and :mod:`fedclade.core`, and sends all queries to clients through
+:class:`~fedclade.core.Clients`.
 """
 
 from __future__ import annotations
 
 from fedclade.algorithms.apfl import APFL
-from fedclade.algorithms.base import Algorithm, OwnModels, RoundLog, State
+from fedclade.algorithms.base import Algorithm, OneCohort, OwnModels, RoundLog, State
 from fedclade.algorithms.cfl import CFL, CFLState
 from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
@@ -54,6 +56,7 @@ from fedclade.algorithms.registry import (
     method_of_run,
     options_of,
 )
+from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
 from fedclade.algorithms.scaffold import Scaffold
 from fedclade.algorithms.split_criterion import ExaminedCluster, ProposedSplit, SplitCriterion
 from fedclade.algorithms.stocfl import StoCFL
@@ -74,6 +77,7 @@ __all__ = [
     "ClusterUpdate",
     "DescriptorQuery",
     "Ditto",
+    "EvaluatedModels",
     "Event",
     "ExaminedCluster",
     "Family",
@@ -93,6 +97,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "Method",
+    "OneCohort",
     "Oracle",
     "OwnModels",
     "PFedMe",
@@ -101,7 +106,9 @@ __all__ = [
     "PrivateChoice",
     "ProposedSplit",
     "ReplicatedCFL",
+    "Requires",
     "RoundLog",
+    "RunFacts",
     "Scaffold",
     "ShiftQuery",
     "SplitCriterion",

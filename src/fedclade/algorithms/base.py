@@ -1,4 +1,8 @@
-"""Base classes of federated algorithms: a step from one immutable state to the next."""
+"""Base classes of federated algorithms, and functions that sample the clients of a round.
+
+An algorithm is a set of hyper-parameters with a method ``step``, which runs one round: it turns one
+immutable state (clusters, models and what else must be stored in checkpoints) into the next.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,31 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from inspect import isfunction
 from itertools import chain
 from types import UnionType
-from typing import Any, ClassVar, Generic, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
 from fedclade.clustering import Assignment, SplitCriteria, assign_to_root, route, walk_down
 from fedclade.core import (
     KEEPS_NONE,
     OWN,
     CheckpointError,
     Clients,
+    ClientWork,
     ConfigError,
-    DataSpec,
     Event,
+    FromStored,
     Joined,
+    LocalModel,
     LocalTraining,
-    Mixture,
+    NoReply,
     ParameterTree,
     Round,
+    RoundPlan,
     Updates,
     require,
 )
@@ -38,9 +46,9 @@ from fedclade.core import (
 class State:
     """Algorithm state: immutable between rounds and saved in checkpoints.
 
-    An algorithm that stores more than the tree defines a frozen subclass. Its fields are tensors,
-    numbers, tuples of numbers, or booleans. Fields that may be missing from a checkpoint have a
-    default.
+    An algorithm that stores more than the tree of clusters defines a frozen subclass, whose further
+    fields are tensors, numbers, tuples of numbers, or booleans. A field that may be missing from a
+    checkpoint needs a default.
 
     Parameters
     ----------
@@ -51,7 +59,11 @@ class State:
     tree: ParameterTree
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the fields by name as tensors, without the tree and what is None or False."""
+        """Return the state's fields as tensors, by name, for a checkpoint.
+
+        The tree of clusters is left out, since checkpoints store it separately, and so are fields
+        with the value None or False.
+        """
         values = {
             each.name: getattr(self, each.name) for each in fields(self) if each.name != "tree"
         }
@@ -63,12 +75,19 @@ class State:
 
     @classmethod
     def from_tensors(cls, tree: ParameterTree, tensors: Mapping[str, Tensor]) -> Self:
-        """Return the state that :meth:`tensors` turned into these tensors.
+        """Return the state that a checkpoint stores: the inverse of :meth:`tensors`.
+
+        Parameters
+        ----------
+        tree
+            The tree of clusters from the checkpoint.
+        tensors
+            The other fields as tensors, by name.
 
         Raises
         ------
         CheckpointError
-            If the tensors belong to a state of another class.
+            If the names of the tensors do not match the fields of this class of states.
         """
         hints = get_type_hints(cls)
         needed = {
@@ -76,8 +95,9 @@ class State:
         }
         if odd := sorted(needed - set(tensors) | set(tensors) - set(hints)):
             raise CheckpointError(
-                f"the state in the checkpoint is not a {cls.__name__}, which differs in "
-                f"{', '.join(odd)}"
+                f"the state in the checkpoint is not a {cls.__name__}: these fields are in only "
+                f"one of the two: {', '.join(odd)}; continue the run with the algorithm and the "
+                "version of fedclade that wrote the checkpoint"
             )
         return cls(
             tree, **{name: _value_of(hints[name], tensor) for name, tensor in tensors.items()}
@@ -86,29 +106,31 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class OwnState(State):
-    """State of a method whose clients store a model of their own.
+    """State of a personalized method: each client stores a model of its own on its device.
 
     Parameters
     ----------
     keepers
-        Ids of the clients that have such a model, in ascending order.
+        Ids of the clients that store a model of their own, in ascending order.
     """
 
     keepers: tuple[int, ...]
 
     def rows(self, clients: Sequence[int]) -> list[int]:
-        """Return for each client the row of the model that it trains.
+        """Return for each of the ``clients`` the number of the model that it trains.
 
-        ``OWN`` stands for the client's own model. Clients without one train row 0, the first model
-        that they are sent.
+        Training queries contain these numbers. For a client that stores its own model, the number
+        is the constant ``OWN``. For all other clients it is 0, which stands for the first of the
+        models that the server sends.
         """
         keepers = set(self.keepers)
         return [OWN if client in keepers else 0 for client in clients]
 
     def keepers_after(self, updates: Updates) -> tuple[int, ...]:
-        """Return the ids of the clients that have a model of their own after training.
+        """Return the ids of the clients that store a model of their own after a round of training.
 
-        Clients that report that they have lost their model are removed.
+        These are the clients in ``keepers`` and all clients that replied with an update, except
+        clients that reported that they have lost their stored model.
         """
         lost = {client for client, why in updates.left_out.items() if why.startswith(KEEPS_NONE)}
         return tuple(sorted({*self.keepers, *updates.ids} - lost))
@@ -122,13 +144,16 @@ OwnS = TypeVar("OwnS", bound=OwnState, default=OwnState)
 
 
 def _tensor_of(value: Any) -> Tensor:
+    """Convert one field of a state to a tensor, as checkpoints store it."""
     if isinstance(value, Tensor):
         return value
-    # Numbers keep all their digits, or a resumed run would differ from an uninterrupted one.
+    # NumPy converts without rounding to float32: otherwise a resumed run would differ from an
+    # uninterrupted one.
     return torch.from_numpy(np.atleast_1d(value))
 
 
 def _value_of(hint: Any, tensor: Tensor) -> Any:
+    """Convert a tensor from a checkpoint back to the type ``hint`` of a state's field."""
     hint = get_args(hint)[0] if isinstance(hint, UnionType) else hint  # "X | None": X
     if hint in (bool, int, float):
         return hint(tensor.item())
@@ -139,9 +164,10 @@ def _value_of(hint: Any, tensor: Tensor) -> Any:
 class RoundLog:
     """Results of one round that an algorithm reports, such as losses and events.
 
-    The discrepancy is Σ ‖w_i − w‖ over the clients that replied, where w is the model of the
-    client's cluster after the round, in parameter units (FedGroup eq. 4). It is None if no client
-    replied, or if the run streams updates and therefore stores no single ones.
+    The field ``discrepancy`` is Σ ‖w_i − w‖ over the clients that replied, where w_i is client i's
+    model after local training and w the model of its cluster after the round, in parameter units
+    (FedGroup eq. 4). It is None if no client replied, or if the run streams updates: the server
+    then adds each update to a sum and does not store updates of single clients.
     """
 
     criteria: Mapping[int, SplitCriteria]  # by node, for each cluster with replies
@@ -154,60 +180,38 @@ class RoundLog:
 
 
 class Algorithm(ABC, Generic[S]):
-    """A federated algorithm: its hyper-parameters, and a step.
+    """Federated algorithm: its hyper-parameters, and a method that runs one round.
 
     Subclasses are frozen dataclasses whose fields are the hyper-parameters, named as in the paper.
     Configs name a user's own algorithm by ``module:Class``, or by an entry point
     ``fedclade.algorithms`` of its package.
 
+    A subclass defines :meth:`init` and :meth:`step`. It may override the other methods and the two
+    attributes below.
+
     Attributes
     ----------
     state_type
-        Type of the states: :class:`State`, or a subclass with further fields.
-    asks_for
-        Information about their data that clients must report in addition to updates and scores, in
-        words. Differential privacy does not cover it.
-    personal
-        Part of a model that stays with each client, unless the run specifies one: ``head``,
-        ``body`` or ``norm``, see :class:`~fedclade.models.Parts`.
-    clusters_from
-        Name of the hyper-parameter that gives the number of clusters, which is at most the number
-        of clients. Empty if no hyper-parameter does.
-    clients_choose
-        Whether each client itself states which cluster's model it trains, for example by the lowest
-        loss; see :attr:`Aggregation.leave_out_opposed <fedclade.Aggregation>`.
-    is_soft
-        Whether every client belongs to all clusters, each to some degree. Its leaf is the cluster
-        of the highest degree.
-    summary
-        Line for ``fedclade ls algorithms``. If empty, the first line of the docstring.
-    simulated
-        Reason why the algorithm runs only in simulations, in words. Empty if it also runs over a
-        network.
-    citation
-        BibTeX for ``fedclade cite``, for a paper that is not among fedclade's own entries.
+        Class of the algorithm's states: :class:`State`, or a subclass with further fields.
+    requires
+        Needs of the algorithm that a run checks, see :class:`Requires`; a property if they depend
+        on the hyper-parameters.
 
     Raises
     ------
     ConfigError
-        If a hyper-parameter is out of range; one line for each. If a subclass defines a method
-        ``cohort``, the former name of :meth:`sample_cohort`.
+        If hyper-parameters are out of range, with one line for each of them; or if a subclass
+        defines a method ``cohort``, the former name of :meth:`sample_cohort`.
     """
 
     state_type: ClassVar[type[State]] = State
-    asks_for: ClassVar[str] = ""
-    personal: ClassVar[Literal["", "head", "body", "norm"]] = ""
-    clusters_from: ClassVar[str] = ""
-    simulated: ClassVar[str] = ""
-    clients_choose: ClassVar[bool] = False
-    is_soft: ClassVar[bool] = False
-    summary: ClassVar[str] = ""
-    citation: ClassVar[str] = ""
+    requires = Requires()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a method ``cohort``, the former name of :meth:`sample_cohort`.
+        """Refuse a subclass with a method ``cohort``, the former name of :meth:`sample_cohort`.
 
-        Without this check such a method would silently never be called.
+        Without this check a subclass with the old name would be accepted, but its method would
+        never be called.
         """
         super().__init_subclass__(**options)
         if isfunction(vars(cls).get("cohort")):
@@ -215,158 +219,36 @@ class Algorithm(ABC, Generic[S]):
                 f"{cls.__name__}.cohort() should be called sample_cohort(); rename the method"
             )
 
-    @property
-    def needs_updates(self) -> bool:
-        """Return whether a step uses the whole updates of single clients.
+    def check(self, run: RunFacts) -> Sequence[str]:
+        """Check that the hyper-parameters suit a run.
 
-        An algorithm that needs only their signatures, and sums over all clients of a model, returns
-        False, and allows runs that stream updates.
+        By default there must be at least as many clients as clusters. A run calls this method
+        several times before its first round: when its clients and data are known, when its settings
+        are checked, when its model is built, and at the start. Each call passes only the facts
+        known at that time, and only the warnings of the last call are logged.
+
+        Parameters
+        ----------
+        run
+            Facts about the run; facts that this call does not check are None.
+
+        Returns
+        -------
+        sequence of str
+            Warnings, each a sentence with advice on what to change.
+
+        Raises
+        ------
+        ConfigError
+            If hyper-parameters do not suit the run, with one line for each of them.
         """
-        return True
-
-    @property
-    def compares(self) -> bool:
-        """Return whether a step uses signatures of updates.
-
-        If not, a run that streams updates stores no signatures.
-        """
-        return True
-
-    @property
-    def asks_for_gradients(self) -> bool:
-        """Return whether clients send gradients, which secure aggregation does not mask."""
-        return False
-
-    @property
-    def trains_outside_cohort(self) -> bool:
-        """Return whether clients outside of a round's cohort may train.
-
-        Central differential privacy does not account for such clients.
-        """
-        return False
-
-    @property
-    def compares_lengths(self) -> bool:
-        """Return whether comparisons of updates depend on norms in addition to directions."""
-        return False
-
-    @property
-    def discloses(self) -> tuple[str, ...]:
-        """Kinds of data that the server must see of each client, in addition to updates and scores.
-
-        The names are those that clients' policies use, such as ``subspaces``. Secure aggregation
-        refuses a method with an :attr:`asks_for` for which there is no name.
-        """
+        name = self.requires.clusters_from
+        if name and run.clients is not None:
+            count: int | None = getattr(self, name)
+            holds = count is None or count <= run.clients
+            rule = f"at most the number of clients, {run.clients}"
+            require((f"algorithm.{name}", count, holds, rule))
         return ()
-
-    @property
-    def initial_models(self) -> int:
-        """Number of initial models, each drawn separately, that :meth:`init` receives."""
-        return 1
-
-    def asks(self, clients: int, fraction: float) -> str:
-        """Return :attr:`asks_for` for a run with this number of clients and client fraction."""
-        return self.asks_for
-
-    def too_short(self, rounds: int) -> str:
-        """Return a warning if a run of this number of rounds is too short for the method.
-
-        The warning is a sentence with advice on what to change; by default it is empty.
-        """
-        return ""
-
-    def too_few(self, clients: int) -> str:
-        """Return a warning if a run has too few clients for the method.
-
-        The warning is a sentence with advice on what to change; by default it is empty.
-        """
-        return ""
-
-    def check_model(self, parameters: int, clients: int, memory: int) -> None:
-        """Check that the hyper-parameters suit the size of the model and the memory.
-
-        By default they always do.
-
-        Parameters
-        ----------
-        parameters
-            Number D of trained entries of a model.
-        clients
-            Number of clients that reply at once.
-        memory
-            Bytes that a round may use.
-
-        Raises
-        ------
-        ConfigError
-            If a hyper-parameter is too large for the model, the clients or the memory.
-        """
-
-    def check_clients(self, clients: int) -> None:
-        """Check that there are enough clients for the hyper-parameters.
-
-        By default there must be at least as many clients as clusters.
-
-        Raises
-        ------
-        ConfigError
-            If there are too few clients.
-        """
-        name = self.clusters_from
-        count: int | None = getattr(self, name) if name else None
-        holds = count is None or count <= clients
-        require((f"algorithm.{name}", count, holds, f"at most the number of clients, {clients}"))
-
-    def check_data(self, spec: DataSpec) -> None:
-        """Check that the method supports examples of this kind; by default it supports all.
-
-        Raises
-        ------
-        ConfigError
-            If it does not, for example because it uses labels and the examples have none.
-        """
-
-    def check_training(self, spec: LocalTraining) -> None:
-        """Check that the method supports this local training; by default it supports any.
-
-        Raises
-        ------
-        ConfigError
-            If it does not; one line for each setting.
-        """
-
-    def needs_mean(self, clients: int, fraction: float) -> str:
-        """Return the reason why the method works with no aggregation rule but the mean.
-
-        Empty, as by default, if it works with all rules.
-
-        Parameters
-        ----------
-        clients
-            Number of clients of the run; 0 if it is not known.
-        fraction
-            Fraction of the clients in a round.
-        """
-        return ""
-
-    @property
-    def begins_in(self) -> str | None:
-        """Folder of a finished run in whose clusters this algorithm begins; by default None."""
-        return None
-
-    def init_in(self, tree: ParameterTree, params: Tensor, clients: Clients) -> S:
-        """Return the state before the first round, in the clusters of the run :attr:`begins_in`.
-
-        Parameters
-        ----------
-        tree
-            Tree of that run, with the clients of this run and the models as the server sees them.
-        params
-            The initial model, ``[S]``.
-        clients
-            All clients of this run.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not begin in the clusters of a run")
 
     @abstractmethod
     def init(self, params: Tensor, clients: Clients) -> S:
@@ -375,14 +257,21 @@ class Algorithm(ABC, Generic[S]):
         Parameters
         ----------
         params
-            The initial model ``[S]``, or ``[initial_models, S]`` if there are several.
+            The initial model as a parameter vector ``[S]``; or ``[initial_models, S]``, if the
+            algorithm's :attr:`Requires.initial_models` is above 1.
         clients
             All clients of the run.
+
+        Notes
+        -----
+        An algorithm that continues the clusters of a finished run (:attr:`Requires.clusters_of`)
+        receives a third argument: the finished run's tree of clusters and models, with the clients
+        of the present run as members.
         """
 
     @abstractmethod
     def step(
-        self, state: S, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: S, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[S, RoundLog]:
         """Run one round with the sampled clients; return the next state and the round's log.
 
@@ -393,13 +282,13 @@ class Algorithm(ABC, Generic[S]):
         cohort
             Ids of the clients sampled for this round.
         clients
-            All clients; queries go through this object.
+            All clients of the run; the algorithm sends its queries through this object.
         this_round
-            Round number, seed and local training.
+            Number of the round, seed of its random draws, and settings of local training.
         """
 
     def finished(self, state: S) -> bool:
-        """Return whether the run ends after this state, even if rounds are left."""
+        """Return whether the run ends after this state, even if rounds are left to run."""
         return False
 
     def sample_cohort(
@@ -407,61 +296,53 @@ class Algorithm(ABC, Generic[S]):
     ) -> tuple[int, ...]:
         """Sample the clients of a round: a fraction of every cluster, at least one client of each.
 
-        Every cluster is a federation by itself (CFL Algorithm 3; FL+HC after its clustering step).
-        So are the stragglers of a node: the clients that did not reply when it was split.
+        Each cluster is sampled separately, since it is a federation of its own (CFL Algorithm 3;
+        FL+HC after its clustering step). The stragglers of a split cluster, which are the clients
+        that did not reply when the cluster was split, are sampled separately, too.
         """
         cohorts = (sample(members, fraction, draw) for members in groups_that_train(state))
         return tuple(chain.from_iterable(cohorts))
 
-    def serve(self, state: S, clients: Clients) -> Mapping[int, int]:
-        """Return for each client the node whose model it is evaluated with: its cluster's."""
-        return state.tree.leaf_of
+    def models_for(self, state: S, clients: Clients) -> EvaluatedModels:
+        """Return the models with which clients are evaluated: by default their clusters' models."""
+        return EvaluatedModels(nodes=state.tree.leaf_of)
 
-    def keepers(self, state: S) -> Sequence[int]:
-        """Return the clients that store a model of their own and are evaluated with it."""
-        return ()
-
-    def tuned(self, state: S, clients: Clients, this_round: Round) -> S:
+    def tune(self, state: S, clients: Clients, this_round: RoundPlan) -> S:
         """Return the state after clients prepared the models with which they are evaluated.
 
-        A run calls this method when it ends in a round that was not to be evaluated
-        (``this_round.evaluated`` was False) but is evaluated after all. It then does the part of
-        :meth:`step` that happens only in evaluated rounds. By default it changes nothing.
+        Some algorithms do part of :meth:`step` only in rounds that are evaluated, such as
+        fine-tuning. If a run ends in a round for which no evaluation was planned
+        (``this_round.evaluated`` was False), it is evaluated anyway, and the run calls this method
+        to catch up on that part. By default the state is returned unchanged.
         """
         return state
-
-    def mixture(self, state: S | None) -> Mixture | None:
-        """Return the mixture of all leaves' models with which every client is evaluated.
-
-        None, as by default, if each client is evaluated with one model. With ``state=None`` the
-        method returns the mixture for newcomers to a finished run.
-        """
-        return None
-
-    def tunes(self, spec: LocalTraining) -> LocalTraining | None:
-        """Return the training that turns the server's model into a client's evaluated model.
-
-        None, as by default, if there is no such training. Newcomers to a finished run take it, too.
-        """
-        return None
 
     def join(
         self, state: S, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[S, list[Event]]:
-        """Add newcomers to the tree before a round; return the next state and the events.
+        """Add clients that join during a run to the tree of clusters, before a round.
 
-        If the tree caches updates, newcomers descend to a leaf (CFL Algorithm 4). Otherwise, or if
-        they do not reply, they begin at the root. Methods that assign clients in every round, or in
-        a client's first one, assign newcomers in the same way.
+        If the tree stores the members' updates from before each split, newcomers train, and descend
+        from the root to a leaf: at each split, to the child with the most similar stored updates
+        (CFL Algorithm 4). Otherwise, or if they do not reply, they become members of the root only.
+        Methods that assign clients in every round, or in the first round of a client, override this
+        method.
 
         Parameters
         ----------
         state
             The state before the round.
         ids
-            Ids of the newcomers, which are among ``clients`` by now.
-        clients, this_round
-            As in :meth:`step`.
+            Ids of the newcomers, which ``clients`` already contains.
+        clients
+            All clients of the run; queries go through this object.
+        this_round
+            Number, seed and local training of the round.
+
+        Returns
+        -------
+        tuple
+            The state with the newcomers, and the events that report where they joined.
         """
         tree, joined = walk_down(state.tree.with_newcomers(ids), ids, clients, this_round)
         events: list[Event] = [
@@ -473,70 +354,85 @@ class Algorithm(ABC, Generic[S]):
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
-        """Find a place in the tree for newcomers, without changing the tree.
+        """Find the clusters of a finished run that suit new clients, without changing its tree.
 
-        If the tree caches updates from before the splits, newcomers descend by their own updates
-        (CFL Algorithm 4). Otherwise each gets the leaf whose model has the lowest loss on its
-        training data.
+        If the tree stores the members' updates from before each split, newcomers train, and descend
+        from the root to a leaf: at each split, to the child with the most similar stored updates
+        (CFL Algorithm 4). Otherwise each newcomer is assigned to the leaf whose model has the
+        lowest loss on the newcomer's training data.
 
         Parameters
         ----------
         tree
-            Tree of a run, as the server sees it.
+            Tree of clusters and models of the run.
         ids
-            Ids of the newcomers, all of them among ``clients``.
-        clients, this_round
-            As in :meth:`step`.
+            Ids of the newcomers, which ``clients`` contains.
+        clients
+            The newcomers and possibly other clients; queries go through this object.
+        this_round
+            Number, seed and local training of the round.
         """
         return route(tree, ids, clients, this_round)
 
 
 class OwnModels(Algorithm[OwnS]):
-    """An algorithm whose clients each store a model of their own.
+    """Base class of algorithms whose clients each store a personal model.
 
-    The server and other clients never see these models. The tree consists of the root.
+    Neither the server nor other clients ever receive a personal model. There is one cluster: the
+    tree consists of the root, whose model is the global one.
     """
 
     state_type = OwnState
+    requires = Requires(updates=False, signatures=False, own_models=True)
 
-    @property
-    def needs_updates(self) -> bool:
-        """Return whether a step uses the whole updates of single clients."""
-        return False
+    def tuning(self, local: LocalTraining) -> LocalTraining | None:
+        """Return the settings with which clients fine-tune the global model before an evaluation.
 
-    @property
-    def compares(self) -> bool:
-        """Return whether a step uses signatures of updates."""
-        return False
+        The result is None if clients do not fine-tune, as by default. Newcomers to a finished run
+        fine-tune with the same settings.
 
-    def keepers(self, state: OwnS) -> Sequence[int]:
-        """Return the clients that have a model of their own so far; others use the root's model."""
-        return state.keepers
-
-    def tuned(self, state: OwnS, clients: Clients, this_round: Round) -> OwnS:
-        """Return the state after clients :meth:`tune <tunes>` the root's model for themselves.
-
-        The state is unchanged if the round is not evaluated, or if :meth:`tunes` returns None.
+        Parameters
+        ----------
+        local
+            The settings of local training of the run.
         """
-        if not this_round.evaluated or (spec := self.tunes(this_round.spec)) is None:
+        return None
+
+    def models_for(self, state: OwnS, clients: Clients) -> EvaluatedModels:
+        """Return the models with which clients are evaluated: the personal models they store.
+
+        A client that stores no model yet is evaluated with the root's model.
+        """
+        return EvaluatedModels(nodes=state.tree.leaf_of, own=state.keepers)
+
+    def tune(self, state: OwnS, clients: Clients, this_round: RoundPlan) -> OwnS:
+        """Let all clients fine-tune a copy of the root's model and store it; return the next state.
+
+        The state is unchanged if the round is not evaluated, or if :meth:`tuning` returns None.
+        """
+        if not this_round.evaluated or (local := self.tuning(this_round.local)) is None:
             return state
-        at_home = replace(this_round, spec=spec, purpose="finetune", communicates="nothing")
+        tuning = replace(this_round, local=local, purpose="finetune")
+        work = ClientWork(
+            start=FromStored(latest=True), store=LocalModel(state=False), reply=NoReply()
+        )
         root = state.tree.nodes[0].params
         ids = clients.ids
-        updates = clients.train(ids, root[None], [0] * len(ids), at_home, own=True)
+        updates = clients.train(ids, root[None], [0] * len(ids), tuning, work, sent_before=True)
         return replace(state, keepers=state.keepers_after(updates))
 
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
-        """Assign newcomers to the root, since all other models belong to other clients."""
+        """Assign newcomers to the root, whose model is the only one that the server has."""
         return assign_to_root(ids)
 
 
 class OneCohort(Algorithm[S]):
-    """An algorithm that samples a round's clients from all clients, not from each cluster.
+    """Base class of algorithms that sample the clients of a round from all clients together.
 
-    It suits methods in which clients may change clusters in every round.
+    Other algorithms sample from each cluster separately. Sampling from all clients suits methods in
+    which clients may change clusters in every round.
     """
 
     def sample_cohort(
@@ -547,9 +443,10 @@ class OneCohort(Algorithm[S]):
 
 
 def groups_that_train(state: State) -> list[tuple[int, ...]]:
-    """Return the groups of clients from which a cohort is sampled.
+    """Return the groups of clients that are sampled separately for a round, a fraction of each.
 
-    They are the members of each cluster that has any, and the stragglers of each node.
+    The groups are the members of each cluster that has members, and for each split cluster its
+    stragglers: the members that did not reply when the cluster was split.
     """
     clusters = [leaf.members for leaf in state.tree.leaves if leaf.members]
     stragglers = [members for _, members in sorted(state.tree.stragglers.items())]
@@ -557,45 +454,52 @@ def groups_that_train(state: State) -> list[tuple[int, ...]]:
 
 
 def sample(members: Sequence[int], fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
-    """Return a random fraction of the members, at least one, in ascending order (C of FedAvg)."""
+    """Draw a random fraction of the members, at least one, and return them in ascending order.
+
+    The fraction is the C of FedAvg (McMahan et al. 2017).
+    """
     return sample_count(members, share_of(len(members), fraction), draw)
 
 
 def share_of(count: int, fraction: float) -> int:
-    """Return a fraction of ``count``, rounded to the nearest integer, at least 1."""
+    """Return the size of a fraction of ``count`` clients: a whole number, at least 1."""
     return max(1, round(fraction * count))
 
 
 def sample_count(members: Sequence[int], count: int, draw: np.random.Generator) -> tuple[int, ...]:
-    """Return ``count`` random members in ascending order."""
+    """Draw ``count`` of the members at random, without replacement, and return them sorted."""
     return tuple(sorted(draw.choice(np.sort(members), count, replace=False).tolist()))
 
 
-def never_clusters(algorithm: Algorithm[Any], needed: int, rounds: int, setting: str) -> str:
-    """Return a warning if a run ends before the method has clustered the clients.
+def never_clusters(
+    algorithm: Algorithm[Any], needed: int, run: RunFacts, setting: str
+) -> tuple[str, ...]:
+    """Return a warning if a run ends before the algorithm has clustered the clients.
 
-    Such a run is federated averaging.
+    Without clusters, the run is plain federated averaging.
 
     Parameters
     ----------
     algorithm
-        The method.
+        The algorithm.
     needed
-        Number of rounds that it needs.
-    rounds
-        Number of rounds of the run.
+        Number of rounds that the algorithm needs until the clients are clustered.
+    run
+        Facts about the run, of which only the number of rounds is used.
     setting
-        Hyper-parameter that reduces the number of rounds needed.
+        Name of the hyper-parameter that the warning advises to reduce, as ``needed`` depends on it.
 
     Returns
     -------
-    str
-        The warning; empty if the run is long enough.
+    tuple of str
+        The warning as the only element; empty if the run has enough rounds, or if its number of
+        rounds is not known.
     """
-    if rounds >= needed:
-        return ""
-    return (
-        f"{type(algorithm).__name__} needs {needed} rounds until it has clustered the clients, and "
-        f"this run has {rounds}: it will be federated averaging; set more rounds, or a smaller "
-        f"algorithm.{setting}"
+    if run.rounds is None or run.rounds >= needed:
+        return ()
+    warning = (
+        f"{type(algorithm).__name__} needs {needed} rounds until it has clustered the clients, but "
+        f"this run has only {run.rounds}, so that it will be plain federated averaging; set more "
+        f"rounds, or a smaller algorithm.{setting}"
     )
+    return (warning,)

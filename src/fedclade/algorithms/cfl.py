@@ -1,52 +1,56 @@
 """Clustered Federated Learning: Sattler, Müller, Samek 2019, Algorithm 5.
 
 :meth:`CFL.step` is one pass of the algorithm's loop, and :meth:`Thresholds.examine` its lines 14 to
-18, which decide whether a cluster is split. Where the paper leaves a choice, this file makes it:
+18, which decide whether a cluster is split. A client's update is Δθ_i; a cluster c has the model θ
+and the weighted mean update Δθ_c; α are the cosine similarities of updates, and ε₁, ε₂ and γ_max
+the paper's thresholds. Where the paper leaves a choice, this file decides as follows:
 
 **Weighted mean.** The mean is weighted by |D_i| as in eqs. 2 and 32; Algorithm 5, line 13, leaves
 the weights out (``weighted = false``). With equal sizes it is the same.
 
-**End of a run.** Algorithms 2 and 3 end: a cluster is done when its mean update is below ε₁, and
-all of its updates are below ε₂ (eq. 34) or the split is rejected. Here a run has a fixed number of
-rounds, so that methods can be compared. With ``stop_when_stationary`` it ends in the first round in
-which every cluster is done. With ``stop_done_clusters`` a cluster that is done trains no more
-(Algorithm 3, line 10), and the run ends when all clusters are done.
+**End of a run.** Algorithms 2 and 3 end by themselves: a cluster is done when its mean update is
+below ε₁, and all of its updates are below ε₂ (eq. 34) or the split is rejected. Here a run has a
+fixed number of rounds, so that methods can be compared. With ``stop_when_stationary`` it ends in
+the first round in which every cluster is done. With ``stop_done_clusters`` a cluster that is done
+trains no more (Algorithm 3, line 10), and the run ends when all clusters are done.
 
 **Models after a split.** A cluster's children start from θ + Δθ_c, the model that the cluster's
-last round led to (Algorithm 2, line 7, then Algorithm 3, lines 7 and 8). The node itself keeps θ,
-at which the updates before the split were made (eq. 47). The authors' published code moves each
-child by the mean of its own members' updates (``children_start = "own_mean"``).
+last round led to (Algorithm 2, line 7, then Algorithm 3, lines 7 and 8). The split cluster's node
+in the tree keeps θ, at which the updates before the split were made (eq. 47). The authors'
+published code moves each child by the mean of its own members' updates (``children_start =
+"own_mean"``).
 
 **Model at which clients are compared.** Clients are compared at θ, by "the clients' latest
 transmitted updates" (section III; Algorithm 5, line 15). Lines 3 to 6 of Algorithm 3 take α and ε₂
 at the stationary point θ*, which is θ + Δθ_c: ``compared_at = "stationary"`` queries all members
-once more, at θ*. When they are compared by updates made there, the node keeps θ*, as eq. 47 has it.
+once more, at θ*. If clients are compared by updates made at θ*, the node stores θ* (eq. 47).
 
 **Units of ε₂.** Eqs. 33 and 34 and Algorithm 3, line 6, compare ε₂ with gradients, Algorithm 5,
 line 14, with updates. So with ``similarity = "gradients"`` ε₂ is in the units of a gradient, unless
 ``eps2_of = "updates"``.
 
 **Secure aggregation.** The server then does not know the norm of a single update, and eq. 33 takes
-the root mean square of the members' norms in place of the largest. A cluster is so split later, if
-at all.
+the root mean square of the members' norms in place of the largest norm. This value is smaller, so a
+cluster is split later, or never.
 
 **Partial participation.** With a client fraction below 1 the criterion is first evaluated on the
 cohort. If it calls for a split, the absent members are queried for their updates at the same model,
-and the updates of all members decide. No similarity is made up: members that do not reply even then
-stay at the node as stragglers, and join a child when they reply (Algorithm 4).
+and the updates of all members decide. Members that do not reply even then are not assigned by a
+guess: they stay at the split node as stragglers, and join a child when they reply (Algorithm 4).
 
-**Criteria without thresholds.** ``criterion`` replaces lines 14 to 18. With ``"replicated"`` a
-statistical test decides, whatever the norms are
+**Criteria without thresholds.** The option ``criterion`` replaces lines 14 to 18. With
+``"replicated"`` a statistical test decides, whatever the norms are
 (:mod:`fedclade.algorithms.rcfl.replicate_test`). The tree is grown and used in the same way.
 
 **Fall-back.** "It is always possible to fall back to the Federated Learning solution" (section
-II-A) assumes that federated learning has converged before a split. With thresholds it has not, so
-with ``fallback`` it goes on training.
+II-A) assumes that the model of all clients has converged before a split. Thresholds can split the
+clients earlier. With ``fallback`` clients therefore continue to train this model, the root's, after
+the split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -63,6 +67,7 @@ from fedclade.algorithms.cluster_update import (
 )
 from fedclade.algorithms.fallback import best_on_validation, train_beside
 from fedclade.algorithms.rcfl.replicate_test import ReplicateTest
+from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
 from fedclade.algorithms.split_criterion import (
     CFLState,
     ExaminedCluster,
@@ -71,13 +76,16 @@ from fedclade.algorithms.split_criterion import (
 )
 from fedclade.core import (
     Clients,
+    ClientWork,
     ClusterSplit,
     Event,
     Joined,
     Node,
+    Nothing,
     ParameterTree,
     Rejected,
     Round,
+    RoundPlan,
     Stationary,
     Updates,
     checked,
@@ -94,26 +102,29 @@ THRESHOLD_OPTIONS = (
     "compared_at",
     "split_rounds",
 )
-"""Options of the paper's criterion; another criterion does not use them."""
+"""Options of the paper's criterion by thresholds, which other criteria do not use."""
 
 STRUCTURE_OPTIONS = ("children_start", "stop_when_stationary", "stop_done_clusters")
-"""Further options that the replicate test does not use."""
+"""Options of CFL, in addition to the thresholds, that the replicate test does not use."""
 
 SPLIT_NUMBERS = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "p_value", "gain")
-"""Numbers of a split that events have fields for; the tree keeps all numbers of a criterion."""
+"""Numbers of a split for which events have fields; the tree stores all numbers of a criterion."""
 
 AUTO_SHARE = 10
-"""With ``eps1 = "auto"``, ε₁ is the largest mean norm so far divided by this (journal version)."""
+"""Divisor of the largest mean norm so far, for ε₁ if ``eps1 = "auto"`` (journal version)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds(SplitCriterion):
-    """Split a cluster by the paper's three thresholds (Algorithm 5, lines 14 to 18).
+    """Criterion that splits a cluster by CFL's three thresholds (Algorithm 5, lines 14 to 18).
+
+    The thresholds are ε₁ on the norm of the mean update, ε₂ on the largest norm of an update, and
+    γ_max on the noise of updates.
 
     Parameters
     ----------
     eps1, eps2, eps2_of, gamma_max, similarity, compared_at, split_rounds
-        As in :class:`CFL`, which checks them.
+        As in :class:`CFL`, which checks their values.
     """
 
     eps1: float | Literal["auto"] = "auto"
@@ -126,21 +137,26 @@ class Thresholds(SplitCriterion):
 
     @property
     def needs_updates(self) -> bool:
-        """False: signatures, norms and means of the updates suffice."""
+        """Whether the criterion needs whole updates of single clients: False.
+
+        For the thresholds, norms, means and signatures of updates (short vectors for comparison)
+        suffice.
+        """
         return False
 
     @property
     def asks_for_gradients(self) -> bool:
-        """Return whether clients send gradients to be compared."""
+        """Whether clients are queried for gradients, by which they are then compared."""
         return self.similarity == "gradients"
 
     def examine(
-        self, cluster: ClusterUpdate, state: CFLState, clients: Clients, this_round: Round
+        self, cluster: ClusterUpdate, state: CFLState, clients: Clients, this_round: RoundPlan
     ) -> ExaminedCluster:
-        """Decide whether a cluster is split (lines 14 to 18).
+        """Decide whether a cluster is split by CFL's thresholds (Algorithm 5, lines 14 to 18).
 
-        Line 14 is first evaluated on the clients that replied. Only if it holds, or if it depends
-        on updates or gradients that are not there yet, further clients and queries are needed.
+        The condition in line 14, with the thresholds ε₁ and ε₂, is first evaluated on the clients
+        that replied. Further clients are queried only if this condition holds, or if it depends on
+        updates or gradients that the server does not have yet.
         """
         node = state.tree.nodes[cluster.node]
         peak = float(state.peaks[cluster.node])
@@ -149,14 +165,13 @@ class Thresholds(SplitCriterion):
         if self._limits_updates and cluster.criteria.max_norm <= self.eps2:  # line 14, eq. 33
             return self._keep_whole(cluster.compared(), peak, this_round)
 
-        all_members = replace(this_round, require_all=True)
-        cluster = _add_absent_members(cluster, node, clients, all_members)
+        cluster = _add_absent_members(cluster, node, clients, this_round)
         # The mean of all members may differ from that of the cohort. If this rules a split out, the
         # further query below is not worth its cost.
         if self._queries_again and not self._may_split(node, cluster, peak, this_round):
             return self._keep_whole(cluster.compared(), peak, this_round)
 
-        node, updates, compared = self._query_compared(cluster, node, clients, all_members)
+        node, updates, compared = self._query_compared(cluster, node, clients, this_round)
         if compared.ids:
             cluster = cluster.compared_by(compared)  # α_ij, line 15
         if len(compared.ids) < 2:
@@ -187,13 +202,14 @@ class Thresholds(SplitCriterion):
     def _query_compared(
         self, cluster: ClusterUpdate, node: Node, clients: Clients, this_round: Round
     ) -> tuple[Node, Updates, Updates]:
-        """Return the updates or gradients that are compared, after a further query if needed.
+        """Return the updates or gradients by which members are compared, queried if necessary.
 
         Returns
         -------
         tuple of Node, Updates and Updates
-            The node, with the model that it keeps at a split; the updates that are cached then; and
-            the updates or gradients that are compared.
+            The cluster's node, with the model that the node keeps if the cluster is split; the
+            updates that the tree stores in that case; and the updates or gradients by which members
+            are compared.
         """
         updates = cluster.updates
         rows = [0] * len(updates.ids)
@@ -201,28 +217,38 @@ class Thresholds(SplitCriterion):
         if self.compared_at == "stationary" and cluster.step is not None:
             model = model + cluster.step  # θ*
         if self.similarity == "gradients":
-            gradients = clients.gradients(updates.ids, model[None], rows, this_round)
+            gradients = clients.gradients(
+                updates.ids, model[None], rows, this_round, require_all=True
+            )
             return node, updates, gradients
         if self.compared_at == "stationary":
             again = replace(this_round, purpose="stationary")
-            updates = clients.train(updates.ids, model[None], rows, again).select(updates.ids)
+            work = ClientWork(store=Nothing())
+            updates = clients.train(
+                updates.ids, model[None], rows, again, work, require_all=True
+            ).select(updates.ids)
             return replace(node, params=model), updates, updates
         return node, updates, updates
 
     @property
     def _queries_again(self) -> bool:
-        """Return whether members are compared by something else than the round's updates."""
+        """Whether members send the vectors to compare in a second query, after the training."""
         return self.similarity == "gradients" or self.compared_at == "stationary"
 
     @property
     def _limits_updates(self) -> bool:
-        """Return whether ε₂ is compared with the norms of the round's updates."""
+        """Whether the threshold ε₂ applies to the norms of the updates of the round's training."""
         return not self._queries_again or self.eps2_of == "updates"
 
     def _may_split(
-        self, node: Node, cluster: ClusterUpdate, peak: float, this_round: Round
+        self, node: Node, cluster: ClusterUpdate, peak: float, this_round: RoundPlan
     ) -> bool:
-        """Return whether a cluster can be split, and eq. 32 or a date in ``split_rounds`` holds."""
+        """Return whether a cluster may be split, before its members are compared.
+
+        It needs two members and enough replies. In addition the round must be one of
+        ``split_rounds`` or, if ``split_rounds`` is empty, the cluster must be near a stationary
+        point (eq. 32).
+        """
         if len(node.members) < 2 or not cluster.enough:
             return False
         if self.split_rounds:
@@ -232,18 +258,20 @@ class Thresholds(SplitCriterion):
     def _is_stationary(self, cluster: ClusterUpdate, peak: float) -> bool:
         """Return whether a cluster is near a stationary point of its objective (line 14, eq. 32).
 
-        The peak is that of the rounds before. A mean norm that is larger is no tenth of itself, so
-        that including this round would change nothing.
+        That is so if the norm of the mean update is below ε₁. With ``eps1 = "auto"``, ε₁ is a tenth
+        of ``peak``, the largest norm of a mean update in the rounds before.
         """
+        # The peak need not include this round: a new largest norm is not below a tenth of itself.
         eps1 = peak / AUTO_SHARE if self.eps1 == "auto" else self.eps1
         return cluster.criteria.mean_norm < eps1
 
     def _keep_whole(
-        self, cluster: ClusterUpdate, peak: float, this_round: Round
+        self, cluster: ClusterUpdate, peak: float, this_round: RoundPlan
     ) -> ExaminedCluster:
-        """Return a cluster without a split; it is done if it is near a stationary point.
+        """Return the result of the examination for a cluster that is not split.
 
-        With dates no cluster is done before the last of them.
+        The cluster is marked as done if it is near a stationary point; with ``split_rounds``, not
+        before the last of these rounds.
         """
         last_date = max(self.split_rounds, default=0)
         may_be_done = cluster.enough and this_round.number >= last_date
@@ -254,28 +282,29 @@ class Thresholds(SplitCriterion):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class CFL(Algorithm[CFLState]):
-    """Clustered Federated Learning: split a cluster when its members disagree.
+    """Clustered federated learning (CFL): split a cluster when its members' updates disagree.
 
-    Sattler et al. 2019, Algorithm 5, which joins Algorithms 1 to 3.
+    Source: Sattler et al. 2019, Algorithm 5, which combines Algorithms 1 to 3.
 
     Parameters
     ----------
     eps1
         ε₁ of eq. 32: a cluster is near a stationary point when the norm of its weighted mean update
-        is below this, in parameter units. ``"auto"``: a tenth of the largest such norm seen in the
-        cluster and its ancestors (the rule of thumb of the journal version).
+        is below this value, in parameter units. ``"auto"``: a tenth of the largest such norm so far
+        in the cluster and its ancestors (the rule of thumb of the journal version).
     eps2
-        ε₂ of eqs. 33 and 34: members disagree when the largest norm of an update is above this, in
-        parameter units; with gradients in the units of a gradient.
+        ε₂ of eqs. 33 and 34: members disagree when the largest norm of an update is above this
+        value, in parameter units; if members are compared by gradients, in the units of a gradient.
     eps2_of
-        What ε₂ is compared with: what is ``compared`` by ``similarity`` and ``compared_at`` (eq.
-        34; Algorithm 3, line 6), or always the round's ``updates``. By default these are the same
-        (Algorithm 5, line 14).
+        Vectors to whose norms ε₂ applies: ``compared``, the vectors by which ``similarity`` and
+        ``compared_at`` compare members (eq. 34; Algorithm 3, line 6); or ``updates``, always the
+        updates of the round. With default options both are the same (Algorithm 5, line 14).
     gamma_max
-        γ_max of eq. 39, in [0, 1): the noise that updates may have. A bi-partition that such noise
-        could explain is rejected.
+        γ_max of eq. 39, in [0, 1): the assumed noise of updates. A bi-partition that noise of this
+        size could explain is rejected.
     similarity
-        α from weight ``updates`` (eq. 51) or from full ``gradients`` at the same model (eq. 50).
+        Vectors whose cosines α are the similarities of members: model ``updates`` (eq. 51), or full
+        ``gradients`` at the same model (eq. 50).
     compared_at
         The model at which members of a cluster that may be split are compared: at the
         ``round_start``, before the step that led to the stationary point (Algorithm 5, line 15), or
@@ -283,46 +312,50 @@ class CFL(Algorithm[CFLState]):
         member for one more update, or gradient; parameters that stay with clients
         (``model.personal``) are then as the round's training left them.
     children_start
-        The model that the children of a split start from: the cluster's after its step by the mean
-        of all members, the ``cluster_mean`` (Algorithm 3, lines 7 and 8), or each child's after a
-        step by the mean of its own members, the ``own_mean``, as in the authors' published code. A
-        child of which fewer than ``min_clients`` members replied starts from the cluster's.
+        Model from which the children of a split start: with ``cluster_mean``, the cluster's model
+        plus the mean update of all members (Algorithm 3, lines 7 and 8); with ``own_mean``, the
+        cluster's model plus the mean update of the child's own members, as in the authors'
+        published code. With ``own_mean``, a child of which fewer than ``min_clients`` members
+        replied starts as with ``cluster_mean``.
     split_rounds
-        Split in these rounds only, counted from 1, whether or not eq. 32 holds (figure 8); eqs. 33
-        and 39 still decide which clusters. Empty: whenever eq. 32 holds.
+        Rounds, counted from 1, in which clusters may be split, whether or not eq. 32 holds (figure
+        8); eqs. 33 and 39 still decide which clusters are split. Empty: whenever eq. 32 holds.
     min_cluster_size
-        Splits that leave a smaller cluster are rejected.
+        Smallest number of members of a cluster; a split that would create a smaller cluster is
+        rejected.
     weighted
-        Whether clients count by their numbers of examples (eqs. 2 and 32), or all alike (Algorithm
-        5, line 13).
+        Whether means weight clients by their numbers of examples (eqs. 2 and 32), or equally
+        (Algorithm 5, line 13).
     stop_when_stationary
-        End the run when every cluster is near a stationary point (eq. 32, the end of Algorithm 2)
-        and is not to be split (eq. 34, or eq. 39: the end of Algorithm 3); with ``split_rounds``
-        not before the last of them.
+        Whether the run ends when every cluster is near a stationary point (eq. 32, the end of
+        Algorithm 2) and is not to be split (eq. 34, or eq. 39: the end of Algorithm 3). With
+        ``split_rounds`` the run does not end before the last of these rounds.
     stop_done_clusters
-        Whether each cluster trains no more once it is near a stationary point and is not to be
-        split (Algorithm 3, line 10). The run ends when all clusters are done. Both equations are
+        Whether a cluster no longer trains once it is near a stationary point and is not to be split
+        (Algorithm 3, line 10). The run ends when all clusters are done. Both conditions are
         evaluated on the clients that replied in the round: with a client fraction below 1 another
-        member may be above ε₂ when its cluster is done. A cluster that a client joins trains again.
-        Not with ``fallback``, whose root continues to train.
+        member's update may be above ε₂ when its cluster is done. If a client joins a cluster that
+        is done, the cluster trains again. Not available with ``fallback``, which continues to train
+        the root's model.
     fallback
-        After the first split continue to train the root's model in addition to the clusters', as
-        plain federated learning does, and serve each client with the model on its path that is best
-        on validation data (:mod:`fedclade.algorithms.fallback`), so that clients fare at least
-        about as well as with FedAvg (end of section II-A). From the first split on it takes twice
-        the training and the bytes, and of private clients twice the releases.
+        Whether clients continue to train the root's model after the first split, in addition to the
+        clusters' models, as in plain federated learning. Each client is then evaluated with the
+        model on its path in the tree that is best on validation data
+        (:mod:`fedclade.algorithms.fallback`), so that its accuracy is at least about as high as
+        with FedAvg (end of section II-A). From the first split on, training and traffic double; for
+        private clients the number of releases doubles, too.
     criterion
-        What decides when to split, and into what: the paper's ``thresholds``; ``replicated``, the
-        test of :class:`ReplicatedCFL`, which needs none of eps1, eps2 and gamma_max; or in Python a
-        :class:`~fedclade.algorithms.SplitCriterion`.
+        Criterion that decides which clusters are split into which groups: the paper's
+        ``thresholds``; ``replicated``, the test of :class:`ReplicatedCFL`, which needs none of
+        eps1, eps2 and gamma_max; or in Python a :class:`~fedclade.algorithms.SplitCriterion`.
     level
-        With ``replicated``, the chance of ever splitting a cluster whose members all have one
+        With ``replicated``, the probability of ever splitting a cluster whose members all have one
         distribution.
 
     Raises
     ------
     ConfigError
-        If an option is out of range, or the criterion does not use it; one line for each.
+        If options are out of range, or are not used by the criterion; one line for each of them.
     """
 
     state_type = CFLState
@@ -349,7 +382,7 @@ class CFL(Algorithm[CFLState]):
         compared_at_valid = self.compared_at in ("round_start", "stationary")
         children_start_valid = self.children_start in ("cluster_mean", "own_mean")
         stop_valid = not (self.fallback and self.stop_done_clusters)
-        stop_rule = "false with fallback = true, whose root all clients train on"
+        stop_rule = "false with fallback = true, where all clients keep training the root's model"
         similarity_valid = self.similarity in ("updates", "gradients")
         rounds_valid = all(number >= 1 for number in self.split_rounds)
         criterion_valid = isinstance(self.criterion, SplitCriterion) or self.criterion in (
@@ -376,7 +409,12 @@ class CFL(Algorithm[CFLState]):
             ("algorithm.stop_done_clusters", self.stop_done_clusters, stop_valid, stop_rule),
             ("algorithm.gamma_max", self.gamma_max, 0 <= self.gamma_max < 1, "in [0, 1)"),
             ("algorithm.similarity", self.similarity, similarity_valid, "'updates' or 'gradients'"),
-            ("algorithm.split_rounds", self.split_rounds, rounds_valid, "rounds from 1 on"),
+            (
+                "algorithm.split_rounds",
+                self.split_rounds,
+                rounds_valid,
+                "round numbers of at least 1",
+            ),
             (
                 "algorithm.min_cluster_size",
                 self.min_cluster_size,
@@ -389,14 +427,14 @@ class CFL(Algorithm[CFLState]):
         self._refuse_unused_options()
 
     def _refuse_unused_options(self) -> None:
-        """Refuse options that the criterion does not use, rather than ignore them."""
+        """Raise a ConfigError for options that are set although the criterion does not use them."""
         if self.criterion == "replicated":
             unused = (*THRESHOLD_OPTIONS, *STRUCTURE_OPTIONS)
-            rule = "left out: criterion = 'replicated' splits by a test, not by thresholds"
+            rule = "left out, since criterion = 'replicated' does not use it"
         elif isinstance(self.criterion, SplitCriterion):
             unused = (*THRESHOLD_OPTIONS, "level")
             criterion = type(self.criterion).__name__
-            rule = f"left out: the criterion {criterion} has its own options, and decides alone"
+            rule = f"left out, since the criterion {criterion} does not use it"
         else:
             return
         rules: list[tuple[str, object, bool, str]] = []
@@ -407,7 +445,7 @@ class CFL(Algorithm[CFLState]):
 
     @property
     def split_criterion(self) -> SplitCriterion:
-        """Criterion that decides which clusters are split."""
+        """Criterion that decides which clusters are split, built from the options."""
         if isinstance(self.criterion, SplitCriterion):
             return self.criterion
         if self.criterion == "replicated":
@@ -423,33 +461,40 @@ class CFL(Algorithm[CFLState]):
         )
 
     @property
-    def asks_for_gradients(self) -> bool:
-        """Return whether clients send gradients to be compared."""
-        return self.split_criterion.asks_for_gradients
+    def requires(self) -> Requires:
+        """Needs of CFL that a run checks: whether the server needs whole updates, or gradients.
 
-    @property
-    def needs_updates(self) -> bool:
-        """Return whether a step uses single clients' updates, as sums over clients are weighted."""
-        if not self.weighted or self.children_start == "own_mean":
-            return True
-        return self.split_criterion.needs_updates
+        Whole updates are needed if the criterion uses them, if means are not weighted by numbers of
+        examples, or if children start from the means of their own members.
+        """
+        criterion = self.split_criterion
+        needs_updates = not self.weighted or self.children_start == "own_mean"
+        return Requires(
+            updates=needs_updates or criterion.needs_updates, gradients=criterion.asks_for_gradients
+        )
 
-    def too_few(self, clients: int) -> str:
-        """Return a warning if there are too few clients for two of ``min_cluster_size``."""
+    def check(self, run: RunFacts) -> Sequence[str]:
+        """Return a warning if clients are too few for two clusters of ``min_cluster_size``."""
+        warnings = super().check(run)
         needed = 2 * self.min_cluster_size
-        if needed <= max(clients, 2):
-            return ""
+        if run.clients is None or needed <= max(run.clients, 2):
+            return warnings
         return (
-            "CFL splits no cluster of this run: two parts of at least min_cluster_size = "
-            f"{self.min_cluster_size} members need {needed} clients, and there are {clients}; it "
-            "is federated averaging unless that many join, so set a smaller "
-            "algorithm.min_cluster_size"
+            *warnings,
+            "CFL cannot split any cluster of this run: two clusters of at least min_cluster_size = "
+            f"{self.min_cluster_size} members need {needed} clients, but there are {run.clients}, "
+            "so that the run is federated averaging unless enough clients join; set a smaller "
+            "algorithm.min_cluster_size",
         )
 
     def sample_cohort(
         self, state: CFLState, fraction: float, draw: np.random.Generator
     ) -> tuple[int, ...]:
-        """Sample the clients of a round from every cluster that still trains, and stragglers."""
+        """Sample a fraction of each cluster that is not done, and of each group of stragglers.
+
+        A cluster that is done no longer trains. Stragglers are the members of a split cluster that
+        did not reply when the cluster was split.
+        """
         if not state.done:
             return super().sample_cohort(state, fraction, draw)
         groups = [
@@ -462,24 +507,25 @@ class CFL(Algorithm[CFLState]):
         return tuple(cohort)
 
     def init(self, params: Tensor, clients: Clients) -> CFLState:
-        """Put all clients in one cluster, with the initial model (line 3)."""
+        """Return the state before round 1: all clients share one model (Algorithm 5, line 3)."""
         tree = ParameterTree.root_only(clients.ids, params)
         state = CFLState(tree, peaks=torch.zeros(1, dtype=torch.float64))
         return self.split_criterion.init(state, clients)
 
     def step(
-        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[CFLState, RoundLog]:
-        """Run one pass of Algorithm 5's loop (lines 5 to 23).
+        """Run one round of CFL: one pass of the loop of Algorithm 5 (lines 5 to 23).
 
-        Parameters are those of :meth:`Algorithm.step <fedclade.Algorithm.step>`.
+        All clusters train, then the split criterion examines each cluster, and clusters are split.
+        For the parameters see :meth:`Algorithm.step <fedclade.Algorithm.step>`.
         """
-        if not cohort:  # all clients that are available are in clusters that are done
+        if not cohort:  # all available clients are in clusters that are done
             return state, RoundLog({}, {})
 
-        # Lines 5 to 18: train all clusters, and find those that are to be split. Line 7, by which
-        # clients add Δθ_c to their models, is done by the server at the end of the round before:
-        # clients get the sum.
+        # Lines 5 to 18: train all clusters, and find the clusters that are to be split. In line 7
+        # clients add Δθ_c to their models. Here the server does so at the end of the round before,
+        # and sends the sum.
         examined = self._train_and_examine(state, cohort, clients, this_round)
         updates = [cluster.update for cluster in examined]
         moved = move_clusters(state.tree, updates)  # line 13, and line 7 of the next round
@@ -489,7 +535,7 @@ class CFL(Algorithm[CFLState]):
         for cluster in examined:
             events += cluster.events
             if cluster.split is not None:
-                tree, event = self._split(tree, cluster.split, this_round)  # lines 18 and 19
+                tree, event = self._apply_split(tree, cluster.split, this_round)  # lines 18 and 19
                 events.append(event)
 
         if self.fallback:
@@ -509,12 +555,13 @@ class CFL(Algorithm[CFLState]):
             stationary=stationary,
             done=tuple(sorted(done)) if self.stop_done_clusters and done else None,
         )
+        next_state = _remember_tests(next_state, examined)
         return next_state, log_of(updates, events, "split" if has_split else "train")
 
     def _train_and_examine(
-        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> list[ExaminedCluster]:
-        """Train all clusters (lines 5 to 13), then examine each of them (lines 14 to 18)."""
+        """Train all clusters, then examine each one (Algorithm 5, lines 5 to 13 and 14 to 18)."""
         criterion = self.split_criterion
         trained = criterion.train(state, cohort, clients, this_round, weighted=self.weighted)
         examined: list[ExaminedCluster] = []
@@ -528,7 +575,11 @@ class CFL(Algorithm[CFLState]):
     def join(
         self, state: CFLState, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[CFLState, list[Event]]:
-        """Let newcomers join clusters (Algorithm 4); clusters that were done then train again."""
+        """Assign clients that join during a run to clusters, before a round (CFL Algorithm 4).
+
+        A cluster that was done, and therefore no longer trained, trains again if a newcomer joins
+        it.
+        """
         state, events = super().join(state, ids, clients, this_round)
         if not state.done:
             return state, events
@@ -539,19 +590,33 @@ class CFL(Algorithm[CFLState]):
         return replace(state, done=done or None, stationary=stationary), events
 
     def finished(self, state: CFLState) -> bool:
-        """Return whether every cluster is done, and the run is to end with them."""
+        """Return whether the run ends because all clusters are done.
+
+        The result is False if neither ``stop_when_stationary`` nor ``stop_done_clusters`` is set.
+        """
         return state.stationary
 
-    def serve(self, state: CFLState, clients: Clients) -> Mapping[int, int]:
-        """Return for each client the node whose model it is evaluated with."""
-        if self.fallback:
-            return best_on_validation(state.tree, clients)
-        return super().serve(state, clients)
+    def models_for(self, state: CFLState, clients: Clients) -> EvaluatedModels:
+        """Return the models with which clients are evaluated: the models of their clusters.
 
-    def _split(
-        self, tree: ParameterTree, split: ProposedSplit, this_round: Round
+        With ``fallback``, the model of each client is the one on its path in the tree that is best
+        on validation data.
+        """
+        if self.fallback:
+            return EvaluatedModels(nodes=best_on_validation(state.tree, clients))
+        return super().models_for(state, clients)
+
+    def _apply_split(
+        self, tree: ParameterTree, split: ProposedSplit, this_round: RoundPlan
     ) -> tuple[ParameterTree, Event]:
-        """Split a cluster in two (line 19), unless the split is rejected (line 18)."""
+        """Split a cluster in two (Algorithm 5, line 19), unless the split is rejected (line 18).
+
+        Returns
+        -------
+        tuple
+            The tree after the split, or the tree unchanged; and the event that reports the split or
+            its rejection.
+        """
         clusters = self._check_groups(split)
         numbers = {name: split.criteria[name] for name in SPLIT_NUMBERS if name in split.criteria}
         rejected_because = split.rejected_because
@@ -575,12 +640,13 @@ class CFL(Algorithm[CFLState]):
         return tree, ClusterSplit(split.node.id, **numbers, clusters=clusters, children=children)
 
     def _check_groups(self, split: ProposedSplit) -> tuple[tuple[int, ...], ...]:
-        """Return the two groups of a split, each in ascending order, as the tree caches updates.
+        """Return the two groups of a proposed split, each with its clients in ascending order.
 
         Raises
         ------
         ConfigError
-            If the criterion proposes something else than two groups of clients that replied.
+            If the criterion does not propose two disjoint, non-empty groups of clients that
+            replied.
         """
         groups = tuple(tuple(sorted(map(int, group))) for group in split.clusters)
         members = [client for group in groups for client in group]
@@ -590,14 +656,23 @@ class CFL(Algorithm[CFLState]):
         name = type(self.split_criterion).__name__
         setting = f"the split of cluster {split.node.id} by {name}"
         require(
-            (setting, groups, valid, "two groups of its clients that replied, each in one of them")
+            (
+                setting,
+                groups,
+                valid,
+                "two groups of clients of this cluster that replied, with no client in both",
+            )
         )
         return groups
 
     def _move_children(
-        self, tree: ParameterTree, split: ProposedSplit, this_round: Round
+        self, tree: ParameterTree, split: ProposedSplit, this_round: RoundPlan
     ) -> ParameterTree:
-        """Move each child by the mean of its own members' updates, as the published code does."""
+        """Let each child of a split start from the old model plus the mean of its members' updates.
+
+        The authors' published code does so. A child with fewer replies than ``min_clients`` is left
+        as it is.
+        """
         for child in tree.children(split.node.id):
             updates = split.updates.select(child.members)
             if len(updates.ids) >= this_round.min_clients:
@@ -612,12 +687,29 @@ class CFL(Algorithm[CFLState]):
         moved: ParameterTree,
         cohort: Sequence[int],
         clients: Clients,
-        this_round: Round,
+        this_round: RoundPlan,
     ) -> ParameterTree:
-        """Continue to train the root's model once the root is split.
+        """Continue to train the root's model after the root is split, for the option ``fallback``.
 
-        ``before`` and ``after`` are the trees before and after the round, and ``moved`` is the tree
-        after training and before splits.
+        Parameters
+        ----------
+        before
+            The tree before the round.
+        after
+            The tree after the round.
+        moved
+            The tree after the round's training, before splits.
+        cohort
+            Ids of the clients sampled for this round.
+        clients
+            All clients of the run.
+        this_round
+            Number, seed and local training of the round.
+
+        Returns
+        -------
+        ParameterTree
+            The tree ``after``, with the root's newly trained model if the root is split.
         """
         if len(before.nodes) > 1:
             model = train_beside(before, cohort, clients, this_round, weighted=self.weighted)
@@ -627,7 +719,12 @@ class CFL(Algorithm[CFLState]):
         return after
 
     def _all_done(self, before: ParameterTree, after: ParameterTree, done: set[int]) -> bool:
-        """Return whether every cluster is done and no straggler waits, where a run may end so."""
+        """Return whether the run may end after this round because all clusters are done.
+
+        The result is False if neither ``stop_when_stationary`` nor ``stop_done_clusters`` is set,
+        or if there are stragglers: members that did not reply when their cluster was split, and
+        have no new cluster yet.
+        """
         if not (self.stop_when_stationary or self.stop_done_clusters) or before.stragglers:
             return False
         return all(leaf.id in done for leaf in after.leaves if leaf.members)
@@ -636,12 +733,17 @@ class CFL(Algorithm[CFLState]):
 def _add_absent_members(
     cluster: ClusterUpdate, node: Node, clients: Clients, this_round: Round
 ) -> ClusterUpdate:
-    """Query the members outside of the cohort at the same model, and measure all updates."""
+    """Query the members of a cluster that were not sampled, and measure the updates of all members.
+
+    All updates are made at the same model, the cluster's model before the round.
+    """
     updates = cluster.updates
     replied = set(updates.ids)
     absent = [member for member in node.members if member not in replied]
     if absent:
-        further = clients.train(absent, node.params[None], [0] * len(absent), this_round)
+        further = clients.train(
+            absent, node.params[None], [0] * len(absent), this_round, require_all=True
+        )
         updates = updates.concat(further).select(node.members)
     return cluster.with_updates(updates)
 
@@ -649,9 +751,10 @@ def _add_absent_members(
 def _find_done_clusters(
     state: CFLState, examined: Sequence[ExaminedCluster], events: Sequence[Event]
 ) -> set[int]:
-    """Return the clusters that are done after a round, and that did not change in it.
+    """Return the nodes of the clusters that are done after a round.
 
-    A cluster changes if it is split, or if a client joins it.
+    A cluster is done if the criterion found that it is near a stationary point and is not to be
+    split. A cluster that was split in this round, or that a client has joined, is not done.
     """
     done = set(state.done or ())
     done.update(cluster.update.node for cluster in examined if cluster.is_done)
@@ -659,8 +762,31 @@ def _find_done_clusters(
     return done - changed
 
 
+def _remember_tests(state: CFLState, examined: Sequence[ExaminedCluster]) -> CFLState:
+    """Return the state with the number and evidence of each node's replicate tests after a round.
+
+    The evidence is the running sum of the tests' e-values. New nodes have no tests yet.
+    """
+    count = len(state.tree.nodes)
+    tested = {cluster.update.node: cluster.tested for cluster in examined if cluster.tested}
+    if state.tests is None and not tested:
+        return state
+    tests = torch.zeros(count, dtype=torch.int64)
+    evidence = torch.zeros(count, dtype=torch.float64)
+    if state.tests is not None and state.evidence is not None:
+        tests[: len(state.tests)] = state.tests
+        evidence[: len(state.evidence)] = state.evidence
+    for node, so_far in tested.items():
+        tests[node] = so_far.tests
+        evidence[node] = so_far.evidence
+    return replace(state, tests=tests, evidence=evidence)
+
+
 def _raise_peaks(peaks: Tensor, updates: Sequence[ClusterUpdate]) -> Tensor:
-    """Return the largest mean norm in each node's lineage, ``[nodes]``, this round included."""
+    """Update each node's peak, the largest norm of its mean updates so far, after a round.
+
+    The peaks have shape ``[nodes]``. A peak is raised if the round's mean update has a larger norm.
+    """
     peaks = peaks.clone()
     for cluster in updates:
         peaks[cluster.node] = max(float(peaks[cluster.node]), cluster.criteria.mean_norm)
@@ -668,6 +794,9 @@ def _raise_peaks(peaks: Tensor, updates: Sequence[ClusterUpdate]) -> Tensor:
 
 
 def _inherit_peaks(peaks: Tensor, tree: ParameterTree) -> Tensor:
-    """Give every new node the largest norm of its parent: a lineage begins at the root."""
+    """Extend the peaks ``[nodes]`` to new nodes of the tree, which inherit their parents' peaks.
+
+    The peak of a node is the largest norm of its mean updates so far.
+    """
     inherited = [peaks[node.parent or 0] for node in tree.nodes[len(peaks) :]]
     return torch.cat([peaks, torch.tensor(inherited, dtype=peaks.dtype)])

@@ -1,6 +1,7 @@
-"""One round of clustered federated learning.
+"""Functions of which the rounds of clustered methods consist.
 
-Train each cluster's clients, measure their updates, move the cluster's model, and log the round.
+They train the clients of each cluster, measure their updates, move the clusters' models by the mean
+updates, and report the round. Two functions for hierarchical clustering of clients are at the end.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from fedclade.algorithms.base import RoundLog, State
 from fedclade.clustering import Merges, SplitCriteria, choose_cut, cut, place_in_branches
 from fedclade.core import (
     Clients,
+    ClientWork,
     Clustered,
     Empty,
     Event,
     Joined,
     ParameterTree,
-    Round,
+    RoundPlan,
     TooFew,
     Updates,
     mean,
@@ -29,15 +31,15 @@ from fedclade.core import (
 )
 
 LARGEST_COMPARED = 1000
-"""Largest number of clients in a cluster that are compared in every round.
+"""Largest number of members for which a cluster's similarities are computed in every round.
 
-The similarities of more clients would take more memory and time than all else in a round.
+For more clients they would take more memory and time than the rest of the round.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class ClusterUpdate:
-    """One cluster's part of a round: the members' updates, and what is measured on them.
+    """Result of a round for one cluster: its members' updates, their mean and their norms.
 
     Parameters
     ----------
@@ -46,16 +48,16 @@ class ClusterUpdate:
     updates
         The updates of the members that replied.
     criteria
-        Norms of the updates and of their mean, and the members' similarities where they were
-        computed.
+        Norms of the updates and of their mean, and the members' similarities if they were computed.
     mean
-        Mean of the updates, ``[S]``, in parameter units; None if no member replied.
+        Mean of the updates, ``[S]`` (a parameter vector), in parameter units; None if no member
+        replied.
     enough
-        Whether at least ``min_clients`` members replied, so that the cluster may move, and be
-        split.
+        Whether at least ``min_clients`` members replied, so that the cluster's model may move, and
+        the cluster may be split.
     waits
-        True for the stragglers of a cluster that was split: they train at its node, which does not
-        move.
+        Whether the updates come from stragglers: members of a split cluster that did not reply when
+        it was split. They train the model of the split cluster, which does not move.
     weighted
         Whether the mean weights clients by their numbers of examples.
     """
@@ -73,12 +75,26 @@ class ClusterUpdate:
         cls,
         node: int,
         updates: Updates,
-        this_round: Round,
+        this_round: RoundPlan,
         *,
         waits: bool = False,
         weighted: bool = True,
     ) -> ClusterUpdate:
-        """Measure the updates of a cluster, and their mean, ``weighted`` by examples or not."""
+        """Create the result of a cluster from its updates, with their mean and norms.
+
+        Parameters
+        ----------
+        node
+            The cluster's node in the tree.
+        updates
+            The updates of the members that replied.
+        this_round
+            The round, which gives ``min_clients``.
+        waits
+            Whether the updates come from stragglers.
+        weighted
+            Whether the mean weights clients by their numbers of examples.
+        """
         mean_update = mean(updates, weighted=weighted) if updates.ids else None
         return cls(
             node=node,
@@ -91,41 +107,45 @@ class ClusterUpdate:
         )
 
     def with_updates(self, updates: Updates) -> ClusterUpdate:
-        """Return the cluster measured on other updates, such as those of all its members."""
+        """Return the result with other updates, such as the updates of all members."""
         mean_update = mean(updates, weighted=self.weighted)
         criteria = SplitCriteria.of(updates, mean_update)
         return replace(self, updates=updates, mean=mean_update, criteria=criteria)
 
     def compared(self) -> ClusterUpdate:
-        """Return the cluster with the similarities of its members.
+        """Return the result with the similarities of the members' updates added.
 
-        It stays without them if there are more than :data:`LARGEST_COMPARED`, and for stragglers.
+        They are not added if more than :data:`LARGEST_COMPARED` members replied, for stragglers, or
+        if no member replied.
         """
         if not self.updates.ids or self.waits or len(self.updates.ids) > LARGEST_COMPARED:
             return self
         return self.compared_by(self.updates)
 
     def compared_by(self, updates: Updates) -> ClusterUpdate:
-        """Return the cluster with similarities of other updates or gradients, however many."""
+        """Return the result with members' similarities computed from other updates or gradients."""
         return replace(self, criteria=self.criteria.compared(updates.signatures, updates.ids))
 
     @property
     def step(self) -> Tensor | None:
-        """Vector ``[S]`` by which the cluster's model moves: the mean update; None for no move."""
+        """Mean update ``[S]``, by which the cluster's model moves.
+
+        None if the model does not move: too few members replied, or the members are stragglers.
+        """
         return self.mean if self.enough and not self.waits else None
 
     @property
     def discrepancy(self) -> float | None:
-        """Sum of the distances of the clients' models from the cluster's model after its step.
+        """Sum of the distances of the clients' models from the cluster's model after the round.
 
-        It is the cluster's part of FedGroup's eq. 4. None if no member replied, or if
-        single updates are not kept.
+        The distances are summed over the members that replied (FedGroup eq. 4). None if no member
+        replied, or if the run streams updates and does not store updates of single clients.
         """
         if not self.updates.ids or self.updates.deltas is None:
             return None
         if self.step is None:
             return float(self.updates.norms.sum())
-        n_parameters = self.updates.n_parameters  # buffers follow, and do not count
+        n_parameters = self.updates.n_parameters  # the buffers behind them do not count
         deltas = self.updates.deltas[:, :n_parameters]
         return float(row_norms(deltas, self.step[:n_parameters]).sum())
 
@@ -134,41 +154,97 @@ def train_clusters(
     state: State,
     cohort: Sequence[int],
     clients: Clients,
-    this_round: Round,
+    this_round: RoundPlan,
+    work: ClientWork | None = None,
     *,
     weighted: bool = True,
+    sent_before: bool = False,
+    require_all: bool = False,
 ) -> list[ClusterUpdate]:
-    """Train the cohort, each client from the model of its cluster; return these clusters."""
+    """Train the clients of a cohort, each from its cluster's model, and group their updates.
+
+    Parameters
+    ----------
+    state
+        The state, whose tree contains the clusters' models.
+    cohort
+        Ids of the clients that train.
+    clients
+        All clients of the run.
+    this_round
+        Number, seed and local training of the round.
+    work
+        Work of each client. None: each client trains as the round specifies, and replies with its
+        update.
+    weighted
+        Whether the mean of a cluster weights clients by their numbers of examples.
+    sent_before
+        Whether clients have received the models earlier in this round, so that they do not count as
+        traffic again.
+    require_all
+        Whether clients that do not reply are queried again.
+
+    Returns
+    -------
+    list of ClusterUpdate
+        The result of each cluster with clients in the cohort, in the order of nodes.
+    """
     nodes = [state.tree.leaf_of[client] for client in cohort]
     models, rows = state.tree.models(nodes)
-    updates = clients.train(cohort, models, rows, this_round)
+    updates = clients.train(
+        cohort,
+        models,
+        rows,
+        this_round,
+        work=work,
+        sent_before=sent_before,
+        require_all=require_all,
+    )
     return by_cluster(state.tree, updates, this_round, weighted=weighted)
 
 
 def train_root(
-    state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+    state: State,
+    cohort: Sequence[int],
+    clients: Clients,
+    this_round: RoundPlan,
+    work: ClientWork | None = None,
+    *,
+    sent_before: bool = False,
+    require_all: bool = False,
 ) -> ClusterUpdate:
-    """Train the cohort, each client from the root's model."""
+    """Train the clients of a cohort, all from the root's model, as one cluster.
+
+    For the parameters see :func:`train_clusters`.
+    """
     model = state.tree.nodes[0].params
-    updates = clients.train(cohort, model[None], [0] * len(cohort), this_round)
+    updates = clients.train(
+        cohort,
+        model[None],
+        [0] * len(cohort),
+        this_round,
+        work=work,
+        sent_before=sent_before,
+        require_all=require_all,
+    )
     return ClusterUpdate.of(0, updates.select(sorted(cohort)), this_round)
 
 
 def by_cluster(
-    tree: ParameterTree, updates: Updates, this_round: Round, *, weighted: bool = True
+    tree: ParameterTree, updates: Updates, this_round: RoundPlan, *, weighted: bool = True
 ) -> list[ClusterUpdate]:
-    """Separate updates by the clusters of their clients, and return these in the order of nodes.
+    """Group updates by the clusters of their clients, with one result for each cluster.
 
-    Each client must have started from the model of its cluster. Clusters of which no member replied
-    are included.
+    Each client must have trained from its cluster's model. A cluster is included even if none of
+    its queried members replied. The results are in the order of the clusters' nodes.
     """
     members: dict[int, list[int]] = {}
     for client in sorted({*updates.ids, *updates.left_out}):
         members.setdefault(tree.leaf_of[client], []).append(client)
     clusters: list[ClusterUpdate] = []
     for node, ids in sorted(members.items()):
-        # Clients at a node that was split are its stragglers. The root of a star has "split in
-        # round 0" instead: it was never a cluster that trained.
+        # Clients at a node that was split are its stragglers. The root of a star has split_in = 0,
+        # since it was never a cluster that trained; its members are no stragglers.
         waits = bool(tree.nodes[node].split_in)
         clusters.append(
             ClusterUpdate.of(node, updates.select(ids), this_round, waits=waits, weighted=weighted)
@@ -177,10 +253,17 @@ def by_cluster(
 
 
 def move_clusters(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> ParameterTree:
-    """Move every cluster's model by the mean of its updates (CFL eq. 2; Algorithm 2, line 7).
+    """Move every cluster's model by its mean update (CFL eq. 2; Algorithm 2, line 7).
 
-    A cluster with fewer replies than ``min_clients`` keeps its model, and so does a node with
-    stragglers.
+    A model does not change if fewer than ``min_clients`` members of its cluster replied. The model
+    of a split cluster, which only stragglers train, does not change either.
+
+    Parameters
+    ----------
+    tree
+        The tree of clusters before the round.
+    parts
+        The round's result for each cluster.
     """
     for cluster in parts:
         if cluster.step is not None:
@@ -191,7 +274,17 @@ def move_clusters(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> Parame
 def log_of(
     parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: str = "train"
 ) -> RoundLog:
-    """Return the log of a round, with an event for each cluster that had too few replies."""
+    """Build the log of a round from its results for the clusters.
+
+    Parameters
+    ----------
+    parts
+        The round's result for each cluster.
+    events
+        Events of the round. An event for each cluster with too few replies is put before them.
+    phase
+        Purpose of the round, such as ``train`` or ``split``.
+    """
     clusters = [cluster for cluster in parts if not cluster.waits]
     too_few = [
         TooFew(cluster.node, len(cluster.updates.ids)) for cluster in clusters if not cluster.enough
@@ -209,9 +302,10 @@ def log_of(
 
 
 def _sum_discrepancies(clusters: Sequence[ClusterUpdate]) -> float | None:
-    """Return the sum of the clusters' discrepancies.
+    """Sum the discrepancies of all clusters: the distances of clients' models from their clusters'.
 
-    It is None if a discrepancy is unknown, or if no client replied.
+    The sum is None if the discrepancy of a cluster with replies is unknown, or if no client
+    replied.
     """
     discrepancies: list[float] = []
     for cluster in clusters:
@@ -225,7 +319,7 @@ def _sum_discrepancies(clusters: Sequence[ClusterUpdate]) -> float | None:
 
 
 def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event]:
-    """List the clients that joined each leaf, old or new, and the leaves that are empty now."""
+    """Report the changes between two trees: the clients that joined each leaf, and empty leaves."""
     members_before = {leaf.id: set(leaf.members) for leaf in before.leaves}
     had_members = any(members_before.values())
     events: list[Event] = []
@@ -244,11 +338,17 @@ def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event
 def place_stragglers(
     tree: ParameterTree, parts: Sequence[ClusterUpdate]
 ) -> tuple[ParameterTree, list[Event]]:
-    """Move stragglers that replied from the node of a split to a child (CFL Algorithm 4).
+    """Move stragglers that have replied to a child of the split cluster at which they waited.
 
-    It is the child whose cached updates are most similar to theirs. They trained at the model of
-    the split, so their updates are compared with those cached then. If the child was split as well,
-    they are its stragglers next.
+    Stragglers are the members that did not reply when their cluster was split. A straggler moves to
+    the child whose stored updates are most similar to its own update (CFL Algorithm 4): both were
+    made at the model of the split. If this child has been split in the meantime, the client waits
+    there as a straggler again.
+
+    Returns
+    -------
+    tuple
+        The tree after the moves, and an event for each node that clients joined.
     """
     events: list[Event] = []
     for cluster in parts:
@@ -261,20 +361,23 @@ def place_stragglers(
 # Hierarchical clustering of all clients at once, which FL+HC, PACFL and FLUX share.
 
 Rule = tuple[str, object, bool, str]
-"""Setting, its value, whether it is valid, and what it should be, as ``require`` takes them."""
+"""Rule for a setting, as ``require`` takes it: name, value, whether valid, and text of the rule."""
 
 
 def cut_rules(
     threshold: float | str | None, n_clusters: int | None, largest: float = math.inf
 ) -> tuple[Rule, ...]:
-    """Return the rules for the options ``threshold`` and ``n_clusters``.
+    """Return the rules for valid values of the options ``threshold`` and ``n_clusters``.
+
+    These options determine where hierarchical clustering stops.
 
     Parameters
     ----------
     threshold, n_clusters
-        The options, of which at most one may be set.
+        The options: the distance up to which clusters merge, and the number of clusters at which
+        merging stops. At most one of them may be set.
     largest
-        Largest distance that is possible, in degrees; infinite for distances without a unit.
+        Largest valid threshold, in degrees; infinite if distances are not in degrees.
     """
     threshold_valid = threshold in (None, "auto")
     if isinstance(threshold, int | float):
@@ -288,7 +391,7 @@ def cut_rules(
             threshold_valid,
             f"greater than 0{upper_bound}, or 'auto'",
         ),
-        ("algorithm.threshold", threshold, only_one, "left out where n_clusters is given"),
+        ("algorithm.threshold", threshold, only_one, "left out if n_clusters is set"),
         ("algorithm.n_clusters", n_clusters, n_clusters is None or n_clusters >= 1, "at least 1"),
     )
 
@@ -301,24 +404,28 @@ def merged(
     threshold: float | str | None,
     n_clusters: int | None,
 ) -> tuple[list[list[int]], float | None, Clustered]:
-    """Cut the dendrogram ``[m-1, 4]`` of m clients.
+    """Cut the dendrogram of m clients into clusters.
 
     Parameters
     ----------
     clients
-        Their ids.
+        Ids of the m clients.
     merges
-        The dendrogram, as SciPy writes it.
+        The dendrogram as a linkage matrix ``[m-1, 4]`` in SciPy's format.
     metric, linkage
-        How it was made, for the event.
-    threshold, n_clusters
-        Where to cut it; see :func:`fedclade.clustering.choose_cut`.
+        Names of the distance between clients and of the linkage that the dendrogram is based on.
+        The event reports them.
+    threshold
+        Distance up to which clusters merge.
+    n_clusters
+        Number of clusters into which the dendrogram is cut, instead of at a distance. See
+        :func:`fedclade.clustering.choose_cut`.
 
     Returns
     -------
     tuple
-        The members of each cluster, the largest first; the height of the cut, None if nothing is
-        cut; and the event.
+        The members of each cluster, the largest cluster first; the height of the cut, None if all
+        clients are in one cluster and no threshold is set; and the event that reports the clusters.
     """
     count, height = choose_cut(merges[:, 2], threshold, n_clusters)
     labels = cut(merges, count)

@@ -1,13 +1,15 @@
-"""Fallback on more general models, such as the root's, chosen by validation data.
+"""Fallback: evaluate clients with a more general model if validation data favours it.
 
-A client can use any model on its path from the root, and the root's model is that of plain
-federated learning (CFL, section V-C). But once the root is split, no client trains its model any
-more, and it soon lags far behind. With a fallback the cohort continues to train it, and a client
-that is no better off in its cluster is evaluated with it.
+A client can use any model on its path in the tree of clusters, from the root's model, which is the
+model of plain federated learning (CFL, section V-C), to its own cluster's. But once the root is
+split, no client trains the root's model any more, and it soon lags far behind. With a fallback the
+cohort continues to train the root's model, and clients can be evaluated with it if their clusters'
+models are no better.
 
-Clients decide together first: all of them use the root's model or all their leaves' models,
-whichever is better on the examples of all. Then the members of each node, and finally each client
-by itself, may deviate from that (``benchmarks/fallback.py``).
+The choice is made in steps. First all clients together use either the root's model or their
+clusters' models, whichever is better on the validation examples of all clients. Then the members of
+each node, and finally each single client, may deviate from that choice
+(``benchmarks/fallback.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +22,21 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from fedclade.core import BESIDE, OWN, Clients, Evaluation, ParameterTree, Round, mean
+from fedclade.core import (
+    BESIDE,
+    OWN,
+    Clients,
+    ClientWork,
+    Evaluation,
+    FromStored,
+    LocalModel,
+    NoReply,
+    Nothing,
+    ParameterTree,
+    Round,
+    RoundPlan,
+    mean,
+)
 
 # Choice between several models for each client, by validation data.
 #
@@ -36,14 +52,17 @@ DOWN = 2.0
 """Standard errors by which other models must be better than the current choice."""
 
 Served = Mapping[int, int]
-"""The model chosen for each client, by a number. Larger numbers are more specialised models."""
+"""Choice of a model for each client: the model's number, by client.
+
+A larger number stands for a more specialised model.
+"""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Validation scores of clients with several models.
+    """Validation scores of several models for each client.
 
-    It contains the clients that replied, without those for which some score is not a finite number.
+    Only clients that replied are contained, and only if all of their scores are finite numbers.
     """
 
     merits: Mapping[tuple[int, int], float]  # score, by client and model
@@ -52,14 +71,14 @@ class Scores:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[int, int]], answers: Sequence[Evaluation]) -> Scores:
-        """Return the scores of pairs of client and model.
+        """Collect the scores from clients' replies to evaluation queries.
 
         Parameters
         ----------
         pairs
-            Client and model of each score, in the order of the concatenated ``answers``.
+            Client and model number of each score, in the order of the concatenated ``answers``.
         answers
-            Evaluations by the clients.
+            Replies to one or more evaluation queries.
         """
         found = Evaluation.concat(answers)
         merits = dict(zip(pairs, found.merit.tolist(), strict=True))
@@ -77,7 +96,11 @@ class Scores:
         )
 
     def total(self, way: Served) -> float:
-        """Return the sum of scores over all validation examples, with the models of ``way``."""
+        """Return the total score of a choice of models ``way``.
+
+        It is the sum of the scores of the chosen models, weighted by the clients' numbers of
+        validation examples.
+        """
         return sum(
             self.examples[c] * self.merits[c, model]
             for c, model in way.items()
@@ -85,12 +108,20 @@ class Scores:
         )
 
     def error(self, way: Served, other: Served) -> float:
-        """Return an upper bound on the standard error of the difference of two totals.
+        """Return a standard error of the difference between the totals of two choices of models.
 
-        If scores are shares, two models of a client with scores a and b can differ only on examples
-        that at least one of them gets wrong, at most n (2 − a − b) of n. For other scores the
-        clients' differences themselves estimate the variance, so a single client by itself never
-        deviates.
+        It is the root of a variance, to which each client adds a term. Let the client's two models
+        have the scores a and b on its n validation examples. If scores are shares of correct
+        examples, such as accuracies, the term is n (2 − a − b). This is the largest possible number
+        of examples on which the two models differ, since at least one of them is wrong on each such
+        example. For other scores the term is the square of n (a − b). The difference of a single
+        client is then exactly one standard error, and it never changes its model alone, since a
+        change requires more than one.
+
+        Parameters
+        ----------
+        way, other
+            The two choices, with a model for each client.
         """
         variance = 0.0
         for client in (c for c in way if c in self.examples and way[c] != other[c]):
@@ -102,17 +133,26 @@ class Scores:
 
 
 def departed(served: Served, groups: Sequence[Sequence[Served]], scores: Scores) -> dict[int, int]:
-    """Return the choice of models after each group in turn has compared its alternatives.
+    """Let groups of clients deviate from a common choice of models, one group after the other.
+
+    A group changes to its best alternative if this improves the group's total score by enough
+    standard errors of the difference: more than :data:`UP` if all models of the alternative are at
+    least as general as the present ones, otherwise more than :data:`DOWN`.
 
     Parameters
     ----------
     served
         The choice so far, with a model for each client.
     groups
-        Alternatives of each group. All alternatives of a group choose models for the same clients;
-        of equally good ones the first counts.
+        The alternatives of each group; an alternative has a model for each client of the group. Of
+        equally good alternatives the first counts.
     scores
-        Validation scores of all clients with all these models.
+        Validation scores of all clients with all models in question.
+
+    Returns
+    -------
+    dict
+        The final choice, with a model for each client.
     """
     served = dict(served)
     for ways in groups:
@@ -141,27 +181,28 @@ LEAF = -1
 def keep_better(
     tree: ParameterTree, starts: Sequence[int], clients: Clients, this_round: Round
 ) -> tuple[int, ...]:
-    """Let all clients fine-tune models on their paths; return the clients that use their copy.
+    """Let clients fine-tune copies of models, and store a copy if it is better on validation data.
 
     Parameters
     ----------
     tree
-        The tree with the models.
+        The tree of clusters with their models.
     starts
-        Positions on a client's path of the models to fine-tune, the most general first: ``ROOT``,
-        ``LEAF``.
+        Models that each client fine-tunes, the most general first, as positions on the client's
+        path in the tree: ``ROOT`` for the global model, ``LEAF`` for its cluster's model.
     clients
-        All clients.
+        All clients of the run.
     this_round
-        Round number, seed and local training.
+        Number, seed and local training of the round.
 
     Returns
     -------
     tuple of int
-        Ids of the clients for which a fine-tuned copy was chosen, in ascending order. Each of them
-        stores that copy.
+        Ids of the clients for which a fine-tuned copy was chosen, in ascending order. Each of these
+        clients stores its copy and is to be evaluated with it.
     """
-    at_home = replace(this_round, purpose="finetune", communicates="nothing")
+    tuning = replace(this_round, purpose="finetune")
+    work = ClientWork(start=FromStored(latest=True), store=LocalModel(state=False), reply=NoReply())
     nodes = {client: tree.path(client) for client in clients.ids}
     models, rows = tree.models(
         [nodes[client][start].id for start in starts for client in clients.ids], served=True
@@ -171,9 +212,8 @@ def keep_better(
     )
 
     def tuned(ids: Sequence[int], start: int) -> tuple[int, ...]:
-        return clients.train(
-            ids, models, [row_of[client, start] for client in ids], at_home, own=True
-        ).ids
+        starting_rows = [row_of[client, start] for client in ids]
+        return clients.train(ids, models, starting_rows, tuning, work, sent_before=True).ids
 
     answers = [
         clients.evaluate(clients.ids, models, [row_of[c, k] for c in clients.ids], "validation")
@@ -182,40 +222,83 @@ def keep_better(
     for start in starts:
         mine = tuned(clients.ids, start)
         answers.append(clients.evaluate(mine, models, [OWN] * len(mine), "validation"))
-    ids = sorted(set[int].intersection(*(set(answer.ids) for answer in answers)))
-    if not ids:
-        return ()
-    scores = Scores.of([(c, k) for k, answer in enumerate(answers) for c in answer.ids], answers)
-    members: dict[int, list[int]] = defaultdict(list)
-    for client in ids:
-        members[nodes[client][LEAF].id].append(client)
-    numbers = range(len(answers))
-    groups = [*members.values(), *([client] for client in ids)]
-    ways = [[dict.fromkeys(group, k) for k in numbers] for group in groups]
-    found = departed(max((dict.fromkeys(ids, k) for k in numbers), key=scores.total), ways, scores)
+    found = _choose_models(answers, {client: path[LEAF].id for client, path in nodes.items()})
     chosen = {client: starts[k - len(starts)] for client, k in found.items() if k >= len(starts)}
-    # A client stores the copy that it made last, so it makes an earlier copy again.
+    # A client stores only the copy that it made last. If an earlier copy was chosen, the client
+    # makes that copy again.
     for start in starts[:-1]:
         if again := [client for client in chosen if chosen[client] == start]:
             tuned(again, start)
     return tuple(sorted(chosen))
 
 
+def _choose_models(answers: Sequence[Evaluation], leaf_of: Mapping[int, int]) -> dict[int, int]:
+    """Choose one of several models for each client by validation scores.
+
+    First all clients together choose a model, then the members of each cluster, and finally each
+    single client (:func:`departed`).
+
+    Parameters
+    ----------
+    answers
+        Replies to the evaluation of each model, the most general model first.
+    leaf_of
+        The cluster of each client.
+
+    Returns
+    -------
+    dict
+        Number of the chosen model, by client. Clients that did not reply to all evaluations are
+        missing.
+    """
+    ids = sorted(set[int].intersection(*(set(answer.ids) for answer in answers)))
+    if not ids:
+        return {}
+    scores = Scores.of([(c, k) for k, answer in enumerate(answers) for c in answer.ids], answers)
+    members: dict[int, list[int]] = defaultdict(list)
+    for client in ids:
+        members[leaf_of[client]].append(client)
+    numbers = range(len(answers))
+    groups = [*members.values(), *([client] for client in ids)]
+    ways = [[dict.fromkeys(group, k) for k in numbers] for group in groups]
+    common = max((dict.fromkeys(ids, k) for k in numbers), key=scores.total)
+    return departed(common, ways, scores)
+
+
 def train_beside(
     tree: ParameterTree,
     cohort: Sequence[int],
     clients: Clients,
-    this_round: Round,
+    this_round: RoundPlan,
     *,
     weighted: bool = True,
 ) -> Tensor:
-    """Return the root's model ``[S]`` after the cohort has trained it as well.
+    """Train the root's model with the cohort, in addition to the clusters' models.
 
-    This is training in addition to that of the clusters' models, at the same cost. Clients make the
-    same random draws as there: if all clients train in every round, the model is bit-identical to
-    that of a FedAvg run with the same seed. A smaller cohort was sampled by cluster and contains a
-    more than proportional share of small clusters. The mean of each cluster is therefore weighted
-    by all of its members.
+    This training costs as much as the training of the clusters' models, and clients draw the same
+    mini-batches in both. If all clients train in every round, the root's model is therefore
+    bit-identical to the model of a FedAvg run with the same seed. A smaller cohort was sampled from
+    each cluster separately, at least one client of each, so that small clusters can have more than
+    their share in it. The mean update of each cluster is therefore weighted by the size of the
+    whole cluster, not of its part of the cohort.
+
+    Parameters
+    ----------
+    tree
+        The tree of clusters before the round.
+    cohort
+        Ids of the clients sampled for this round.
+    clients
+        All clients of the run.
+    this_round
+        Number, seed and local training of the round.
+    weighted
+        Whether clients are weighted by their numbers of examples.
+
+    Returns
+    -------
+    Tensor
+        The root's model ``[S]`` after the round.
     """
     root = tree.nodes[0]
     ids = sorted(cohort)
@@ -227,7 +310,8 @@ def train_beside(
     }
     models = root.model.repeat(len(row_of), 1)
     rows = [row_of[cluster_of[client]] for client in ids]
-    updates = clients.train(ids, models, rows, replace(this_round, purpose=BESIDE))
+    beside = replace(this_round, purpose=BESIDE)
+    updates = clients.train(ids, models, rows, beside, ClientWork(store=Nothing()))
     if len(updates.ids) < this_round.min_clients:
         return root.model
     shares = list[float]()
@@ -245,10 +329,17 @@ def train_beside(
 
 
 def best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
-    """Return for each client the node on its path that validation data favours.
+    """Choose the node on each client's path in the tree that is best on validation data.
 
-    Of equally good nodes the deepest is chosen, but when all clients decide together, the root. A
-    client that does not reply follows the others in its cluster.
+    First all clients together choose between the root and their leaves, then the members of each
+    node, and finally each single client. Of equally good nodes the deepest is chosen, except in the
+    first step, which prefers the root. A client that does not reply follows the other clients of
+    its cluster.
+
+    Returns
+    -------
+    dict
+        The id of the chosen node, by client.
     """
     paths = {client: [node.id for node in tree.path(client)] for client in clients.ids}
     root = dict.fromkeys(paths, 0)

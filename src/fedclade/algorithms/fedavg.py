@@ -1,4 +1,9 @@
-"""FedAvg, and the two baselines of every clustered method: no federation, and the true clusters."""
+"""FedAvg with its variants, and the two baselines of clustered methods.
+
+The baselines are ``Local``, in which each client trains alone, and ``Oracle``, which is FedAvg
+within the true clusters. The variants are methods in which a part of the model is personal (FedPer,
+LG-FedAvg, FedBN, FedRep), and FedAvg with fine-tuning.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +21,43 @@ from fedclade.algorithms.cluster_update import (
     train_clusters,
     train_root,
 )
+from fedclade.algorithms.requires import Requires, RunFacts
 from fedclade.core import (
     Clients,
+    ClientWork,
     ConfigError,
     Event,
+    FromStored,
+    HeadThenBody,
+    LocalModel,
     LocalTraining,
+    NoReply,
     ParameterTree,
     Round,
+    RoundPlan,
     checked,
     require,
 )
 
 
 class _FixedClusters(Algorithm[S]):
-    """Clusters that never change, each of which is trained by FedAvg."""
+    """Base class of methods that train given clusters by FedAvg and never split or merge them."""
+
+    requires = Requires(updates=False, signatures=False)
 
     @property
-    def needs_updates(self) -> bool:
-        """Return whether a step uses the whole updates of single clients."""
-        return False
-
-    @property
-    def compares(self) -> bool:
-        """Return whether a step uses signatures of updates."""
-        return False
+    def _client_work(self) -> ClientWork:
+        """Work of each client that is sampled for a round; by default regular local training."""
+        return ClientWork()
 
     def step(
-        self, state: S, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: S, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[S, RoundLog]:
-        """Train every cluster for one round."""
-        parts = train_clusters(state, cohort, clients, this_round)
+        """Run one round of FedAvg in every cluster (McMahan et al. 2017, Algorithm 1).
+
+        Sampled clients train their clusters' models, and each model moves by the mean update.
+        """
+        parts = train_clusters(state, cohort, clients, this_round, self._client_work)
         return replace(state, tree=move_clusters(state.tree, parts)), log_of(parts)
 
 
@@ -53,12 +65,12 @@ class _FixedClusters(Algorithm[S]):
 class FedAvg(_FixedClusters[State]):
     """Federated averaging: one model for all clients (McMahan et al. 2017).
 
-    It is CFL Algorithm 2 without its stopping rule. With ``mu`` > 0 in the local training it is
-    FedProx (Li et al. 2020).
+    The method equals CFL Algorithm 2 without its stopping rule. If the local training has a
+    proximal term (``mu`` > 0), the method is FedProx (Li et al. 2020).
     """
 
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Put all clients in one cluster."""
+        """Return the state before round 1: all clients share one model."""
         return State(ParameterTree.root_only(clients.ids, params))
 
 
@@ -66,27 +78,27 @@ class FedAvg(_FixedClusters[State]):
 class Local(OwnModels[OwnState]):
     """No federation: every client trains only its own model.
 
-    It trains for as many rounds and epochs as with other methods. The models stay with the clients.
-    Before its first training a client receives the initial model, which the root stores.
+    The number of rounds and epochs is as with other methods. A client receives the initial model
+    before its first training; its trained model never leaves the client.
     """
 
     def init(self, params: Tensor, clients: Clients) -> OwnState:
-        """Put all clients at the initial model."""
+        """Return the state before round 1, in which no client has trained its own model yet."""
         return OwnState(ParameterTree.root_only(clients.ids, params), keepers=())
 
     def sample_cohort(
         self, state: OwnState, fraction: float, draw: np.random.Generator
     ) -> tuple[int, ...]:
-        """Return all clients whatever the fraction, since no client waits for another."""
+        """Return the ids of all clients: each trains alone, so the fraction does not apply."""
         return state.tree.nodes[0].members
 
     def step(
-        self, state: OwnState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: OwnState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[OwnState, RoundLog]:
         """Let every client of the cohort train its own model for one round."""
-        at_home = replace(this_round, communicates="models")
+        work = ClientWork(start=FromStored(), store=LocalModel(), reply=NoReply())
         initial = state.tree.nodes[0].params[None]
-        updates = clients.train(cohort, initial, state.rows(cohort), at_home, own=True)
+        updates = clients.train(cohort, initial, state.rows(cohort), this_round, work)
         losses = dict(zip(updates.ids, updates.losses.tolist(), strict=True))
         return replace(state, keepers=state.keepers_after(updates)), RoundLog(
             {}, losses, discrepancy=0.0
@@ -95,7 +107,13 @@ class Local(OwnModels[OwnState]):
 
 @dataclass(frozen=True, eq=False)
 class OracleState(State):
-    """State of the oracle: the label of the true cluster of each leaf."""
+    """State of the baseline ``Oracle`` between rounds.
+
+    Parameters
+    ----------
+    labels
+        Label of the true cluster of each leaf of the tree, in the order of the leaves.
+    """
 
     labels: tuple[int, ...]
 
@@ -108,9 +126,10 @@ class Oracle(_FixedClusters[OracleState]):
     Parameters
     ----------
     true_clusters
-        The true cluster of each client. No other algorithm knows it.
+        Label of the true cluster of each client. No other algorithm receives it.
     later
-        True clusters after changes of the clients' data, by the first round in which they hold.
+        True clusters after changes of the clients' data: for the first round after each change, the
+        label of each client.
     """
 
     state_type = OracleState
@@ -119,21 +138,26 @@ class Oracle(_FixedClusters[OracleState]):
     later: Mapping[int, Mapping[int, int]] = field(default_factory=dict[int, Mapping[int, int]])
 
     def init(self, params: Tensor, clients: Clients) -> OracleState:
-        """Put the clients in their true clusters.
+        """Return the state before round 1: all clients are in their true clusters.
 
         Raises
         ------
         ConfigError
-            If the clusters do not name every client.
+            If the true cluster of a client is not given.
         """
         missing = [client for client in clients.ids if client not in self.true_clusters]
         if missing:
             raise ConfigError(
-                f"oracle: no true cluster is known for clients {missing}; choose data.shift or "
-                "label groups"
+                f"algorithm 'oracle' needs the true cluster of every client, and none is known for "
+                f"the clients {missing}; set data.shift or a partition with label groups"
             )
         labels = sorted(
-            {truth[client] for truth in self._all for client in clients.ids if client in truth}
+            {
+                truth[client]
+                for truth in self._true_clusters_in_time
+                for client in clients.ids
+                if client in truth
+            }
         )
         members = [
             [client for client in clients.ids if self.true_clusters[client] == label]
@@ -142,23 +166,27 @@ class Oracle(_FixedClusters[OracleState]):
         return OracleState(ParameterTree.star(members, params), tuple(labels))
 
     @property
-    def _all(self) -> list[Mapping[int, int]]:
+    def _true_clusters_in_time(self) -> list[Mapping[int, int]]:
+        """True clusters of all clients at the start and after each change, in order of time."""
         return [self.true_clusters, *(self.later[first] for first in sorted(self.later))]
 
-    def _now(self, this_round: Round) -> Mapping[int, int]:
-        """Return the true cluster of each client in a round."""
-        return self._all[sum(first <= this_round.number for first in self.later)]
+    def _get_true_clusters(self, this_round: Round) -> Mapping[int, int]:
+        """Return the label of each client's true cluster in the given round."""
+        return self._true_clusters_in_time[sum(first <= this_round.number for first in self.later)]
 
     def step(
-        self, state: OracleState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: OracleState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[OracleState, RoundLog]:
-        """Run one round of FedAvg in the clusters that are the true ones in this round."""
+        """Run one round of FedAvg in the true clusters.
+
+        If the clients' data has changed, clients are first moved to their new true clusters.
+        """
         events: list[Event] = []
         if self.later:
             leaf_of = {label: leaf for leaf, label in enumerate(state.labels, start=1)}
             truth = {
                 c: leaf_of[label]
-                for c, label in self._now(this_round).items()
+                for c, label in self._get_true_clusters(this_round).items()
                 if c in state.tree.leaf_of
             }
             placed = state.tree.reassigned(truth)
@@ -170,7 +198,7 @@ class Oracle(_FixedClusters[OracleState]):
     def join(
         self, state: OracleState, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[OracleState, list[Event]]:
-        """Put newcomers in their true clusters.
+        """Add clients that join during a run to their true clusters.
 
         Raises
         ------
@@ -178,9 +206,12 @@ class Oracle(_FixedClusters[OracleState]):
             If a newcomer's true cluster had no clients at the start, or is not known.
         """
         leaf_of = {label: leaf for leaf, label in enumerate(state.labels, start=1)}
-        truth = self._now(this_round)
+        truth = self._get_true_clusters(this_round)
         if lost := [client for client in ids if truth.get(client) not in leaf_of]:
-            raise ConfigError(f"oracle: newcomers {lost} are in no cluster that the run began with")
+            raise ConfigError(
+                f"algorithm 'oracle' cannot assign the newcomers {lost}: their true clusters are "
+                "not known, or had no clients at the start of the run; set true clusters that had"
+            )
         state, events = super().join(state, ids, clients, this_round)
         placed = state.tree.reassigned({client: leaf_of[truth[client]] for client in ids})
         return replace(state, tree=placed), [*events, *membership_events(state.tree, placed)]
@@ -206,8 +237,8 @@ class Oracle(_FixedClusters[OracleState]):
 # - Means are weighted by |D_i| as in FedAvg; FedRep's and FedBN's are not. With equal sizes both
 #   are the same.
 # - FedRep's τ_h steps are epochs over all the client's data, and its single step of the
-#   representation is the configured local training (section 5 has 10 epochs of the head, then 1 or
-#   5). Both use mini-batches.
+#   representation is replaced by the configured local training (in section 5 of the paper: 10
+#   epochs of the head, then 1 or 5 of the representation). Both use mini-batches.
 # - FedRep's official code adds a last round that Algorithm 1 does not have: all clients, sampled
 #   before or not, fit their head to the final representation for max(10, τ_h) epochs, and are
 #   evaluated with it. A method does not know which round is the last, so ``last_fit`` gives its
@@ -221,31 +252,37 @@ class Oracle(_FixedClusters[OracleState]):
 # clusters clients by the shared part.
 
 SHORTEST_FIT = 10
-"""Smallest number of epochs of the last fit of the heads in FedRep's official code."""
+"""Smallest number of epochs of the last training of all heads in FedRep's official code."""
 
 
 @dataclass(frozen=True)
 class FedPer(FedAvg):
     """FedPer (Arivazhagan et al. 2019): FedAvg of the base layers, with a personal head.
 
-    The base layers are the paper's W_B; the head W_P stays with each client.
+    The base layers are the paper's W_B. The head, the paper's W_P, stays with each client.
     """
 
-    personal = "head"
+    requires = replace(FedAvg.requires, personal="head")
 
 
 @dataclass(frozen=True)
 class LGFedAvg(FedAvg):
-    """LG-FedAvg (Liang et al. 2020): FedAvg of the head, with a personal representation."""
+    """LG-FedAvg (Liang et al. 2020): FedAvg of the head, with a personal representation.
 
-    personal = "body"
+    The representation consists of all layers before the head; they stay with each client.
+    """
+
+    requires = replace(FedAvg.requires, personal="body")
 
 
 @dataclass(frozen=True)
 class FedBN(FedAvg):
-    """FedBN (Li et al. 2021): FedAvg of all layers except personal normalisation layers."""
+    """FedBN (Li et al. 2021): FedAvg of all layers except normalisation layers.
 
-    personal = "norm"
+    The normalisation layers, with their statistics, are personal: they stay with each client.
+    """
+
+    requires = replace(FedAvg.requires, personal="norm")
 
 
 @checked()
@@ -253,23 +290,22 @@ class FedBN(FedAvg):
 class FedRep(FedAvg):
     """FedRep (Collins et al. 2021): clients train their personal head, then the representation.
 
-    Each round follows Algorithm 1: a client first fits its head to the representation that it
-    received, then the representation to that head.
+    Each round follows Algorithm 1 of the paper: a client first trains its head on top of the
+    representation (all layers before the head) that it received, then the representation with that
+    head.
 
     Parameters
     ----------
     head_epochs
-        τ_h: epochs of training the head in a round, with the representation as received. The
-        representation is then trained for the epochs of the local training.
+        τ_h: number of epochs for which the head is trained in a round, while the representation
+        stays as received. The representation is then trained for the epochs of the local training.
     last_fit
-        Number of the last round, in which all clients fit their head to the representation for
-        max(10, τ_h) epochs and nothing else is trained, as in the authors' code. None: there is no
-        such round, as in Algorithm 1. In this round clients send updates as in any other, which are
-        not used; with differential privacy they therefore count as a release. It is not available
-        with central privacy, which accounts only for the clients that a round samples.
+        Number of the last round, in which all clients train their heads for max(10, τ_h) epochs and
+        the representation does not change, as in the authors' code. None: there is no such round,
+        as in Algorithm 1. Clients send updates in this round, too, although the server does not use
+        them; with differential privacy the round therefore counts as a release. Not available with
+        central privacy, which accounts only for clients that were sampled for a round.
     """
-
-    personal = "head"
 
     head_epochs: int = 10
     last_fit: int | None = None
@@ -282,39 +318,52 @@ class FedRep(FedAvg):
         )
 
     @property
-    def trains_outside_cohort(self) -> bool:
-        """Return whether all clients train in one of the rounds, whatever the cohort."""
-        return self.last_fit is not None
+    def requires(self) -> Requires:
+        """Needs of FedRep that a run checks: the model's head is personal.
 
-    def too_short(self, rounds: int) -> str:
-        """Return a warning if the run has fewer rounds than ``last_fit``."""
-        if self.last_fit is None or self.last_fit <= rounds:
-            return ""
+        If ``last_fit`` is set, FedRep also trains clients that are not sampled, since in that round
+        all clients train.
+        """
+        return replace(
+            FedAvg.requires, personal="head", clients_outside_cohort=self.last_fit is not None
+        )
+
+    def check(self, run: RunFacts) -> Sequence[str]:
+        """Return a warning if the run ends before round ``last_fit``."""
+        warnings = super().check(run)
+        if run.rounds is None or self.last_fit is None or self.last_fit <= run.rounds:
+            return warnings
         return (
-            f"FedRep fits the heads of all clients in round {self.last_fit}, and this run has "
-            f"{rounds}: they are not fitted at its end; set algorithm.last_fit = {rounds}, or "
-            "leave it out"
+            *warnings,
+            f"FedRep trains the heads of all clients in round {self.last_fit}, but this run has "
+            f"only {run.rounds} rounds; set algorithm.last_fit = {run.rounds}, or leave it out",
         )
 
     def step(
-        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
-        """Run one round of Algorithm 1 (lines 4 to 14), or the last round of the authors' code."""
+        """Run one round of FedRep (Collins et al. 2021, Algorithm 1, lines 4 to 14).
+
+        In round ``last_fit`` all clients train only their heads, as in the authors' code.
+        """
         if this_round.number == self.last_fit:
             return state, self._fit_heads(state, clients, this_round)
-        return super().step(
-            state, cohort, clients, replace(this_round, personal_epochs=self.head_epochs)
-        )
+        return super().step(state, cohort, clients, this_round)
 
-    def _fit_heads(self, state: State, clients: Clients, this_round: Round) -> RoundLog:
-        """Let all clients fit and store their heads, and ignore their other updates.
+    @property
+    def _client_work(self) -> ClientWork:
+        """Work of each sampled client: train the head, then all other layers (Algorithm 1)."""
+        return ClientWork(steps=HeadThenBody(self.head_epochs))
 
-        Updates of the representation are sent as in any other round, so that privacy clips them,
-        adds noise to them and accounts for them.
+    def _fit_heads(self, state: State, clients: Clients, this_round: RoundPlan) -> RoundLog:
+        """Let all clients train and store their heads, while the shared layers do not change.
+
+        Clients send updates of the shared layers as in any other round, and the server ignores
+        them. Differential privacy can thus clip the updates, add noise to them and account for them
+        as usual.
         """
-        epochs = max(SHORTEST_FIT, self.head_epochs)
-        fit = replace(this_round, personal_epochs=epochs)
-        parts = train_clusters(state, state.tree.nodes[0].members, clients, fit)
+        work = ClientWork(steps=HeadThenBody(max(SHORTEST_FIT, self.head_epochs)))
+        parts = train_clusters(state, state.tree.nodes[0].members, clients, this_round, work)
         return replace(log_of(parts), criteria={}, discrepancy=None)  # no model moves
 
 
@@ -336,7 +385,7 @@ class FineTune(OwnModels[OwnState], OneCohort[OwnState]):
     Parameters
     ----------
     epochs
-        Epochs of fine-tuning over the client's training data; other settings are those of the local
+        Epochs of fine-tuning over the client's training data; other settings are as in the local
         training.
     """
 
@@ -346,17 +395,20 @@ class FineTune(OwnModels[OwnState], OneCohort[OwnState]):
         require(("algorithm.epochs", self.epochs, self.epochs >= 1, "at least 1"))
 
     def init(self, params: Tensor, clients: Clients) -> OwnState:
-        """Put all clients at the global model; no client has a copy yet."""
+        """Return the state before round 1, in which no client stores a fine-tuned copy yet."""
         return OwnState(ParameterTree.root_only(clients.ids, params), keepers=())
 
     def step(
-        self, state: OwnState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: OwnState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[OwnState, RoundLog]:
-        """Run one round of FedAvg; if it is evaluated, let all clients fine-tune the result."""
+        """Run one round of FedAvg.
+
+        If the round is evaluated, all clients then fine-tune a copy of the global model.
+        """
         part = train_root(state, cohort, clients, this_round)
         new = OwnState(move_clusters(state.tree, [part]), keepers=())
-        return self.tuned(new, clients, this_round), log_of([part])
+        return self.tune(new, clients, this_round), log_of([part])
 
-    def tunes(self, spec: LocalTraining) -> LocalTraining:
-        """Return the local training with ``epochs`` epochs of fine-tuning."""
-        return spec.in_epochs(self.epochs)
+    def tuning(self, local: LocalTraining) -> LocalTraining:
+        """Return the settings of fine-tuning: the local training, for ``epochs`` epochs."""
+        return local.in_epochs(self.epochs)

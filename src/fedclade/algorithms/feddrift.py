@@ -2,23 +2,24 @@
 
 The authors are Jothimurugesan, Hsieh, Wang, Joshi and Gibbons.
 
-Time is divided into steps of some rounds, and every client gets new data at the start of each.
+Time is divided into steps, each of several rounds, and every client gets new data at the start of
+each time step. A step runs as follows:
 
-1. *Choose.* Every client takes the most accurate of the models on its new data. If even this one is
-   less accurate, by more than δ, than the client's model was on the data of the step before, the
+1. *Choose.* Every client takes the model that is most accurate on its new data. If even this model
+   is less accurate, by more than δ, than the client's model was on the data of the step before, the
    client's concept has drifted.
-2. *Open.* A client that has drifted opens a new model, a copy of the most accurate.
+2. *Create.* A client that has drifted gets a new model, a copy of the most accurate model.
 3. *Merge.* Models that are about as accurate on each other's data as on their own are merged, by
    complete linkage up to δ′. Their distance is d(i, j) = max(A_ii − A_ij, A_jj − A_ji, 0), with
-   A_ij the accuracy of model i on all data of model j.
+   A_ij the accuracy of model i on all data that is assigned to model j.
 4. *Train.* In the rounds of the step a model is trained on all data that was ever assigned to it: a
    client trains every model to which its data of some step belongs.
 
 Where paper and official code leave a choice, this file makes it:
 
 **Time steps.** A step begins where clients' data changes (:class:`~fedclade.data.Stage`), and after
-``step_rounds``. Where data stays the same, so does the data of all steps, and a client that trains
-a model on the data of several steps has each example once.
+``step_rounds``. If the data does not change, all steps have the same data, and a client that trains
+a model on the data of several steps uses each example once.
 
 **Initial models.** Every client begins with a model of its own, all of them equal, as in the run
 that the official code names FedDrift; its δ and W are the defaults here. The paper sets δ for each
@@ -29,24 +30,24 @@ clients begin with one model, as in the algorithms.
 each later step, and each example trains a model once.
 
 **Accuracies.** Clients compute A on all of their data, and report accuracies and numbers of
-examples. (The official code does so on the server, which has all data there, and on twenty
-batches.)
+examples. (In the official code the server has all data, and computes A on twenty batches.)
 
-**Models in use.** A model is in use as long as some data is assigned to it. If no client has it in
-the step, it is kept, but not trained (official code). A merged model is the mean, weighted by the
-number of pairs (client, step) that are assigned to each (official code).
+**Models in use.** A model is in use as long as some data is assigned to it. A model that no client
+has in the present step is stored, but not trained (official code). A merged model is the mean of
+the models, weighted by the number of pairs (client, step) that are assigned to each (official
+code).
 
-**Isolation.** A model that is opened is not merged in its step, and is isolated for W steps: no
-other client may take it.
+**Isolation.** A new model is not merged in the step of its creation, and is isolated for W steps:
+no other client may take it.
 
-**Number of models.** Where ``models`` limits it, a new model replaces the one that was used least
-recently, of several one drawn at random. If all are used in the step, the client stays with the
-most accurate (official code). There the first new models replace those that clients began with;
-here those that were used least recently.
+**Number of models.** If ``models`` limits the number, a new model replaces the model that was used
+least recently; if there are several such models, one is drawn at random. If all models are used in
+the step, the client stays with the most accurate model (official code). In the official code the
+first new models replace the models that clients began with.
 
-**Participation.** All clients, not a cohort, report at the start of a step; one that does not reply
-stays with its model. A newcomer during a run takes the most accurate model at once, after a run the
-one with the lowest loss.
+**Participation.** All clients, not a cohort, report at the start of a step; a client that does not
+reply stays with its model. A newcomer during a run takes the most accurate model at once; a
+newcomer to a finished run takes the model with the lowest loss.
 
 **Metric.** If the task has another metric than accuracy, this is used, and δ is in its unit.
 """
@@ -65,20 +66,27 @@ from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of
+from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
 from fedclade.clustering import agglomerate, cut
 from fedclade.core import (
     BESIDE,
+    AllData,
     Clients,
+    ClientWork,
     Empty,
     EvaluationQuery,
     Event,
     Indices,
     Joined,
+    Lasting,
     Merged,
     Node,
+    Nothing,
+    OfRounds,
     ParameterTree,
     Round,
-    UpdateQuery,
+    RoundPlan,
+    Store,
     Updates,
     checked,
     mean_of_all,
@@ -86,30 +94,35 @@ from fedclade.core import (
 )
 
 WORST = -1e18
-"""Score of a model that has diverged."""
+"""Score of a model that has diverged, in place of minus infinity or NaN."""
 
 MODELS_PER_QUERY = 64
-"""Largest number of models in a query to a client, which may refuse more (``max-models``)."""
+"""Largest number of models in one query, since clients may refuse more (``max-models``)."""
 
 
 @dataclass(frozen=True, eq=False)
 class FedDriftState(State):
-    """State of FedDrift between rounds: the data of each model, and the reports of the last step.
+    """State of FedDrift between rounds: which data belongs to which model, and last accuracies.
+
+    A time step is a number of rounds in which clients' data and models are fixed.
 
     Parameters
     ----------
     ids
-        All clients that there have been, ``[n]``, in the order of the following columns.
+        Ids of all n clients so far, in the order of the columns of the following tensors.
     assigned
-        Leaf of the model that the data of each client belongs to in each step, int64
-        ``[steps, n]``; 0 for none.
+        Leaf of the model to which each client's data of each step belongs, int64 ``[steps, n]``; 0
+        for no model.
     accuracy
         Accuracy of each client's most accurate model on its data of the last step, float64 ``[n]``;
-        NaN where it is not known.
+        NaN if it is not known.
     until
-        Step in which each client's isolation ends, int64 ``[n]``; 0 where it is not isolated.
-    begun, stages
-        First round of each step, and the stage of clients' data in it.
+        Step in which each client's isolation ends, int64 ``[n]``; 0 for clients that are not
+        isolated. An isolated client's new model is not available to other clients.
+    begun
+        First round of each step.
+    stages
+        Stage of the clients' data in each step: a number that grows whenever the data changes.
     """
 
     ids: tuple[int, ...]
@@ -121,7 +134,7 @@ class FedDriftState(State):
 
     @classmethod
     def first(cls, tree: ParameterTree, ids: Sequence[int]) -> FedDriftState:
-        """Return the state before the first step, in which no data belongs to any model."""
+        """Return the state before the first time step, in which no data belongs to a model yet."""
         n = len(ids)
         return cls(
             tree,
@@ -133,11 +146,10 @@ class FedDriftState(State):
 
     @property
     def free(self) -> list[int]:
-        """Leaves of the models that clients may take.
+        """Leaves of the models that any client may take.
 
-        They have data of some step, and no client is isolated there.
-
-        Before the first step no data belongs to any model, and clients may take those with members.
+        These are the models to which some data belongs and whose clients are not isolated. Before
+        the first time step, when no data belongs to any model, they are the leaves with members.
         """
         if not len(self.assigned):
             return [leaf.id for leaf in self.tree.leaves if leaf.members]
@@ -145,7 +157,7 @@ class FedDriftState(State):
         return [node for node in self.assigned.unique().tolist() if node and node not in isolated]
 
     def with_clients(self, ids: Sequence[int]) -> FedDriftState:
-        """Return the state with newcomers, of which nothing is known yet."""
+        """Return the state with columns for newcomers, which have no models and accuracies yet."""
         new = FedDriftState.first(self.tree, ids)
         unassigned = new.assigned.new_zeros(len(self.assigned), len(ids))
         return replace(
@@ -172,19 +184,19 @@ def query_accuracies(
     tree
         The tree with the models.
     nodes
-        Nodes of the m models.
+        Nodes of the m models in the tree.
     ids
-        The clients.
+        Ids of the clients to query.
     clients
-        All clients; queries go through this object.
+        All clients of the run; queries go through this object.
     data_round
-        The round whose data is meant; 0: the present data.
+        Round whose training data is used; 0: the present data.
 
     Returns
     -------
     tuple of dict
-        For each client that replied, and has a score: the accuracies ``[m]``, and its number of
-        examples.
+        Two dictionaries by client: the accuracies of the models, ``[m]``, and the number of
+        examples. Clients that did not reply, or for which no accuracy is defined, are missing.
     """
     if not nodes or not ids:
         return {}, {}
@@ -220,9 +232,9 @@ def query_accuracies(
 
 @dataclass(eq=False)
 class TimeStep:
-    """The start of a time step, in which clients choose models, and models are opened and merged.
+    """Working state of the start of a time step, in which models are chosen, created and merged.
 
-    Its fields change in the course of the start; :meth:`finish` returns the state after it.
+    The methods change its fields in place; :meth:`finish` returns the resulting state.
 
     Parameters
     ----------
@@ -231,17 +243,17 @@ class TimeStep:
     before
         The tree before the step.
     tree
-        The tree with the models that are opened and merged.
+        The tree with the created and merged models.
     ids, accuracy, until, begun, stages
-        As in :class:`FedDriftState`, this step included.
+        As in :class:`FedDriftState`, including the new step.
     assigned
-        As there, with a last row for this step, ``[steps, n]``.
+        As in :class:`FedDriftState`, with a last row for the new step, ``[steps, n]``.
     free
-        Leaves of the models that clients may take.
+        Leaves of the models that any client may take.
     accuracies
-        Accuracy of each free model on each client's data.
+        Accuracy of each model in ``free`` on the client's new data, by client.
     events
-        What has happened.
+        Events so far, such as merges.
     """
 
     clients: Clients
@@ -262,7 +274,11 @@ class TimeStep:
 
     @classmethod
     def begin(cls, state: FedDriftState, clients: Clients, this_round: Round) -> TimeStep:
-        """Begin a step: isolation ends for some clients, and no data belongs to any model yet."""
+        """Create the working state of a new time step.
+
+        The isolation of a client ends if it was to last until this step. No client's data of the
+        new step belongs to a model yet.
+        """
         step = len(state.begun)
         until = np.where(state.until.numpy() == step, 0, state.until.numpy())
         free = replace(state, until=torch.from_numpy(until)).free if step else []
@@ -283,12 +299,16 @@ class TimeStep:
 
     @property
     def available(self) -> list[int]:
-        """Clients that are available, in the order of the state."""
+        """Ids of the clients that are available now, in the order of ``ids``."""
         available = set(self.clients.ids)
         return [client for client in self.ids if client in available]
 
     def keep_models(self) -> None:
-        """Let all clients keep their initial models in the first step, and query accuracies."""
+        """Assign the first step's data of each client to the client's initial model.
+
+        Clients are queried for the accuracy of the initial model, with which the next step's
+        accuracy is compared.
+        """
         leaf_of = self.tree.leaf_of
         initial = self.tree.leaves[0].id  # all initial models are equal
         accuracies, _ = query_accuracies(self.tree, [initial], self.available, self.clients)
@@ -297,12 +317,19 @@ class TimeStep:
             self.accuracy[column] = accuracies[client][0] if client in accuracies else np.nan
 
     def choose_models(self, delta: float) -> list[int]:
-        """Let clients that are not isolated take the most accurate model.
+        """Assign each client's new data to the model that is most accurate on it.
+
+        Isolated clients, and clients that do not reply, stay with their models.
+
+        Parameters
+        ----------
+        delta
+            Threshold δ on the drop of a client's accuracy since the last step.
 
         Returns
         -------
         list of int
-            The clients whose concept has drifted: their accuracy has dropped by more than δ.
+            Ids of the clients whose concept has drifted: their accuracy has dropped by more than δ.
         """
         drifted: list[int] = []
         leaf_of = self.tree.leaf_of
@@ -322,19 +349,21 @@ class TimeStep:
     def open_model(
         self, ids: Sequence[int], largest_number: int | None, isolation: int = 0
     ) -> None:
-        """Open a model for clients that have drifted, a copy of the first client's most accurate.
+        """Create a new model for clients whose concept has drifted.
 
-        If there are ``largest_number`` models, it replaces the one that was used least recently.
-        If all of them are used in this step, the clients stay where they are.
+        The new model is a copy of the model that is most accurate on the first client's data. If
+        there are already ``largest_number`` models, it replaces the model that was used least
+        recently. If all models are used in this step, no model is created, and the clients stay
+        with their models.
 
         Parameters
         ----------
         ids
-            The clients, which share the model.
+            Ids of the clients, which share the new model.
         largest_number
-            Largest number of models; None: any.
+            Largest number of models; None: no limit.
         isolation
-            Number of steps W in which no other client may take the model.
+            Number W of time steps in which no other client may take the new model.
         """
         if not ids:
             return
@@ -366,7 +395,14 @@ class TimeStep:
         return int(generator.choice(oldest))
 
     def merge_models(self, largest_distance: float) -> None:
-        """Merge models that are about as accurate on each other's data as on their own."""
+        """Merge models that are about as accurate on each other's data as on their own.
+
+        Parameters
+        ----------
+        largest_distance
+            Threshold δ′: largest drop of accuracy on the other model's data up to which models are
+            merged, by complete linkage.
+        """
         nodes = [node for node in self.free if (self.assigned == node).any()]
         if len(nodes) < 2:
             return
@@ -382,10 +418,13 @@ class TimeStep:
         n_clusters = 1 + int(np.count_nonzero(merges[:, 2] > largest_distance))
         labels = cut(merges, n_clusters)
         for label in dict.fromkeys(labels.tolist()):
-            self._merge(np.array(nodes)[labels == label].tolist())
+            self._merge_group(np.array(nodes)[labels == label].tolist())
 
-    def _merge(self, nodes: Sequence[int]) -> None:
-        """Merge models into the first, weighted by the pairs (client, step) assigned to each."""
+    def _merge_group(self, nodes: Sequence[int]) -> None:
+        """Replace several models by their weighted mean, which becomes the model of the first node.
+
+        A model's weight is the number of pairs (client, step) whose data belongs to it.
+        """
         first, *others = nodes
         if not others:
             return
@@ -398,8 +437,14 @@ class TimeStep:
         self.events.append(Merged(first, tuple(others)))
 
     def _compare_models(self, nodes: Sequence[int]) -> NDArray[np.float64]:
-        """Return the accuracy A_ij of model i on all data of model j, ``[m, m]``, or NaN."""
-        correct = np.zeros((len(nodes), len(nodes)))  # examples that model i predicts right
+        """Query clients for the accuracy A_ij of each model i on all data of each model j.
+
+        Returns
+        -------
+        numpy.ndarray
+            ``[m, m]`` for m models; column j is NaN if no client with data of model j replied.
+        """
+        correct = np.zeros((len(nodes), len(nodes)))  # number that model i predicts correctly
         total = np.zeros(len(nodes))
         available = set(self.available)
         # All steps of one stage have the same data, so that clients are queried once for each.
@@ -425,7 +470,7 @@ class TimeStep:
             return correct / np.where(total > 0, total, np.nan)
 
     def finish(self) -> tuple[FedDriftState, list[Event]]:
-        """Return the state after the start of the step, and what happened."""
+        """Return the algorithm's state after the start of the time step, and the events."""
         column_of = {client: column for column, client in enumerate(self.ids)}
         taken = {client: int(self.assigned[-1, column_of[client]]) for client in self.available}
         tree = self.tree.reassigned(taken)
@@ -453,40 +498,41 @@ class TimeStep:
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FedDrift(OneCohort[FedDriftState]):
-    """FedDrift: models are opened where accuracy drops, and merged where they agree.
+    """FedDrift: new models for clients whose accuracy drops, and merges of models that agree.
 
-    Jothimurugesan et al. 2023, Algorithms 1 and 2.
+    Source: Jothimurugesan et al. 2023, Algorithms 1 and 2.
 
     Parameters
     ----------
     step_rounds
-        R ≥ 1, the number of rounds of a time step; it ends earlier where clients' data changes. The
-        paper's 200 are more than most runs over data that stays the same have: such a run needs
-        several steps.
+        R ≥ 1, the number of rounds of a time step. A step ends earlier if clients' data changes. If
+        the data does not change, a run should have several steps, so that most runs need a smaller
+        value than the paper's 200.
     delta
-        δ ≥ 0, the drop of a client's accuracy from one step to the next above which it opens a
-        model.
+        δ ≥ 0: if a client's accuracy drops by more than δ from one step to the next, the client
+        gets a new model.
     delta_merge
         δ′ ≥ 0, the distance up to which models are merged; None: δ.
     isolation
-        W ≥ 1, the number of steps in which a client that has drifted stays with the model that it
-        opened, and no other client gets it.
+        W ≥ 1, the number of steps in which a client that has drifted stays with its new model, and
+        no other client may take this model.
     start
-        Whether clients begin ``alone``, each with a model of its own, or ``together`` with one.
+        Initial models: ``alone``, each client with a model of its own; ``together``, all clients
+        with the same model.
     eager
-        FedDrift-Eager: all clients that drift in a step open one model together, none is isolated,
-        and nothing is merged.
+        Whether to run the variant FedDrift-Eager: all clients that drift in a step get one new
+        model together, no client is isolated, and no models are merged.
     models
-        Largest number of models, at least 1; None: any.
+        Largest number of models, at least 1; None: no limit.
 
     Raises
     ------
     ConfigError
-        If an option is out of range; one line for each.
+        If options are out of range; one line for each of them.
     """
 
     state_type = FedDriftState
-    asks_for = "training accuracies"
+    requires = Requires(updates=False, signatures=False, reports="training accuracies")
 
     step_rounds: int = 200
     delta: float = 0.06
@@ -518,53 +564,52 @@ class FedDrift(OneCohort[FedDriftState]):
             ("algorithm.models", models, models is None or models >= 1, "at least 1, or left out"),
         )
 
-    @property
-    def needs_updates(self) -> bool:
-        """Return False: sums over the clients of a model suffice."""
-        return False
+    def check(self, run: RunFacts) -> Sequence[str]:
+        """Check that ``models`` allows one model for each client, if each begins with its own.
 
-    @property
-    def compares(self) -> bool:
-        """Return False: no signatures of updates are compared."""
-        return False
-
-    def check_clients(self, clients: int) -> None:
-        """Check that there may be as many models as clients, if each client begins with one.
+        The result contains a warning if the run consists of a single time step, in which no model
+        is created or merged.
 
         Raises
         ------
         ConfigError
-            If there may not.
+            If each client begins with its own model, and ``models`` is less than the number of
+            clients.
         """
-        valid = self.models is None or self.start == "together" or self.models >= clients
-        rule = f"at least the number of clients, {clients}, where start is 'alone'"
-        require(("algorithm.models", self.models, valid, rule))
-
-    def too_short(self, rounds: int) -> str:
-        """Return a warning if the run is one time step, in which no model is opened or merged."""
-        if rounds > self.step_rounds:
-            return ""
+        warnings = super().check(run)
+        if run.clients is not None:
+            valid = self.models is None or self.start == "together" or self.models >= run.clients
+            rule = f"at least the number of clients, {run.clients}, if start is 'alone'"
+            require(("algorithm.models", self.models, valid, rule))
+        if run.rounds is None or run.rounds > self.step_rounds:
+            return warnings
         alone = (
             "every client trains alone" if self.start == "alone" else "it is federated averaging"
         )
         return (
-            f"FedDrift merges and opens models at the start of a time step, of {self.step_rounds} "
-            f"rounds, and this run has {rounds}: unless clients' data changes, {alone}; set a "
-            "smaller algorithm.step_rounds"
+            *warnings,
+            "FedDrift creates and merges models only at the start of a time step of "
+            f"{self.step_rounds} rounds, but this run has {run.rounds} rounds, so that, unless "
+            f"clients' data changes, {alone}; set a smaller algorithm.step_rounds",
         )
 
     def init(self, params: Tensor, clients: Clients) -> FedDriftState:
-        """Give every client a model, all of them equal, or all clients one; none has data yet."""
+        """Return the state before round 1, with equal initial models.
+
+        Each client has a model of its own, or all clients share one model (``start``). No data
+        belongs to a model yet.
+        """
         ids = tuple(clients.ids)
         clusters = [[client] for client in ids] if self.start == "alone" else [ids]
         return FedDriftState.first(ParameterTree.star(clusters, params), ids)
 
     def step(
-        self, state: FedDriftState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: FedDriftState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[FedDriftState, RoundLog]:
-        """Run one round: start a time step if one is due, then train every model that is in use.
+        """Run one round of FedDrift: start a time step if this is due, then train the models.
 
-        Parameters are those of :meth:`Algorithm.step <fedclade.Algorithm.step>`.
+        Every model that some client has in the present time step is trained. For the parameters see
+        :meth:`Algorithm.step <fedclade.Algorithm.step>`.
         """
         events: list[Event] = []
         data_has_changed = not state.stages or clients.stage != state.stages[-1]
@@ -573,7 +618,7 @@ class FedDrift(OneCohort[FedDriftState]):
 
         members = _group_by_model(state.tree, sorted(cohort), clients)
         # Clients train the models that they have in this step in one query.
-        updates = self._train(state, members, clients, this_round)
+        updates = self._train_models(state, members, clients, this_round, store=Lasting())
         tree = state.tree
         trained: list[ClusterUpdate] = []
         for node, ids in members.items():
@@ -593,29 +638,34 @@ class FedDrift(OneCohort[FedDriftState]):
         cohort: Sequence[int],
         own_updates: Updates | None,
         clients: Clients,
-        this_round: Round,
+        this_round: RoundPlan,
     ) -> tuple[ParameterTree, ClusterUpdate | None]:
-        """Move a model by the updates of all clients with data of some step that belongs to it.
+        """Train and move one model, with all clients of the cohort whose data belongs to it.
+
+        Clients that have the model in this time step have already trained it (``own_updates``).
+        Clients whose data of an earlier step belongs to the model are queried for updates here.
 
         Parameters
         ----------
         tree
-            The tree with the models that have moved already.
+            The tree, in which other models may have moved already.
         node
-            The model.
+            The model's node.
         state
-            The state in this round.
+            The state at the start of the round's training.
         cohort
-            Clients of the round.
+            Ids of the clients sampled for this round.
         own_updates
-            Updates of the clients that have the model in this step; None if there are no clients.
+            Updates of the clients that have the model in this time step; None if no such client is
+            in the cohort.
         clients, this_round
             As in :meth:`step`.
 
         Returns
         -------
         tuple
-            The tree, and the cluster of clients that have the model in this step, for the log.
+            The tree with the moved model, and the round's result for the cluster of clients that
+            have the model in this time step, for the log; None if no such client trained.
         """
         owners = self._list_owners(state, node)
         former = [
@@ -623,10 +673,10 @@ class FedDrift(OneCohort[FedDriftState]):
             for client in sorted(cohort)
             if client in owners and state.tree.leaf_of[client] != node
         ]
-        # What clients store after training is of the model that they have in this step, and not of
-        # models of earlier steps.
+        # Tensors that clients store after training, such as personal parameters, belong to the
+        # model that they have in this step. Training for models of earlier steps stores nothing.
         aside = replace(this_round, purpose=BESIDE)
-        former_updates = self._train(state, {node: former}, clients, aside)
+        former_updates = self._train_models(state, {node: former}, clients, aside, store=Nothing())
         replies = [each for each in (former_updates, own_updates) if each is not None and each.ids]
         enough = sum(len(each.ids) for each in replies) >= this_round.min_clients
         step = mean_of_all(replies) if replies else None
@@ -638,9 +688,9 @@ class FedDrift(OneCohort[FedDriftState]):
         return tree, replace(cluster, mean=step if own_updates.ids else None, enough=enough)
 
     def _start_step(
-        self, state: FedDriftState, clients: Clients, this_round: Round
+        self, state: FedDriftState, clients: Clients, this_round: RoundPlan
     ) -> tuple[FedDriftState, list[Event]]:
-        """Start a time step: clients choose models, and models are opened and merged."""
+        """Start a time step: assign clients to models, create new models, and merge models."""
         time_step = TimeStep.begin(state, clients, this_round)
         is_first = len(time_step.begun) == 1
         if is_first:
@@ -656,68 +706,79 @@ class FedDrift(OneCohort[FedDriftState]):
         return time_step.finish()
 
     def _list_owners(self, state: FedDriftState, node: int) -> set[int]:
-        """Return the clients whose data of some step belongs to a model."""
+        """Return the ids of the clients whose data of any step belongs to a model."""
         owns = (state.assigned == node).any(dim=0).tolist()
         return {client for client, is_owner in zip(state.ids, owns, strict=True) if is_owner}
 
-    def _train(
+    def _train_models(
         self,
         state: FedDriftState,
         members: Mapping[int, Sequence[int]],
         clients: Clients,
         this_round: Round,
+        *,
+        store: Store,
     ) -> Updates | None:
-        """Train models, each client on all of its data that belongs to the model.
+        """Train models, each client on all of its data that belongs to its model.
 
         Parameters
         ----------
         state
-            The state in this round.
+            The state at the start of the round's training.
         members
-            The clients that train each model; no client is there twice.
+            The clients that train each model, by the model's node. A client trains one model only.
         clients, this_round
             As in :meth:`step`.
+        store
+            Rule for the tensors that clients store after training.
 
         Returns
         -------
         Updates or None
-            None if there are no clients.
+            The clients' updates; None if ``members`` contains no clients.
         """
         node_of = {client: node for node, ids in members.items() for client in ids}
         if not node_of:
             return None
         column_of = {client: column for column, client in enumerate(state.ids)}
         assigned = state.assigned.numpy()
-        data_rounds: list[tuple[int, ...]] = []
+        data_rounds: dict[int, tuple[int, ...]] = {}
         for client, node in node_of.items():
             steps = np.flatnonzero(assigned[:, column_of[client]] == node).tolist()
-            data_rounds.append(tuple(state.begun[step] for step in steps))
+            data_rounds[client] = tuple(state.begun[step] for step in steps)
         models, rows = state.tree.models(list(node_of.values()))
-        # If clients' data has never changed, all of it is the data of all steps.
+        # If clients' data has never changed, all steps have the same data, which is all data.
         has_changed = len(set(state.stages)) > 1
-        query = UpdateQuery(
-            list(node_of),
-            "train",
-            models,
-            rows,
-            this_round,
-            data_rounds=data_rounds if has_changed else None,
-        )
-        return clients.ask(query)
+        data = OfRounds(data_rounds) if has_changed else AllData()
+        work = ClientWork(data=data, store=store)
+        return clients.train(list(node_of), models, rows, this_round, work)
 
-    def serve(self, state: FedDriftState, clients: Clients) -> Mapping[int, int]:
-        """Return the node of each client's model, or of the one that it would take now."""
+    def models_for(self, state: FedDriftState, clients: Clients) -> EvaluatedModels:
+        """Return the models with which clients are evaluated: the models that they have.
+
+        A client without a model is queried, and evaluated with the model that is most accurate on
+        its training data.
+        """
         leaf_of = state.tree.leaf_of
         unassigned = [client for client, node in leaf_of.items() if node == 0]
         free = state.free
         accuracies, _ = query_accuracies(state.tree, free, unassigned, clients)
         taken = {client: free[int(row.argmax())] for client, row in accuracies.items()}
-        return {**leaf_of, **taken}
+        return EvaluatedModels(nodes={**leaf_of, **taken})
 
     def join(
         self, state: FedDriftState, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FedDriftState, list[Event]]:
-        """Let newcomers take the model that is most accurate on their data, which belongs to it."""
+        """Add clients that join during a run, before a round.
+
+        Newcomers take the model that is most accurate on their data, and the data of the present
+        step then belongs to this model.
+
+        Returns
+        -------
+        tuple
+            The state with the newcomers, and the events that report where they joined.
+        """
         state = state.with_clients(ids)
         events: list[Event] = [Joined(0, tuple(ids))]
         if not len(state.assigned):  # before the first step, which assigns all clients
@@ -743,9 +804,10 @@ class FedDrift(OneCohort[FedDriftState]):
 def _group_by_model(
     tree: ParameterTree, cohort: Sequence[int], clients: Clients
 ) -> dict[int, list[int]]:
-    """Return the clients of the cohort that have each model in use, by its node.
+    """Group the clients of the cohort by their models; return the groups by the models' nodes.
 
-    A model is in use if a client that is available has it, whether or not it is in the cohort.
+    The result contains every model that some available client has, even if no such client is in the
+    cohort.
     """
     available = set(clients.ids)
     leaf_of = tree.leaf_of

@@ -1,10 +1,11 @@
-"""FedEM: Marfoq, Neglia, Bellet, Kameni, Vidal 2021, Algorithm 1.
+"""FedEM and FedRC, in which every client uses a mixture of models that all clients share.
 
-Every client's distribution is a mixture of M distributions that all clients share: h_t = Σ_m π_tm
-h_θm. In every round each participant receives all M models, computes for each of its examples the
-probability that it belongs to each component (E-step), and from these probabilities q its weights
-π_t and an update of every model (M-step). It predicts with the weighted mean of all models'
-probabilities.
+FedEM (Marfoq, Neglia, Bellet, Kameni, Vidal 2021, Algorithm 1) assumes that every client's
+distribution is a mixture of M distributions that all clients share: client t predicts with h_t =
+Σ_m π_tm h_θm. In every round each participant receives all M models, computes for each of its
+examples the probability that it comes from each of the M distributions, the *components* (E-step),
+and from these probabilities q its weights π_t and an update of every model (M-step). It predicts
+with the weighted mean of all models' probabilities.
 
 Where paper and official code leave a choice, this file decides as follows:
 
@@ -14,10 +15,11 @@ Where paper and official code leave a choice, this file decides as follows:
   q_j(m). A batch's sum is divided by its number of examples, as in the official code: while weights
   are uniform, a step is 1/M as long as FedAvg's. All M models see the same batches.
 - *Mean.* The server's mean has the weights |D_t|, as in the paper. The official code averages over
-  all clients, with old models of those that were not sampled; here the mean is over the cohort, as
-  in Algorithm 1 when all clients take part.
-- *Disclosure.* π_t and q never leave the client, which stores π_t. The client reports the component
-  with its largest weight: that is its leaf in the tree, and nothing else depends on it.
+  all clients, with the old models of clients that were not sampled; here the mean is over the
+  cohort, as in Algorithm 1 if all clients are sampled.
+- *Disclosure.* π_t and q never leave the client, which stores π_t. Of its weights the client
+  reports only which one is largest. In the tree the client is a member of the leaf of that
+  component; nothing else depends on the report.
 - *Clients without weights*, that is newcomers and clients that were never sampled. Whenever such a
   client is evaluated, it takes one E-step and one M-step in π with the current models, from uniform
   weights (the official code's test clients continue from their previous weights). It is in no
@@ -37,13 +39,16 @@ from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, S, State
 from fedclade.algorithms.cluster_update import membership_events
+from fedclade.algorithms.requires import EvaluatedModels, Requires
 from fedclade.clustering import SplitCriteria
 from fedclade.core import (
     Clients,
+    ClientWork,
     ConfigError,
+    Em,
     Mixture,
     ParameterTree,
-    Round,
+    RoundPlan,
     TooFew,
     Updates,
     checked,
@@ -55,73 +60,77 @@ from fedclade.core import (
 
 
 class SharedMixture(OneCohort[S]):
-    """Base of FedEM and FedRC: clients train all models, and each predicts with its own mixture.
+    """Base class of FedEM and FedRC, in which clients share several models and mix them.
 
-    The mixture is one of all leaves' models; ``clusters`` is the number of models.
+    Every client trains all models and predicts with a mixture of them, with weights of its own.
+    Each leaf of the tree stores one of the models; ``clusters`` is their number.
     """
-
-    is_soft = True
 
     clusters: int
 
     @property
-    def needs_updates(self) -> bool:
-        """Return whether a step uses the whole updates of single clients."""
-        return False
+    def requires(self) -> Requires:
+        """Needs of the method that a run checks, such as one initial model for each leaf."""
+        return Requires(
+            updates=False,
+            signatures=False,
+            initial_models=self.clusters,
+            mixture=Mixture(),
+            soft_clusters=True,
+            clusters_from="clusters",
+        )
 
-    @property
-    def compares(self) -> bool:
-        """Return whether a step uses signatures of updates."""
-        return False
+    def mixture_after(self, state: S) -> Mixture:
+        """Return the settings of the mixture of models that clients train and predict with."""
+        return Mixture()
 
-    @property
-    def initial_models(self) -> int:
-        """Number of initial models, each drawn separately, that :meth:`init` receives."""
-        return self.clusters
+    def models_for(self, state: S, clients: Clients) -> EvaluatedModels:
+        """Return the model with which clients are evaluated: the mixture of all leaves' models."""
+        return EvaluatedModels(nodes=state.tree.leaf_of, mixture=self.mixture_after(state))
 
     def star(self, params: Tensor, clients: Clients) -> ParameterTree:
-        """Return a tree with an empty leaf for each initial model.
+        """Return the initial tree, with a leaf without members for each initial model.
 
         Parameters
         ----------
         params
-            Initial models ``[K, S]``, all different.
+            Initial models ``[K, S]``, one parameter vector in each row; all must differ.
         clients
-            All clients of the run.
+            All clients of the run, which are in no cluster yet.
 
         Raises
         ------
         ConfigError
-            If two of the initial models are equal, and would stay so.
+            If two of the initial models are equal, since they would stay equal in training.
         """
         models = params.view(-1, params.shape[-1])
         if (found := len(models.unique(dim=0))) < self.clusters:
             name = type(self).__name__.lower()
             raise ConfigError(
-                f"{name} needs {self.clusters} different initial models, got {found}; let them "
-                "depend on the seed"
+                f"{name} needs {self.clusters} different initial models, got {found}; let the "
+                "model's initial parameters depend on the seed"
             )
         return ParameterTree.star([()] * self.clusters, models, clients.ids)
 
     def trained(
-        self, state: S, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: S, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[ParameterTree, Updates, Tensor, RoundLog]:
-        """Train all models with a cohort.
+        """Train all models with the clients of a cohort.
 
-        If too few clients reply, the models stay as they are.
+        If too few clients reply, the models do not change.
 
         Returns
         -------
         tuple
-            The tree after the round, the updates, the mean table ``[K, C]`` (``[K, 0]`` if too few
-            clients replied), and the round's log.
+            The tree after the round; the updates; the mean of the clients' tables, which contain
+            the frequency of each of C labels in each of K components, ``[K, C]`` (``[K, 0]`` if the
+            method has no tables or too few clients replied); and the round's log.
         """
         tree = state.tree
         K = self.clusters
         models, _ = tree.models(leaves := [leaf.id for leaf in tree.leaves])
-        updates = clients.train(
-            cohort, models, [0] * len(cohort), this_round, mixture=self.mixture(state)
-        )
+        work = ClientWork(steps=Em(self.mixture_after(state)))
+        updates = clients.train(cohort, models, [0] * len(cohort), this_round, work)
         updates = updates.select(sorted(cohort))
         losses = dict(zip(updates.ids, updates.losses.tolist(), strict=True))
         if (
@@ -167,7 +176,7 @@ class SharedMixture(OneCohort[S]):
 # - P̂_k(c) is the share of label c in Σ γ_jk over all examples of the clients that took part in the
 #   last round, each sum at least 1e-8 before it is normalised (official code). The official code
 #   adds the last known tables of the clients that did not take part; if all clients take part in
-# every round, both are the same.
+#   every round, both are the same.
 # - In the first round P̂ is uniform, so that it is a round of FedEM (official code).
 # - Clients without weights estimate them with the run's P̂; the official code's test clients use a
 #   uniform P̂. Newcomers to a finished run estimate theirs without P̂, like these test clients.
@@ -184,7 +193,8 @@ class FedRCState(State):
     Parameters
     ----------
     rates
-        P̂ ``[K, C]``: the frequency of each label in each component; None before the first round.
+        P̂ ``[K, C]``: the frequency of each of C labels in each of K components; None before the
+        first round.
     """
 
     rates: Tensor | None = None
@@ -193,7 +203,10 @@ class FedRCState(State):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FedRC(SharedMixture[FedRCState]):
-    """FedRC (Guo et al. 2024): FedEM that does not separate clients by their labels alone.
+    """FedRC (Guo et al. 2024): mixture of shared models, robust to different label frequencies.
+
+    As in FedEM, every client uses its own mixture of K models. Clients whose data differs only in
+    how often each label occurs use the same model.
 
     Parameters
     ----------
@@ -202,26 +215,44 @@ class FedRC(SharedMixture[FedRCState]):
     """
 
     state_type = FedRCState
-    clusters_from = "clusters"
-    asks_for = "the component that they weigh most, and how their labels lean towards each,"
 
     clusters: int = 3
 
     def __post_init__(self) -> None:
         require(("algorithm.clusters", self.clusters, self.clusters >= 1, "at least 1"))
 
-    def mixture(self, state: FedRCState | None) -> Mixture:
-        """Return the mixture of all leaves' models, with P̂."""
-        return Mixture(by_label=True, rates=None if state is None else state.rates)
+    @property
+    def requires(self) -> Requires:
+        """Needs of FedRC that a run checks, in addition to those of FedEM.
+
+        Clients report which component they weigh most, and how often each label occurs in their
+        data of each component.
+        """
+        return replace(
+            super().requires,
+            reports="the component that they weigh most, and how their labels lean towards each,",
+            mixture=Mixture(by_label=True),
+        )
+
+    def mixture_after(self, state: FedRCState) -> Mixture:
+        """Return the settings of the mixture that clients train and predict with.
+
+        They contain P̂, the frequency of each label in each component.
+        """
+        return Mixture(by_label=True, rates=state.rates)
 
     def init(self, params: Tensor, clients: Clients) -> FedRCState:
-        """Return the state with the initial models ``[K, S]``, which must all differ."""
+        """Return the state before round 1, from K different initial models ``[K, S]``."""
         return FedRCState(self.star(params, clients))
 
     def step(
-        self, state: FedRCState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: FedRCState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[FedRCState, RoundLog]:
-        """Run one round: the clients' E-step and M-steps, the mean of each model, and P̂."""
+        """Run one round of FedRC.
+
+        Clients run an E-step and an M-step, each model moves by its mean update, and the server
+        computes P̂, the frequency of each label in each component, again.
+        """
         tree, updates, table, log = self.trained(state, cohort, clients, this_round)
         rates = label_rates(table, float(updates.sizes.sum())) if table.shape[1] else state.rates
         return FedRCState(tree, rates), log
@@ -230,7 +261,7 @@ class FedRC(SharedMixture[FedRCState]):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FedEM(SharedMixture[State]):
-    """FedEM (Marfoq et al. 2021): M models, of which every client uses its own mixture.
+    """FedEM (Marfoq et al. 2021): shared models, of which every client uses its own mixture.
 
     Parameters
     ----------
@@ -238,25 +269,27 @@ class FedEM(SharedMixture[State]):
         Number M of models.
     """
 
-    clusters_from = "clusters"
-    asks_for = "the component that they weigh most"
-
     clusters: int = 3
 
     def __post_init__(self) -> None:
         require(("algorithm.clusters", self.clusters, self.clusters >= 1, "at least 1"))
 
-    def mixture(self, state: State | None) -> Mixture:
-        """Return the mixture of all leaves' models."""
-        return Mixture()
+    @property
+    def requires(self) -> Requires:
+        """Needs of FedEM that a run checks.
+
+        It needs M different initial models; and each client reports the component (one of the M
+        models) to which it gives the largest weight.
+        """
+        return replace(super().requires, reports="the component that they weigh most")
 
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Return the state with the initial models ``[M, S]``, which must all differ."""
+        """Return the state before round 1, from M different initial models ``[M, S]``."""
         return State(self.star(params, clients))
 
     def step(
-        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
-        """Run one round of Algorithm 1."""
+        """Run one round of FedEM (Algorithm 1): E-step and M-step of clients, and mean updates."""
         tree, _, _, log = self.trained(state, cohort, clients, this_round)
         return replace(state, tree=tree), log

@@ -13,7 +13,7 @@ Where the paper leaves a choice, this file decides as follows:
   minimises the same sum of squares as the E- and the M-step and needs no random draws. (The code
   published with the paper runs five iterations of k-means from k of the local models.)
 - *Distances* are between parameters; buffers, such as BatchNorm's, are averaged but not compared.
-  (That code compares one layer.)
+  (The published code compares one layer.)
 - *Weights.* Means are weighted by |D_i| as in FedAvg; the paper's are not. With equal sizes both
   are the same.
 - *Client fraction below 1.* Both steps use only the cohort: a local model of an earlier round
@@ -33,11 +33,12 @@ from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import by_cluster, log_of, membership_events
+from fedclade.algorithms.requires import Requires
 from fedclade.clustering import agglomerate, compute_distances, cut
 from fedclade.core import (
     Clients,
     ParameterTree,
-    Round,
+    RoundPlan,
     TooFew,
     Updates,
     centre_of,
@@ -49,17 +50,17 @@ from fedclade.core import (
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FeSEM(OneCohort[State]):
-    """Multi-center federated learning (Xie et al. 2020): k-means on local models.
+    """FeSEM, multi-center federated learning (Xie et al. 2020): k-means on clients' local models.
 
-    Each round is one iteration.
+    Each round of training is one iteration of k-means.
 
     Parameters
     ----------
     clusters
-        Number K of centres.
+        Number K of centres, each of which is a model.
     """
 
-    clusters_from = "clusters"
+    requires = Requires(clusters_from="clusters")
 
     clusters: int = 2
 
@@ -67,16 +68,21 @@ class FeSEM(OneCohort[State]):
         require(("algorithm.clusters", self.clusters, self.clusters >= 1, "at least 1"))
 
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Put every centre at the initial model, and assign no client."""
+        """Return the state before round 1: all centres are equal, and no client is assigned."""
         return State(ParameterTree.star([()] * self.clusters, params, unassigned=clients.ids))
 
     def step(
-        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
-        """Run one round of Algorithm 1, beginning with its last step, the local updates."""
+        """Run one round of FeSEM (Algorithm 1), which begins with the local updates.
+
+        Clients train from their centres (the last step of the algorithm's loop). Then each client
+        is assigned to the centre nearest to its local model (E-step), and each centre becomes the
+        mean of the local models assigned to it (M-step).
+        """
         tree = state.tree
         models, rows = tree.models([tree.leaf_of[client] for client in cohort])
-        # LocalUpdate
+        # LocalUpdate of Algorithm 1
         updates = clients.train(cohort, models, rows, this_round).select(sorted(cohort))
         if not updates.ids:
             return state, log_of([])
@@ -87,13 +93,15 @@ class FeSEM(OneCohort[State]):
         if not any(leaf.members for leaf in tree.leaves):
             merges = agglomerate(compute_distances(local[:, :D], "l2"), "ward")
             labels = torch.from_numpy(cut(merges, min(self.clusters, len(local))))
-            centres = _means(local, updates, labels, centres)
+            centres = _average_by_label(local, updates, labels, centres)
         # E-step. A matrix product would be faster, but loses small distances to rounding.
         apart = torch.cdist(
             local[:, :D], centres[:, :D], compute_mode="donot_use_mm_for_euclid_dist"
         )
         nearest = apart.argmin(dim=1)
-        centres = _means(local, updates, nearest, centres, this_round.min_clients)  # M-step
+        centres = _average_by_label(
+            local, updates, nearest, centres, this_round.min_clients
+        )  # M-step
         moved = tree.reassigned(
             {client: 1 + k for client, k in zip(updates.ids, nearest.tolist(), strict=True)}
         )
@@ -114,12 +122,23 @@ class FeSEM(OneCohort[State]):
         return State(moved), replace(log, discrepancy=float(apart.sum()))
 
 
-def _means(
+def _average_by_label(
     local: Tensor, updates: Updates, labels: Tensor, otherwise: Tensor, least: int = 1
 ) -> Tensor:
-    """Return the weighted mean of the models ``[n, S]`` with each label, ``[k, S]``.
+    """Compute the k centres ``[k, S]`` as means of the local models assigned to them.
 
-    A label with fewer than ``least`` models gets its row of ``otherwise``.
+    Parameters
+    ----------
+    local
+        Local models of n clients, ``[n, S]``.
+    updates
+        The clients' updates, which give numbers of examples as weights, and the aggregation rule.
+    labels
+        Number of the centre to which each local model is assigned, ``[n]``.
+    otherwise
+        Old centres ``[k, S]``; a centre with fewer than ``least`` local models does not change.
+    least
+        Smallest number of local models for a new centre.
     """
     means = otherwise.clone()
     sizes = updates.sizes.to(local)

@@ -1,4 +1,6 @@
-"""FL+HC: Briggs, Fan, Andras 2020, "Federated learning with hierarchical clustering", Algorithm 1.
+"""FL+HC, federated learning with one step of hierarchical clustering (Briggs et al. 2020).
+
+Briggs, Fan, Andras 2020, "Federated learning with hierarchical clustering", Algorithm 1.
 
 For n rounds all clients train one model (lines 3 to 6). Then a clustering step queries all clients
 for their updates Δw (lines 7 to 9) and clusters them by hierarchical clustering (line 10). From
@@ -11,9 +13,10 @@ the w at which the updates were made. If it finds one cluster, FL+HC is FedAvg t
 round. With ``keep_updates`` its training is not discarded: each cluster starts from w plus the mean
 of its members' Δw, as line 24 would move it.
 
-**Clients that do not reply in it**, though they are queried again, wait in no cluster, with the
-joint model w. When one replies in a later round, from w as the others did, it joins the cluster
-with the update most similar to its own. With too few replies to cluster, the step is repeated.
+**Clients that do not reply to the clustering step**, although they are queried again, are in no
+cluster, and train and use the joint model w. When such a client replies in a later round, with an
+update made at w like the other clients' updates, it joins the cluster with the most similar update.
+If too few clients reply, the next round repeats the clustering step.
 
 **Number of sampled clients.** Line 19, m = max(α·K, 1), is in a procedure that is called for each
 cluster with its clients K_c (line 14). Read literally, its K is the cluster (``cohort =
@@ -41,10 +44,10 @@ the local training has ``reshuffle = false``.
 the merge heights have their largest relative gap, if that is wider than chance makes it:
 :func:`~fedclade.clustering.count_clusters_by_gap`.
 
-**Many clients.** Single linkage of many thousands of clients is found by a minimum spanning tree,
-which is the same. The other linkages need the distance of every pair: with ``sample``, this number
-of clients is drawn and clustered, and each other client joins the cluster with the nearest mean.
-That is not in the paper, so it has to be requested.
+**Many clients.** For many thousands of clients, single linkage is computed by a minimum spanning
+tree, which gives the same clusters. The other linkages need the distance of every pair: with
+``sample``, this number of clients is drawn and clustered, and each other client joins the cluster
+with the nearest mean. That is not in the paper, so it has to be requested.
 """
 
 from __future__ import annotations
@@ -76,6 +79,7 @@ from fedclade.algorithms.cluster_update import (
     train_clusters,
     train_root,
 )
+from fedclade.algorithms.requires import Requires, RunFacts
 from fedclade.clustering import (
     CENTROID,
     LINKAGES,
@@ -97,6 +101,7 @@ from fedclade.core import (
     ParameterTree,
     Postponed,
     Round,
+    RoundPlan,
     Updates,
     checked,
     mean,
@@ -107,15 +112,21 @@ from fedclade.core import (
 )
 
 MOST_EXACT = 20_000
-"""Largest number of clients whose distances are computed without ``sample``.
+"""Largest number of clients for which all pairwise distances are computed.
 
-With what is computed from them they take some 5 GB.
+The distances of so many clients, and the arrays computed from them, take some 5 GB.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class FLHCState(State):
-    """State of FL+HC between rounds: whether the clustering step has been made."""
+    """State of FL+HC between rounds.
+
+    Parameters
+    ----------
+    clustered
+        Whether the round with the clustering step is over.
+    """
 
     clustered: bool = False
 
@@ -138,10 +149,10 @@ class FLHC(Algorithm[FLHCState]):
         ``ward``, with ``l2`` only. The defaults, ``l1`` and ``complete``, are the paper's for
         clients about which nothing is known.
     threshold
-        T: clusters merge up to this distance, in parameter units, or in [0, 2] for ``cosine``.
-        ``"auto"``, also if it is left out: at the largest gap between merges, or one cluster if
-        there is no clear gap; most reliable with ``ward`` or ``cosine``, as gaps between ``l1``
-        distances are narrow.
+        T: clusters merge up to this distance, in parameter units, or in [0, 2] for ``cosine``. With
+        ``"auto"`` or None, merging stops at the largest gap between the distances of consecutive
+        merges; if no gap is clear, there is one cluster. This is most reliable with ``ward`` or
+        ``cosine``, as gaps between ``l1`` distances are narrow.
     n_clusters
         Merge until this number of clusters is left, instead of up to a threshold.
     compare
@@ -153,10 +164,10 @@ class FLHC(Algorithm[FLHCState]):
         are available in the round, and a cluster of fewer than m clients trains whole.
         ``of_cluster``: K is the number of the cluster's own clients.
     sample
-        If there are more clients, this number of them is drawn and clustered, and each other joins
-        the cluster with the nearest mean. Not with ``single``, which is exact for any number of
-        clients. Without it the other linkages are exact, too, for up to 20,000 clients; for more it
-        is required.
+        Number of clients that are drawn and clustered, if there are more clients; each other client
+        joins the cluster with the nearest mean. Not available with ``single`` linkage, which is
+        exact for any number of clients. None: all clients are clustered, which the other linkages
+        allow for up to 20,000 clients.
     keep_updates
         Whether each cluster starts from the model w plus the mean of its members' updates Δw,
         weighted by their numbers of examples; a cluster of which fewer than ``min_clients`` members
@@ -166,11 +177,10 @@ class FLHC(Algorithm[FLHCState]):
     Raises
     ------
     ConfigError
-        If an option is unknown or out of range; one line for each.
+        If options are unknown or out of range; one line for each of them.
     """
 
     state_type = FLHCState
-    clusters_from = "n_clusters"
 
     rounds_before: int = 10
     metric: str = "l1"
@@ -194,7 +204,7 @@ class FLHC(Algorithm[FLHCState]):
         smallest_sample = max(4, self.n_clusters or 0)
         sample_valid = self.sample is None or self.sample >= smallest_sample
         sample_used = self.sample is None or self.linkage != "single"
-        sample_rule = "left out: linkage 'single' is exact for any number of clients"
+        sample_rule = "left out, since linkage 'single' is exact for any number of clients"
         require(
             ("algorithm.rounds_before", self.rounds_before, self.rounds_before >= 0, "at least 0"),
             ("algorithm.metric", self.metric, metric_valid, "'l2' with linkage 'ward'"),
@@ -206,44 +216,57 @@ class FLHC(Algorithm[FLHCState]):
         )
 
     @property
-    def needs_updates(self) -> bool:
-        """Return whether the clustering step uses clients' whole updates, not only signatures."""
-        return self.compare == "parameters" or self.keep_updates
+    def requires(self) -> Requires:
+        """Needs of FL+HC that a run checks: signatures of updates, or whole updates.
 
-    @property
-    def compares_lengths(self) -> bool:
-        """Return whether distances depend on the norms of updates, as all but the cosine do."""
-        return self.metric != "cosine"
+        The clustering step compares clients by signatures of their updates, which are short
+        vectors. It needs whole updates to compare models (``compare = "parameters"``), or to move
+        the clusters' models (``keep_updates``).
+        """
+        return Requires(
+            updates=self.compare == "parameters" or self.keep_updates,
+            lengths=self.metric != "cosine",
+            clusters_from="n_clusters",
+        )
 
-    def too_short(self, rounds: int) -> str:
-        """Return a warning if a run of this number of rounds ends before the clustering step."""
-        return never_clusters(self, self.rounds_before + 1, rounds, "rounds_before")
+    def check(self, run: RunFacts) -> Sequence[str]:
+        """Check that the number of clients suits ``n_clusters`` and ``sample``.
 
-    def check_clients(self, clients: int) -> None:
-        """Check that there are enough clients for ``n_clusters``, and not too many to be compared.
+        The result contains a warning if the run ends before the clustering step.
 
         Raises
         ------
         ConfigError
-            If there are more than can be compared, and ``sample`` is not given.
+            If there are fewer clients than ``n_clusters``; or more clients than can be compared in
+            pairs, and ``sample`` is not set.
         """
-        super().check_clients(clients)
+        warnings = super().check(run)
+        if run.clients is not None:
+            self._check_sample(run.clients)
+        return (*warnings, *never_clusters(self, self.rounds_before + 1, run, "rounds_before"))
+
+    def _check_sample(self, clients: int) -> None:
+        """Check that ``sample`` is set if there are too many clients to compare all pairs."""
         valid = clients <= MOST_EXACT or self.linkage == "single" or self.sample is not None
         needed = (
-            f"given, such as 4096, for {clients:,} clients: {self.linkage} linkage holds the "
+            f"set, for example to 4096, for {clients:,} clients: {self.linkage} linkage stores the "
             "distances of all pairs"
         )
-        rule = f"{needed}, and is exact for at most {MOST_EXACT:,}"
+        rule = f"{needed}, and therefore takes at most {MOST_EXACT:,} clients"
         require(("algorithm.sample", self.sample, valid, rule))
 
     def init(self, params: Tensor, clients: Clients) -> FLHCState:
-        """Put all clients in one cluster (line 2)."""
+        """Return the state before round 1: all clients share one model (Algorithm 1, line 2)."""
         return FLHCState(ParameterTree.root_only(clients.ids, params))
 
     def sample_cohort(
         self, state: FLHCState, fraction: float, draw: np.random.Generator
     ) -> tuple[int, ...]:
-        """Sample m clients of every cluster, or all if it has fewer (lines 19 and 20)."""
+        """Sample the clients of a round: m clients of every cluster, or all if it has fewer.
+
+        Source: Algorithm 1, lines 19 and 20. The number m is a fraction of all clients, or of the
+        clients of each cluster, see ``cohort``.
+        """
         if self.cohort == "of_cluster":
             return super().sample_cohort(state, fraction, draw)
         m = share_of(len(state.tree.nodes[0].members), fraction)
@@ -253,7 +276,7 @@ class FLHC(Algorithm[FLHCState]):
         return tuple(cohort)
 
     def step(
-        self, state: FLHCState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: FLHCState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[FLHCState, RoundLog]:
         """Run a round of federated learning in every cluster, or the clustering step.
 
@@ -264,24 +287,31 @@ class FLHC(Algorithm[FLHCState]):
         cohort
             Ids of the clients sampled for this round; the clustering step queries all clients.
         clients
-            All clients; queries go through this object.
+            All clients of the run; queries go through this object.
         this_round
-            Round number, seed and local training.
+            Number, seed and local training of the round.
         """
         if this_round.number > self.rounds_before and not state.clustered:
             return self._run_clustering_step(state, clients, this_round)
-        # lines 4 and 14: lines 19 to 23
+        # lines 19 to 23, the procedure that lines 4 and 14 call
         trained = train_clusters(state, cohort, clients, this_round)
         tree = move_clusters(state.tree, trained)  # line 24
         tree, events = place_stragglers(tree, trained)
         return replace(state, tree=tree), log_of(trained, events)
 
     def _run_clustering_step(
-        self, state: FLHCState, clients: Clients, this_round: Round
+        self, state: FLHCState, clients: Clients, this_round: RoundPlan
     ) -> tuple[FLHCState, RoundLog]:
-        """Query all clients for their updates (lines 7 to 9), and cluster them (lines 10 to 12)."""
-        retried_round = replace(this_round, require_all=True)
-        trained = train_root(state, clients.ids, clients, retried_round).compared()
+        """Query all clients for updates and cluster the clients (Algorithm 1, lines 7 to 12).
+
+        If too few clients reply, the clustering is postponed to the next round.
+
+        Returns
+        -------
+        tuple
+            The next state, and the log of the round.
+        """
+        trained = train_root(state, clients.ids, clients, this_round, require_all=True).compared()
         replies = len(trained.updates.ids)
         needed = min(len(clients.ids), max(2, self.n_clusters or 0))
         if not trained.enough or replies < needed:
@@ -297,7 +327,14 @@ class FLHC(Algorithm[FLHCState]):
     def _create_clusters(
         self, tree: ParameterTree, trained: ClusterUpdate, this_round: Round
     ) -> tuple[ParameterTree, list[Event]]:
-        """Cluster the updates (line 10); clusters start from the joint model (lines 11, 12)."""
+        """Cluster the clients by their updates (Algorithm 1, line 10).
+
+        Returns
+        -------
+        tuple
+            The tree, in which every cluster starts from the joint model (lines 11 and 12); and the
+            events that report the clustering. The tree is unchanged if there is one cluster.
+        """
         root = tree.nodes[trained.node]
         updates = trained.updates
         vectors = updates.signatures
@@ -326,25 +363,35 @@ class FLHC(Algorithm[FLHCState]):
     def _find_clusters(
         self, ids: Sequence[int], vectors: Tensor, this_round: Round
     ) -> tuple[list[list[int]], float | None, Clustered]:
-        """Cluster clients by their vectors ``[m, R]``.
+        """Cluster clients hierarchically, all of them or a sample of ``sample`` clients.
+
+        Parameters
+        ----------
+        ids
+            Ids of m clients.
+        vectors
+            Vectors by which the clients are compared, ``[m, R]``: one row for each client.
+        this_round
+            The round, whose seed and number determine the sample.
 
         Returns
         -------
         tuple
-            The members of each cluster, the largest first; the height of the cut, None if nothing
-            is cut; and the event.
+            The members of each cluster, the largest cluster first; the height at which the
+            dendrogram is cut, None if there is one cluster and no threshold; and the event that
+            reports the clusters.
         """
         if self.linkage == "single" and len(ids) > MOST_PAIRED:
-            return self._cut(ids, single_linkage(vectors, self.metric))
-        self.check_clients(len(ids))
+            return self._cut_dendrogram(ids, single_linkage(vectors, self.metric))
+        self.check(RunFacts(clients=len(ids)))
         if self.sample is None or len(ids) <= self.sample:
-            return self._cut(ids, self._link(vectors))
+            return self._cut_dendrogram(ids, self._build_dendrogram(vectors))
 
         generator = rng.generator(this_round.seed, "linkage sample", this_round.number)
         drawn = np.sort(generator.choice(len(ids), self.sample, replace=False))
-        merges = self._link(vectors[torch.from_numpy(drawn)])
+        merges = self._build_dendrogram(vectors[torch.from_numpy(drawn)])
         drawn_ids = [ids[place] for place in drawn]
-        clusters_of_drawn, height, event = self._cut(drawn_ids, merges)
+        clusters_of_drawn, height, event = self._cut_dendrogram(drawn_ids, merges)
         label_of: dict[int, int] = {}
         for label, cluster in enumerate(clusters_of_drawn):
             label_of |= dict.fromkeys(cluster, label)
@@ -357,16 +404,29 @@ class FLHC(Algorithm[FLHCState]):
         clusters.sort(key=lambda cluster: (-len(cluster), cluster[0]))
         return clusters, height, replace(event, sizes=tuple(map(len, clusters)))
 
-    def _link(self, vectors: Tensor) -> Merges:
-        """Merge clients by their vectors ``[m, R]`` until one cluster is left."""
+    def _build_dendrogram(self, vectors: Tensor) -> Merges:
+        """Cluster m clients hierarchically by their vectors ``[m, R]``.
+
+        Returns
+        -------
+        numpy.ndarray
+            The dendrogram as a linkage matrix ``[m-1, 4]`` in SciPy's format.
+        """
         if self.linkage == CENTROID:
             return merge_by_centroids(vectors, self.metric)
         return agglomerate(compute_distances(vectors, self.metric), self.linkage)
 
-    def _cut(
+    def _cut_dendrogram(
         self, ids: Sequence[int], merges: Merges
     ) -> tuple[list[list[int]], float | None, Clustered]:
-        """Cut a dendrogram of clients at ``threshold``, or into ``n_clusters`` clusters."""
+        """Cut a dendrogram of clients at ``threshold``, or into ``n_clusters`` clusters.
+
+        Returns
+        -------
+        tuple
+            The members of each cluster, the largest cluster first; the height of the cut, None if
+            there is one cluster and no threshold; and the event that reports the clusters.
+        """
         return merged(
             ids,
             merges,
@@ -380,10 +440,10 @@ class FLHC(Algorithm[FLHCState]):
 def _move_new_clusters(
     tree: ParameterTree, updates: Updates, min_clients: int
 ) -> tuple[ParameterTree, float]:
-    """Move every new cluster's model by the mean of its members' updates (Algorithm 1, line 24).
+    """Move every new cluster's model by its members' mean update (FL+HC Algorithm 1, line 24).
 
-    The updates were made at the root's model, from which all clusters start. A cluster of which
-    fewer than ``min_clients`` members replied keeps this model.
+    The updates were made at the root's model, from which all clusters start. The model of a cluster
+    of which fewer than ``min_clients`` members replied does not move.
 
     Returns
     -------

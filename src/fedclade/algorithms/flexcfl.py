@@ -1,12 +1,14 @@
-"""FlexCFL: Duan, Liu, Ji, Wu, Liang, Chen, Tan 2021 (TPDS; arXiv:2108.09749).
+"""FlexCFL, FedGroup with clients that migrate between groups (Duan et al. 2021, TPDS).
+
+Duan, Liu, Ji, Wu, Liang, Chen, Tan, arXiv:2108.09749.
 
 The method is the successor of FedGroup, and finds groups as FedGroup does
 (:mod:`~fedclade.algorithms.fedgroup`, with Algorithms 2 to 4 there). It differs in three points:
 
-1. Clients that detect a shift of their labels leave their group and are cold again.
+1. Clients that detect a shift of their labels leave their group and are cold (in no group) again.
 2. Cold clients pre-train from the *initial* model, and join the group whose *first* update is most
    similar to theirs, by (1 − cos)/2.
-3. A group's step along the others' models is an average, (w_j + Σ_{l≠j} η_G/‖w_l‖ w_l) / (1 +
+3. A group's step along the other groups' models is an average, (w_j + Σ_{l≠j} η_G/‖w_l‖ w_l) / (1 +
    Σ_{l≠j} η_G/‖w_l‖), the paper's eq. 4.
 
 Where the paper leaves a choice, this file follows the authors' code, marked "(code)", with the
@@ -19,12 +21,13 @@ departures that are named here:
   compares label by label.
 - *Earlier counts* are those of the round in which the client was first queried, or in which it last
   reported a shift, so that many small shifts add up (code). The threshold depends on the number of
-  examples at that time; in the code on the first number.
+  examples at that time; in the code on the number at the first query.
 - *Migration.* All clients that have shifted migrate at once, at the start of the round (code). A
   client that does not reply when it pre-trains is in no group until it is sampled.
-- *Pre-training* takes 50 mini-batches (code; in the paper's earlier version one epoch). V has as
-  many columns as there are groups. A client that did not pre-train in the group cold start does so
-  in the first round for which it is sampled (code).
+- *Pre-training* takes 50 mini-batches (code; in the paper's earlier version one epoch). V, the
+  matrix of directions to which updates are reduced, has as many columns as there are groups. A
+  client that did not pre-train in the group cold start does so in the first round for which it is
+  sampled (code).
 - *Empty groups.* A group that all clients have left takes no part in eq. 4 and in the global model
   (code), which is the mean of the other groups' models. Clients without a group are evaluated with
   the global model.
@@ -43,6 +46,7 @@ from torch import Tensor
 from fedclade.algorithms.base import RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, membership_events, move_clusters
 from fedclade.algorithms.fedgroup import FedGroup, FedGroupState, GroupDirection
+from fedclade.algorithms.requires import Requires, RunFacts
 from fedclade.core import (
     IGNORED,
     Clients,
@@ -52,7 +56,7 @@ from fedclade.core import (
     LocalData,
     LocalStore,
     ParameterTree,
-    Round,
+    RoundPlan,
     RowQuery,
     checked,
     inter_group,
@@ -60,29 +64,32 @@ from fedclade.core import (
 )
 
 LABELS = "labels"
-"""Name under which a client stores its earlier number of examples of each label, int64 ``[C]``."""
+"""Name under which a client stores its earlier numbers of examples of C labels, int64 ``[C]``."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShiftQuery(RowQuery):
-    """Query whether labels of the training data have shifted since the last reported shift.
+    """Query whether the labels of clients' training data have shifted since an earlier round.
 
-    The reply is bool ``[n]``; clients that do not reply have not shifted.
+    The reply of n clients is a boolean for each, ``[n]``. It is False for clients that do not
+    reply.
 
-    Each client compares its numbers of examples of C labels with the numbers from when it was first
-    queried, or last reported a shift; it had n examples then. Labels have shifted if the distance
-    is above ``share · n/C``. The distance is Σ|a − b|/C over the two lists of counts, each in
-    ascending order. This is SciPy's ``wasserstein_distance`` of counts that are treated as samples,
-    and does not detect labels that trade places.
+    Each client compares its present numbers of examples of C labels with its earlier numbers, which
+    are from the round in which it was first queried, or last reported a shift. Labels have shifted
+    if the distance is above ``share · N/C``, where N is the client's earlier number of examples.
+    The distance is Σ|a − b|/C over the two lists of counts, each in ascending order. This is
+    SciPy's ``wasserstein_distance`` of counts that are treated as samples; it does not detect a
+    permutation of the labels.
 
     Parameters
     ----------
     round
         Number of the round.
     share
-        Share of n/C above which the distance is a shift, in [0, 2].
+        Share of N/C above which the distance counts as a shift, in [0, 2].
     by_label
-        Whether the lists stay in the order of the labels.
+        Whether counts are compared label by label, rather than in ascending order. A permutation of
+        the labels is then detected, too.
     """
 
     kind = "shifts"
@@ -107,22 +114,26 @@ class ShiftQuery(RowQuery):
         )
 
     def shape(self, spec: DataSpec) -> tuple[int, ...]:
-        """Return the shape of a reply, which is one boolean.
+        """Return the shape of a client's reply, which is ``()``: a single boolean.
 
         Raises
         ------
         ConfigError
-            If examples have no label, or several.
+            If examples have no label, or several labels, so that labels cannot be counted.
         """
         if spec.labels is None:
             raise ConfigError(
-                f"the labels of a {spec.task} task cannot be counted, so no shift is seen in its "
-                "data; set algorithm.migrate = false"
+                f"the labels of a {spec.task} task cannot be counted, so FlexCFL cannot detect "
+                "shifts of its data; set algorithm.migrate = false"
             )
         return ()
 
     def answer(self, data: LocalData, store: LocalStore) -> Tensor:
-        """Return whether a client's labels have shifted; if so, store their current counts."""
+        """Compute, on the client, whether its labels have shifted.
+
+        The client stores its present counts of labels for later queries if they have shifted, or if
+        this is its first query.
+        """
         seen = data.targets.long()
         now = torch.bincount(seen[seen != IGNORED], minlength=data.spec.labels or 0)
         before = store.get(LABELS)
@@ -132,7 +143,13 @@ class ShiftQuery(RowQuery):
         return torch.tensor(shifted)
 
     def have_shifted(self, before: Tensor, now: Tensor) -> bool:
-        """Return whether the distance of two lists of counts ``[C]`` is above the query's limit."""
+        """Return whether the distance between two lists of label counts is above the query's limit.
+
+        Parameters
+        ----------
+        before, now
+            The earlier and the present number of examples of each of C labels, ``[C]``.
+        """
         if not self.by_label:
             before = before.sort().values
             now = now.sort().values
@@ -140,7 +157,7 @@ class ShiftQuery(RowQuery):
         return float((before - now).abs().sum()) > self.share * float(before.sum())
 
     def false_row(self, row: Tensor, key: int) -> Tensor:
-        """Return a reported shift, in every round."""
+        """Return the false reply of a simulated adversary: a shift, in every round."""
         return torch.ones_like(row)
 
 
@@ -149,24 +166,24 @@ class ShiftQuery(RowQuery):
 class FlexCFL(FedGroup):
     """FlexCFL (Duan et al. 2021): FedGroup with clients that migrate when their labels shift.
 
-    The root stores the initial model and, as its continued model, the global one. The
-    ``trained_from`` of each group is the model with which it began. Other parameters are those of
-    :class:`~fedclade.FedGroup`, with different defaults.
+    In the tree of clusters, the root's node stores the initial model as ``params``, and the global
+    model as ``continued``. The attribute ``trained_from`` of each group's node is the group's first
+    model. Further parameters are those of :class:`~fedclade.FedGroup`, with different defaults.
 
     Parameters
     ----------
     direction
-        Direction of a group: its ``first`` update, or its ``position`` relative to the initial
-        model.
+        Direction of a group, with which clients' updates are compared: its ``first`` update, or its
+        ``position`` relative to the initial model.
     migrate
-        Whether clients are queried for shifts of their labels.
+        Whether clients are queried for shifts of their labels, and then change their groups.
     shift_share
-        Share of n/C (examples per label) above which the distance is a shift.
+        Share of the mean number of examples per label, above which the distance between label
+        counts is a shift, in [0, 2]; see :class:`ShiftQuery`.
     by_label
-        Whether counts are compared label by label.
+        Whether label counts are compared label by label, rather than in ascending order.
     """
 
-    asks_for = "whether their labels have shifted"
     _directions: ClassVar[tuple[GroupDirection, ...]] = ("first", "position")
 
     pretrain_steps: int | None = 50
@@ -180,7 +197,10 @@ class FlexCFL(FedGroup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        redraws = "false with migrate = true: a client that is redrawn in every round cannot stay where it migrates to"
+        redraws = (
+            "false with migrate = true, since a client that changes to a random group in every "
+            "round cannot stay in the group to which it migrated"
+        )
         require(
             ("algorithm.shift_share", self.shift_share, 0 <= self.shift_share <= 2, "in [0, 2]"),
             (
@@ -191,19 +211,29 @@ class FlexCFL(FedGroup):
             ),
         )
 
-    def asks(self, clients: int, fraction: float) -> str:
-        """Return :attr:`asks_for`, if clients may migrate."""
-        return self.asks_for if self.migrate else ""
+    @property
+    def requires(self) -> Requires:
+        """Needs of FlexCFL: if clients may migrate, they report whether their labels shifted."""
+        return Requires(reports="whether their labels have shifted" if self.migrate else "")
 
-    def check_data(self, spec: DataSpec) -> None:
-        """Check that examples have labels to count, if clients migrate."""
-        if self.migrate:
-            ShiftQuery((), 1, self.shift_share, self.by_label).shape(spec)
+    def check(self, run: RunFacts) -> Sequence[str]:
+        """Check the clients and the training as FedGroup does, and that labels can be counted.
+
+        Labels need not be counted if clients do not migrate.
+        """
+        warnings = super().check(run)
+        if run.data is not None and self.migrate:
+            ShiftQuery((), 1, self.shift_share, self.by_label).shape(run.data)
+        return warnings
 
     def step(
-        self, state: FedGroupState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: FedGroupState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[FedGroupState, RoundLog]:
-        """Let clients with shifted labels migrate; then run one round as FedGroup does."""
+        """Run one round of FlexCFL: migration of clients, then a round as in FedGroup.
+
+        In the migration, clients whose labels have shifted leave their groups, pre-train from the
+        initial model, and join the most similar group.
+        """
         if not self.migrate:
             return super().step(state, cohort, clients, this_round)
         before = state.tree
@@ -213,7 +243,7 @@ class FlexCFL(FedGroup):
         shifted = [c for c, has in zip(ids, answers, strict=True) if has and before.leaf_of[c]]
         if shifted:
             left = replace(state, tree=before.reassigned(dict.fromkeys(shifted, 0)))
-            # as in the code
+            # Migrating clients pre-train even with ``rac``, as in the authors' code.
             state, _ = self._client_cold_start(left, shifted, clients, this_round, at_random=False)
         migrated = [
             client for client in shifted if state.tree.leaf_of[client] != before.leaf_of[client]
@@ -226,9 +256,9 @@ class FlexCFL(FedGroup):
         )
 
     def _group_cold_start(
-        self, state: FedGroupState, clients: Clients, this_round: Round
+        self, state: FedGroupState, clients: Clients, this_round: RoundPlan
     ) -> tuple[FedGroupState, list[ClusterUpdate], list[Event]]:
-        """Create groups as FedGroup does, and record the model with which each begins."""
+        """Create the groups as FedGroup does, and store each group's first model in the tree."""
         founded, pretrained, events = super()._group_cold_start(state, clients, this_round)
         tree = founded.tree
         if tree is not state.tree:
@@ -237,8 +267,11 @@ class FlexCFL(FedGroup):
             tree = tree.continued(_mean_of_groups(tree))
         return replace(founded, tree=tree), pretrained, events
 
-    def _moved(self, tree: ParameterTree, trained: Sequence[ClusterUpdate]) -> ParameterTree:
-        """Return the tree after groups moved by clients' updates and towards each other (eq. 4)."""
+    def _move_groups(self, tree: ParameterTree, trained: Sequence[ClusterUpdate]) -> ParameterTree:
+        """Move the groups' models by their mean updates, then towards each other (FlexCFL eq. 4).
+
+        The models do not change if no group trained.
+        """
         tree = move_clusters(tree, trained)
         if not any(part.enough for part in trained):
             return tree
@@ -252,4 +285,5 @@ class FlexCFL(FedGroup):
 
 
 def _mean_of_groups(tree: ParameterTree) -> Tensor:
+    """Return the global model ``[S]``: the mean of the models of all groups with members."""
     return torch.stack([leaf.params for leaf in tree.leaves if leaf.members]).mean(0)

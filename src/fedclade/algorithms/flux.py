@@ -1,36 +1,41 @@
-"""FLUX: Fenoglio, Li, Barbiero, Lane, Langheinrich, Gjoreski 2025 (NeurIPS).
+"""FLUX, clustering by descriptors of clients' data (Fenoglio et al. 2025, NeurIPS).
 
-FedAvg trains one model until its accuracy grows slowly. Then clients describe their data by the
-latent representation that this model computes of it: mean and standard deviation of some components
-of the latent, over all examples and over the examples of each label (:class:`DescriptorQuery`).
-Clients are clustered once, by density, without a given number of clusters; then FedAvg trains each
-cluster. Newcomers are assigned without labels, to the cluster of the nearest mean.
+Fenoglio, Li, Barbiero, Lane, Langheinrich, Gjoreski. FedAvg trains one model until its accuracy
+grows slowly. Then each client sends a descriptor of its data. A *descriptor* consists of statistics
+of the *latent*, the representation that the model computes of an example: mean and standard
+deviation of some components of the latent, over all examples and over the examples of each label
+(:class:`DescriptorQuery`). Clients are clustered once, by density, without a given number of
+clusters; then FedAvg trains each cluster. Newcomers are assigned without labels, to the cluster of
+the nearest mean descriptor.
 
 This file follows the authors' code (``flux/server.py``, ``public/models.py``), with these
 departures:
 
-- *Latent.* It is the input of the first dense layer behind the last convolution, flattened. For the
+- *Latent.* It is the input of the first dense layer after the last convolution, flattened. For the
   authors' LeNet-5 and ResNet-9 this is their latent, the last pooled images. For models without
   convolutions, which they do not use, it is the input of the last dense layer.
 - *Directions* of the components are drawn with the run's seed. The code always uses seed 1, so that
   its results are those of one draw. The number of clusters depends on the draw
-  (``studies/flux_directions.py``). ``directions`` fixes the draw, whatever the run's seed; the same
-  number does not give the points of the code.
+  (``studies/flux_directions.py``). ``directions`` is a seed for the draw in place of the run's
+  seed. Even with the code's seed, the directions are not those of the code.
 - *Accuracy* is that of the cohort on its training data; in the code it is that of all clients on a
-  fifth of their data that is not used for training. The same holds for the largest entry of all
-  latents, which sets the origin of the components.
+  fifth of their data that is not used for training. The largest entry of all latents, which
+  determines the origin of the components, is likewise taken over training data here, and over that
+  fifth in the code.
 - *Time of clustering.* The code clusters at the latest after 80 % of the rounds. A method does not
   know the number of rounds, so ``latest`` gives the round: 8 of their 10.
 - *DBSCAN* with at least two points, and with each noise point as a cluster, equals single linkage
-  cut at ε. If the curve has no knee, the code fails; here ε is then the largest distance of a
-  client to its nearest neighbour, so that no client is alone.
+  cut at ε, which is used here. The code takes ε from the knee of the curve of sorted
+  nearest-neighbour distances, and fails if the curve has no knee; here ε is then the largest
+  distance of a client to its nearest neighbour, so that no client is alone.
 - *Availability.* In the code all clients are always available. Here clients that do not send a
-  descriptor wait at the root, with its model. When they send it, they join the cluster of the
-  nearest mean, compared by labels as well; so do newcomers during a run. Blocks are scaled to the
-  range of all descriptors that the server received.
+  descriptor are members of the root only, and use its model. When they send a descriptor later,
+  they join the cluster of the nearest mean descriptor; the statistics of labels count in this
+  comparison, too. The same holds for newcomers during a run. Blocks of a descriptor are scaled to
+  the range of all descriptors that the server received.
 - *Outliers.* A client whose descriptor has numbers more than ten times as large as the median
-  client's waits at the root, too, and an event names it (``left_out``). In the code such a
-  descriptor would extend the range, so that all others lie close together.
+  client's is a member of the root only, too, and an event names it (``left_out``). In the code such
+  a descriptor would extend the range, so that all other descriptors lie close together.
 - *Noise.* Laplace noise on descriptors, which the code has turned off, is omitted.
 """
 
@@ -54,6 +59,7 @@ from fedclade.algorithms.cluster_update import (
     move_clusters,
     train_clusters,
 )
+from fedclade.algorithms.requires import Requires, RunFacts
 from fedclade.clustering import (
     Assignment,
     DescriptorSpace,
@@ -81,6 +87,7 @@ from fedclade.core import (
     ParameterTree,
     Postponed,
     Round,
+    RoundPlan,
     RowQuery,
     UpdateError,
     checked,
@@ -99,7 +106,10 @@ With labels the default is the number of labels.
 """
 
 HUGE = 1e30
-"""Value of every number of a false descriptor; finite in float32, so that servers accept it."""
+"""Value of every number in the false descriptor of a simulated adversary.
+
+It is finite in float32, since the server drops rows with numbers that are not finite.
+"""
 
 POINTS = 200
 """Number of random points whose principal directions give the components, as in FLUX's code."""
@@ -110,30 +120,31 @@ EXAMPLES_AT_A_TIME = 1024
 
 @dataclass(frozen=True, eq=False)
 class DescriptorQuery(RowQuery):
-    """Query for descriptions of training data by a model's latent; float32 ``[n, 2 + B, C]``.
+    """Query for descriptors of clients' training data: statistics of a model's latent.
 
-    The latent of an example is the input of the first dense layer behind the last convolution,
-    flattened; for a model without convolutions, the input of its last dense layer. It is projected
-    to C components, along directions that depend only on the seed and the width of the latent. The
-    rows of a client's descriptor are
+    The latent of an example is the input of the first dense layer after the last convolution,
+    flattened; for a model without convolutions, the input of its last dense layer. The latent is
+    projected to C components, along directions that depend only on the seed and the width of the
+    latent. The reply of n clients is float32 ``[n, 2 + B, C]``. The rows of a client's descriptor
+    are
 
-    - the largest entry of its latents, C times;
-    - the components of a point near the centre of the cube of side 1 in which the directions were
-      found;
-    - mean and standard deviation of its components (B = 2);
+    - the largest entry of the client's latents, repeated C times;
+    - the components of the mean of the random points that determine the directions (points in a
+      cube of side 1); the server uses this mean to centre the components of the examples;
+    - mean and standard deviation of the components of the client's examples (B = 2);
     - with ``per_label`` also the means, and then the deviations, of the examples of each of L
-      labels, as the client sees labels (B = 2 + 2L). They are −1 for a label with fewer than two
-      examples.
+      labels, as the client sees labels (B = 2 + 2L). Means and deviations are −1 for a label with
+      fewer than two examples.
 
     Parameters
     ----------
     model
-        θ ``[S]``.
+        The model that computes the latent, a parameter vector ``[S]``.
     seed
         Seed of the directions.
     components
-        C. With 0 it is the number of labels; the last components are 0 if the latent has fewer
-        entries.
+        Number C of components. 0: the number of labels; the last components are then 0 if the
+        latent has fewer entries.
     per_label
         Whether the data of each label is described separately as well.
     """
@@ -157,24 +168,24 @@ class DescriptorQuery(RowQuery):
         )
 
     def shape(self, spec: DataSpec) -> tuple[int, int]:
-        """Return 2 + B and C.
+        """Return the shape of a client's descriptor: its number of rows, and of components.
 
         Raises
         ------
         ConfigError
-            If each label is to be described separately, and examples have no label or several.
+            If the query is for statistics of each label, and examples have no label or several.
         """
         if self.per_label and spec.labels is None:
             raise ConfigError(
-                f"each label's data cannot be described by itself in a {spec.task} task, whose "
-                "examples do not have one label each; set algorithm.per_label = false"
+                f"FLUX cannot describe the data of each label separately in a {spec.task} task, "
+                "since examples do not have exactly one label each; set algorithm.per_label = false"
             )
         groups = 1 + (spec.labels or 0) if self.per_label else 1
         return 2 + 2 * groups, self.components or spec.labels or COMPONENTS
 
     @torch.inference_mode()
     def answer(self, data: LocalData, store: LocalStore) -> Tensor:
-        """Return a client's descriptor.
+        """Compute the descriptor of a client's training data, on the client.
 
         Raises
         ------
@@ -192,35 +203,44 @@ class DescriptorQuery(RowQuery):
         most = min(found.shape[1], POINTS - 1)
         if most < self.components:
             raise ConfigError(
-                f"algorithm.components should be at most {most}, as the model's latent has "
-                f"{found.shape[1]} entries, got {self.components}"
+                f"algorithm.components should be at most {most} for this model, whose latent (the "
+                f"layer's input that FLUX describes) has {found.shape[1]} entries, got "
+                f"{self.components}"
             )
         directions, centre = projection(self.seed, found.shape[1], min(most, count))
         missing = (0, count - min(most, count))
         directions = functional.pad(directions, missing)
         centre = functional.pad(centre, missing)
         projected = found @ directions
-        mean, deviation = _moments(projected)
+        mean, deviation = _compute_moments(projected)
         blocks = [found.max().expand(count), centre, mean, deviation]
         if self.per_label:
             labels = range(data.spec.labels or 0)
-            of_labels = [_moments(projected[targets == label]) for label in labels]
+            of_labels = [_compute_moments(projected[targets == label]) for label in labels]
             blocks += [mean for mean, _ in of_labels]
             blocks += [deviation for _, deviation in of_labels]
         return torch.stack(blocks).float()
 
     def amounts(self, spec: DataSpec) -> Mapping[str, int]:
-        """Return the number of components, which a client's policy can limit."""
+        """Return the amounts that a client's policy can limit: the number of components."""
         _, count = self.shape(spec)
         return {"max_components": count}
 
     def false_row(self, row: Tensor, key: int) -> Tensor:
-        """Return a descriptor of huge numbers."""
+        """Return the false reply of a simulated adversary: a descriptor of huge numbers."""
         return torch.full_like(row, HUGE)
 
 
 def latents(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the latent of each example, ``[n, ...]``: the input of :func:`latent_layer`."""
+    """Compute the latents of n examples, ``[n, ...]``: the inputs of the layer ``latent_layer``.
+
+    Parameters
+    ----------
+    module
+        The model, in evaluation mode.
+    inputs
+        The examples' inputs, ``[n, ...]``.
+    """
     caught: list[Tensor] = []
     layer = latent_layer(module, inputs[:1])
     handle = layer.register_forward_pre_hook(lambda _, arguments: caught.append(arguments[0]))
@@ -236,10 +256,17 @@ def latents(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def latent_layer(module: nn.Module, inputs: Tensor) -> nn.Module:
-    """Return the dense layer whose input is the latent.
+    """Find the dense layer of a model whose input is the latent.
 
-    It is the first dense layer behind the last convolution, or without convolutions the last dense
-    layer.
+    It is the first dense layer after the last convolution, in the order in which a forward pass
+    calls layers; for a model without convolutions, the last dense layer.
+
+    Parameters
+    ----------
+    module
+        The model.
+    inputs
+        An example's inputs ``[1, ...]``, for a forward pass.
 
     Raises
     ------
@@ -265,19 +292,20 @@ def latent_layer(module: nn.Module, inputs: Tensor) -> nn.Module:
     dense = [layer for layer in called[first:] if isinstance(layer, nn.Linear)]
     if not dense:
         raise ModelError(
-            f"{type(module).__name__} has no dense layer (nn.Linear) behind its last convolution, "
-            "whose input would describe data; take another model, or an algorithm that goes by "
-            "updates"
+            f"{type(module).__name__} has no dense layer (nn.Linear) after its last convolution, "
+            "and FLUX describes data by the input of such a layer; use another model, or an "
+            "algorithm that clusters clients by their updates"
         )
     return dense[0] if convolutions else dense[-1]
 
 
 @lru_cache(maxsize=8)
 def projection(seed: int, width: int, components: int) -> tuple[Tensor, Tensor]:
-    """Return principal directions of random points in a cube, and the points' mean along them.
+    """Draw the directions along which FLUX projects latents, from a seed.
 
-    The cube has side 1; for a cube of side s the directions are the same, and the mean is s times
-    as large. The sign of each direction makes its entry of largest magnitude positive.
+    The directions are the principal directions of random points in a cube of side 1. For a cube of
+    side s the directions would be the same, and the mean of the points s times as large. Each
+    direction's sign is chosen so that its entry of largest magnitude is positive.
 
     Parameters
     ----------
@@ -286,12 +314,13 @@ def projection(seed: int, width: int, components: int) -> tuple[Tensor, Tensor]:
     width
         Number of dimensions d of the cube.
     components
-        Number of directions C, those of largest variance first.
+        Number of directions C, in descending order of variance.
 
     Returns
     -------
     tuple of Tensor
-        Directions ``[d, C]``, and the coordinates ``[C]`` of the mean in them.
+        The directions as columns, ``[d, C]``; and the coordinates of the points' mean along the
+        directions, ``[C]``.
     """
     points = rng.generator(seed, "descriptor points", width).random((POINTS, width))
     rows = np.linalg.svd(points - points.mean(0), full_matrices=False)[2][:components]
@@ -300,8 +329,11 @@ def projection(seed: int, width: int, components: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(rows.T.copy()), torch.from_numpy(rows @ points.mean(0))
 
 
-def _moments(projected: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation ``[C]`` of components ``[n, C]``; −1 if n < 2."""
+def _compute_moments(projected: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each of C components over n examples.
+
+    Both have shape ``[C]``. All entries are −1 if there are fewer than two examples.
+    """
     if len(projected) < 2:
         none = projected.new_full(projected.shape[1:], -1.0)
         return none, none
@@ -315,7 +347,8 @@ class FLUXState(State):
     Parameters
     ----------
     accuracies
-        Mean accuracy after each round, until clients are clustered.
+        Mean accuracy of the cohort on its training data after each round so far; empty once clients
+        are clustered.
     """
 
     accuracies: tuple[float, ...] = ()
@@ -326,14 +359,14 @@ class FLUXState(State):
 class FLUX(Algorithm[FLUXState]):
     """FLUX (Fenoglio et al. 2025): clients are clustered once by descriptors of their data.
 
-    The root stores the model that computes descriptors, and each cluster caches its members'
-    descriptors.
+    In the tree of clusters, the root stores the model that computes descriptors, and each cluster
+    stores its members' descriptors.
 
     Parameters
     ----------
     th_round
-        Clients are clustered as soon as a round has raised the accuracy by less than this; for a
-        task with another main metric, in the unit of that metric.
+        Increase of accuracy in a round, below which clients are clustered. If the task has another
+        main metric, the threshold is in the unit of that metric.
     earliest, latest
         Rounds after which clients are clustered at the earliest and at the latest.
     components
@@ -341,16 +374,16 @@ class FLUX(Algorithm[FLUXState]):
     per_label
         Whether the data of each label is described separately as well.
     eps_scaling
-        Ratio of ε to the distance at the knee.
+        Ratio of ε, the distance up to which clients are linked, to the distance at the knee of the
+        sorted nearest-neighbour distances.
     clusters
-        Number of clusters, if it is known: k-means replaces the search for the knee (FLUX-prior).
+        Number of clusters, if it is known: clients are then clustered by k-means, without ε
+        (FLUX-prior). None: the number of clusters follows from ε.
     directions
         Seed of the components' directions. None: the run's seed.
     """
 
     state_type = FLUXState
-    clusters_from = "clusters"
-    asks_for = "training accuracies and descriptors of their data"
 
     th_round: float = 0.06
     earliest: int = 3
@@ -386,56 +419,61 @@ class FLUX(Algorithm[FLUXState]):
         )
 
     @property
-    def needs_updates(self) -> bool:
-        """Return whether a step uses the whole updates of single clients."""
-        return False
+    def requires(self) -> Requires:
+        """Needs of FLUX that a run checks: clients report descriptors and training accuracies.
 
-    @property
-    def compares(self) -> bool:
-        """Return whether a step uses signatures of updates."""
-        return False
+        Accuracies are not needed if the round of the clustering is fixed. If they are needed,
+        ``disclosures`` is empty, since accuracies are not among the kinds of information that
+        clients' policies name. Secure aggregation then refuses the method.
+        """
+        reports = "training accuracies and descriptors of their data"
+        disclosures: tuple[str, ...] = ()
+        if self.has_fixed_round:
+            reports = "descriptors of their data"
+            disclosures = ("descriptors",)
+        return Requires(
+            updates=False,
+            signatures=False,
+            reports=reports,
+            disclosures=disclosures,
+            clusters_from="clusters",
+        )
 
     @property
     def has_fixed_round(self) -> bool:
-        """Return whether the round of clustering is fixed, independent of training accuracies."""
+        """Whether the round of the clustering is fixed, independent of training accuracies."""
         return self.earliest == self.latest
 
-    @property
-    def discloses(self) -> tuple[str, ...]:
-        """Kinds of data that the server must see of each client.
+    def check(self, run: RunFacts) -> Sequence[str]:
+        """Check that the data has the labels that descriptors need.
 
-        It is empty if the server also needs training accuracies, for which there is no name.
+        The result contains a warning if the run ends before clients are clustered.
         """
-        return ("descriptors",) if self.has_fixed_round else ()
-
-    def asks(self, clients: int, fraction: float) -> str:
-        """Return :attr:`asks_for`, without training accuracies if the clustering round is fixed."""
-        return "descriptors of their data" if self.has_fixed_round else self.asks_for
-
-    def too_short(self, rounds: int) -> str:
-        """Return a warning if the run ends before clients are clustered."""
-        return never_clusters(self, self.earliest + 1, rounds, "earliest")
-
-    def check_data(self, spec: DataSpec) -> None:
-        """Check that examples have labels, if the data of each label is described separately."""
-        self._query((), torch.empty(0), seed=0).shape(spec)
+        warnings = super().check(run)
+        if run.data is not None:
+            self._build_query((), torch.empty(0), seed=0).shape(run.data)
+        return (*warnings, *never_clusters(self, self.earliest + 1, run, "earliest"))
 
     def init(self, params: Tensor, clients: Clients) -> FLUXState:
-        """Put all clients in one cluster."""
+        """Return the state before round 1: all clients share one model."""
         return FLUXState(ParameterTree.root_only(clients.ids, params))
 
     def step(
-        self, state: FLUXState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: FLUXState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[FLUXState, RoundLog]:
-        """Cluster all clients, if it is time; then run one round of FedAvg in every cluster."""
+        """Run one round of FLUX: one round of FedAvg in every cluster.
+
+        Before it, all clients are clustered by their descriptors, if this is due; later, sampled
+        clients without a cluster are assigned to one.
+        """
         before = state.tree
         events = list[Event]()
         tree = before
         if len(tree.nodes) == 1:
             if self._is_time(state, this_round):
-                tree, events = self._clustered(tree, clients, this_round)
+                tree, events = self._cluster_clients(tree, clients, this_round)
         elif waiting := [client for client in cohort if client in tree.stragglers.get(0, ())]:
-            tree, odd = self._placed(tree, waiting, clients, this_round)
+            tree, odd = self._place_waiting_clients(tree, waiting, clients, this_round)
             events = [*odd, *membership_events(before, tree)]
         clustered = len(tree.nodes) > 1
         cohort = [client for client in cohort if tree.leaf_of[client] or not clustered]
@@ -443,45 +481,55 @@ class FLUX(Algorithm[FLUXState]):
         tree = move_clusters(tree, parts)
         accuracies: tuple[float, ...] = ()
         if not clustered and not self.has_fixed_round:
-            accuracies = (*state.accuracies, *self._accuracy(tree, cohort, clients))
+            accuracies = (*state.accuracies, *self._query_accuracy(tree, cohort, clients))
         return FLUXState(tree, accuracies), log_of(parts, events)
 
     def join(
         self, state: FLUXState, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FLUXState, list[Event]]:
-        """Add newcomers at the root; they join a cluster when they are first sampled."""
+        """Add clients that join during a run as members of the root only.
+
+        They join a cluster by their descriptors when they are first sampled.
+        """
         return replace(state, tree=state.tree.with_newcomers(ids)), [Joined(0, tuple(ids))]
 
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
-        """Assign newcomers to the cluster with the nearest mean, by descriptors without labels."""
-        if not (leaves := _clusters(tree)):
+        """Assign new clients of a finished run to clusters, without using their labels.
+
+        Each newcomer is assigned to the cluster whose mean descriptor is nearest to its own.
+        """
+        if not (leaves := _list_clusters(tree)):
             return assign_to_root(ids)
         count = int(tree.nodes[0].criteria["components"])
         model = tree.nodes[0].params
-        seed = self._draw(this_round)
+        seed = self._choose_seed(this_round)
         found = clients.ask(DescriptorQuery(ids, model, seed, count, per_label=False))
-        members = {leaf.id: _descriptors(leaf, count) for leaf in leaves}
+        members = {leaf.id: _get_descriptors(leaf, count) for leaf in leaves}
         space = DescriptorSpace.of(torch.cat([*members.values()]))
         return assign_to_nearest_descriptor(tree, require_descriptors(ids, found), members, space)
 
-    def _draw(self, this_round: Round) -> int:
-        """Return the seed of the components' directions."""
+    def _choose_seed(self, this_round: Round) -> int:
+        """Return the seed of the directions along which latents are projected."""
         return this_round.seed if self.directions is None else self.directions
 
     def _is_time(self, state: FLUXState, this_round: Round) -> bool:
-        """Return whether clients are clustered before this round."""
+        """Return whether the clustering is due, before the training of this round."""
         if (rounds := this_round.number - 1) < self.earliest:
             return False
         return rounds >= self.latest or bool((np.diff(state.accuracies) < self.th_round).any())
 
-    def _accuracy(
+    def _query_accuracy(
         self, tree: ParameterTree, cohort: Sequence[int], clients: Clients
     ) -> list[float]:
-        """Return the mean accuracy on the cohort's training data, weighted by examples.
+        """Query the cohort for the accuracy of the root's model on its training data.
 
-        The list has one number, or none if no client reported an accuracy.
+        Returns
+        -------
+        list of float
+            The mean accuracy, weighted by numbers of examples, as the only element; empty if no
+            client reported an accuracy.
         """
         found = clients.evaluate(cohort, tree.nodes[0].params[None], [0] * len(cohort), "train")
         has_score = ~found.merit.isnan()
@@ -489,14 +537,21 @@ class FLUX(Algorithm[FLUXState]):
         examples = found.examples[has_score]
         return [float(merits @ examples.double() / examples.sum())] if len(merits) else []
 
-    def _clustered(
+    def _cluster_clients(
         self, tree: ParameterTree, clients: Clients, this_round: Round
     ) -> tuple[ParameterTree, list[Event]]:
-        """Cluster all clients that send a descriptor; if too few do, postpone the clustering."""
+        """Query all clients for descriptors, and cluster the clients that replied.
+
+        Returns
+        -------
+        tuple
+            The tree with a leaf for each cluster, and the events that report the clusters. If too
+            few clients replied, the clustering is postponed: the tree is unchanged.
+        """
         root = tree.nodes[0]
         everybody = sorted(clients.ids)
-        ids, rows = self._described(everybody, root, clients, this_round)
-        ids, rows, odd = self._plausible(ids, rows, rows)
+        ids, rows = self._query_descriptors(everybody, root, clients, this_round)
+        ids, rows, odd = self._remove_outliers(ids, rows, rows)
         needed = min(len(everybody), max(2, self.clusters or 0))
         if len(ids) < needed:
             return tree, [*odd, Postponed(0, len(ids), needed)]
@@ -528,16 +583,24 @@ class FLUX(Algorithm[FLUXState]):
         )
         return after, [*odd, *(events or membership_events(tree, after))]
 
-    def _placed(
+    def _place_waiting_clients(
         self, tree: ParameterTree, waiting: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[ParameterTree, list[Event]]:
-        """Let waiting clients that now send a descriptor join the cluster of the nearest mean."""
-        ids, rows = self._described(waiting, tree.nodes[0], clients, this_round)
-        leaves = _clusters(tree)
+        """Query clients without a cluster for descriptors, and assign the clients that reply.
+
+        Each one joins the cluster of the nearest mean descriptor.
+
+        Returns
+        -------
+        tuple
+            The tree after the assignments, and an event about outliers if there are any.
+        """
+        ids, rows = self._query_descriptors(waiting, tree.nodes[0], clients, this_round)
+        leaves = _list_clusters(tree)
         if not ids or not leaves:
             return tree, []
-        members = [_descriptors(leaf, rows.shape[2]) for leaf in leaves]
-        ids, rows, odd = self._plausible(ids, rows, torch.cat(members))
+        members = [_get_descriptors(leaf, rows.shape[2]) for leaf in leaves]
+        ids, rows, odd = self._remove_outliers(ids, rows, torch.cat(members))
         space = DescriptorSpace.of(torch.cat(members))
         means = np.stack([space.points(each).mean(0) for each in members])
         for client, row in zip(ids, rows, strict=True):
@@ -547,14 +610,19 @@ class FLUX(Algorithm[FLUXState]):
             )
         return tree, odd
 
-    def _plausible(
+    def _remove_outliers(
         self, ids: Sequence[int], rows: Tensor, measure: Tensor
     ) -> tuple[list[int], Tensor, list[Event]]:
-        """Return the clients and descriptors without outliers, and an event about the outliers.
+        """Remove outliers: descriptors with far larger numbers than the descriptors in ``measure``.
 
-        Outliers have numbers far larger than the descriptors in ``measure``. One descriptor of huge
-        numbers would stretch the space of all descriptors, so that the others would lie close
-        together.
+        A single descriptor of huge numbers would extend the range to which all descriptors are
+        scaled, so that all others would lie close together and form one cluster.
+
+        Returns
+        -------
+        tuple
+            The remaining clients; their descriptors; and an event that names the outliers, if there
+            are any.
         """
         sizes = rows.flatten(1).abs().amax(dim=1)
         usual = float(measure.flatten(1).abs().amax(dim=1).median())
@@ -566,34 +634,45 @@ class FLUX(Algorithm[FLUXState]):
         kept = [place for place, far in enumerate(is_far) if not far]
         why = {
             client: (
-                f"a descriptor of numbers up to {size:.3g}, more than {FAR:g} times the median "
-                f"client's, {usual:.3g}"
+                f"its descriptor has numbers up to {size:.3g}, more than {FAR:g} times the median "
+                f"client's {usual:.3g}"
             )
             for client, size, far in zip(ids, sizes.tolist(), is_far, strict=True)
             if far
         }
         return [ids[place] for place in kept], rows[kept], [LeftOut(0, "descriptors", why)]
 
-    def _described(
+    def _query_descriptors(
         self, ids: Sequence[int], root: Node, clients: Clients, this_round: Round
     ) -> tuple[list[int], Tensor]:
-        """Return the clients that send their descriptors, and the descriptors ``[m, 2 + B, C]``."""
-        found = clients.ask(self._query(ids, root.params, self._draw(this_round)))
+        """Query clients for descriptors of their data.
+
+        Returns
+        -------
+        tuple
+            The m clients that replied, and their descriptors ``[m, 2 + B, C]`` as in
+            :class:`DescriptorQuery`.
+        """
+        found = clients.ask(self._build_query(ids, root.params, self._choose_seed(this_round)))
         came = has_replied(found)
         replied = [client for client, has_come in zip(ids, came.tolist(), strict=True) if has_come]
         return replied, found[came]
 
-    def _query(self, ids: Sequence[int], model: Tensor, seed: int) -> DescriptorQuery:
+    def _build_query(self, ids: Sequence[int], model: Tensor, seed: int) -> DescriptorQuery:
+        """Build the query for descriptors with the hyper-parameters of this method."""
         return DescriptorQuery(ids, model, seed, self.components or 0, per_label=self.per_label)
 
 
-def _clusters(tree: ParameterTree) -> list[Node]:
-    """Return the clusters that have members."""
+def _list_clusters(tree: ParameterTree) -> list[Node]:
+    """Return the leaves of the tree that have members, without the root."""
     return [leaf for leaf in tree.leaves if leaf.id and leaf.members]
 
 
-def _descriptors(cluster: Node, components: int) -> Tensor:
-    """Return the descriptors of a cluster's members, ``[k, 2 + B, C]``."""
+def _get_descriptors(cluster: Node, components: int) -> Tensor:
+    """Return the descriptors of a cluster's k members that the tree stores.
+
+    Their shape is ``[k, 2 + B, C]``, as in :class:`DescriptorQuery`.
+    """
     assert cluster.cached is not None  # every cluster with members has cached descriptors
     return cluster.cached.view(len(cluster.members), -1, components)
 
@@ -601,15 +680,29 @@ def _descriptors(cluster: Node, components: int) -> Tensor:
 def without_labels(
     tree: ParameterTree, ids: Sequence[int], newcomers: Clients, members: Clients, seed: int
 ) -> list[Assignment]:
-    """Assign newcomers to the leaf whose members' data is most similar to theirs.
+    """Assign new clients without labels to the clusters of a finished run of any method.
 
-    Similarity is that of descriptors by the root's model, without statistics of labels, so that the
-    naming of labels does not matter. Members are queried for their descriptors.
+    Each newcomer is assigned to the leaf whose members' data is most similar to its own. Data is
+    compared by FLUX's descriptors, computed by the root's model without statistics of labels, so
+    that labels are neither needed nor compared. Members are queried for their descriptors.
+
+    Parameters
+    ----------
+    tree
+        The tree of the finished run.
+    ids
+        Ids of the newcomers.
+    newcomers
+        Clients through which the newcomers are queried.
+    members
+        Clients through which the members of the run are queried.
+    seed
+        Seed of the directions along which latents are projected.
 
     Raises
     ------
     UpdateError
-        If a newcomer does not reply, or if no member does.
+        If a newcomer does not reply, or if no member replies.
     """
     if len(tree.nodes) == 1:
         return assign_to_root(ids)
@@ -626,8 +719,9 @@ def without_labels(
             rows[leaf.id] = found[came]
     if not rows:
         raise UpdateError(
-            "no member of the run describes its data, so no newcomer can be assigned; assign by "
-            "labels"
+            "no member of the run replied with a descriptor of its data, so newcomers cannot be "
+            "assigned without labels; to assign them with labels, leave out --without-labels, and "
+            "newcomers.without_labels in the config"
         )
     found = newcomers.ask(DescriptorQuery(ids, model, seed, per_label=False))
     space = DescriptorSpace.of(torch.cat([*rows.values()]))

@@ -1,4 +1,6 @@
-"""Iterative Federated Clustering Algorithm: Ghosh, Chung, Yin, Ramchandran 2020, Algorithm 1.
+"""IFCA, the iterative federated clustering algorithm (Ghosh et al. 2020, Algorithm 1).
+
+Source: Ghosh, Chung, Yin, Ramchandran 2020.
 
 In every round each participant receives all k models and chooses the one with the lowest loss on
 its training data (the "cluster identity estimate"). It trains this model (option II, model
@@ -16,15 +18,15 @@ Where paper and official code leave a choice, this file decides as follows:
 - *Weights.* Means are weighted by |D_i| as in FedAvg; the paper's are not. With equal sizes both
   are the same.
 - *Option I.* Gradients are divided by the number of *all* participants, as in paper and code: a
-  cluster's step is as small as its share of them. Gradients are those of all the client's data;
-  buffers, such as BatchNorm's, do not change.
+  cluster's step is scaled by its share of the participants. Gradients are those of all the client's
+  data; buffers, such as BatchNorm's, do not change.
 - *Clients that were never sampled.* They are in no cluster, and are evaluated with the model that
   they would choose. (The official code evaluates by the lowest loss on *test* data.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -39,27 +41,30 @@ from fedclade.algorithms.cluster_update import (
     membership_events,
     move_clusters,
 )
+from fedclade.algorithms.requires import EvaluatedModels, Requires
 from fedclade.clustering import LossEstimate, estimate_by_loss
-from fedclade.core import Clients, ConfigError, ParameterTree, Restart, Round, checked, require
+from fedclade.core import Clients, ConfigError, ParameterTree, Restart, RoundPlan, checked, require
 
 CLEARLY_WORSE = 0.1
-"""Relative difference of mean losses from which one set of models is clearly worse."""
+"""Relative difference of mean losses above which a set of models counts as clearly worse."""
 
 
 @dataclass(frozen=True, eq=False)
 class IFCAState(State):
-    """State of IFCA: all sets of models, while several compete.
+    """State of IFCA between rounds, with all sets of models while several sets compete.
 
-    The tree is that of the best set. The other fields are None after the choice of one set.
+    The tree contains the models of the best set so far. The other fields are None if there is only
+    one set of models, or after one set has been chosen.
 
     Parameters
     ----------
     models
-        The models of all sets, ``[sets, k, S]``.
+        The k models of each set, ``[sets, k, S]`` (S is the number of entries of a model).
     leaves
-        The leaf of each client in each set, ``[sets, n]``.
+        In each set, the leaf of the model that each of n clients has chosen, ``[sets, n]``; 0 for
+        clients that have not chosen yet.
     ids
-        Clients of the columns of ``leaves``.
+        Ids of the n clients, in the order of the columns of ``leaves``.
     """
 
     models: Tensor | None = None
@@ -77,12 +82,12 @@ class IFCA(OneCohort[IFCAState]):
     clusters
         Number k of models.
     average
-        ``models`` after local training (option II), or ``gradients`` of one full-batch step (option
-        I).
+        Quantities that the server averages: ``models`` after local training (option II), or
+        ``gradients`` of all of a client's data (option I).
     restarts
         Number of sets of k initial models that compete.
     restart_rounds
-        Number of rounds for which they compete, before the best set is chosen.
+        Number of rounds for which the sets compete, before the best set is chosen.
     reports
         Information that clients report about the models: their ``losses``, or only the ``choice``
         of the model with the lowest loss. Both give the same clusters, but finding the best of
@@ -90,9 +95,6 @@ class IFCA(OneCohort[IFCAState]):
     """
 
     state_type = IFCAState
-    clusters_from = "clusters"
-    asks_for = "training losses"
-    clients_choose = True
 
     clusters: int = 2
     average: Literal["models", "gradients"] = "models"
@@ -126,64 +128,75 @@ class IFCA(OneCohort[IFCAState]):
                 "algorithm.restarts",
                 self.restarts,
                 self.restarts == 1 or self.reports != "choice",
-                "1 with algorithm.reports = 'choice', since the best of several sets is known by "
-                "losses only",
+                "1 with algorithm.reports = 'choice', since choosing the best of several sets of "
+                "models needs losses",
             ),
         )
 
     @property
-    def asks_for_gradients(self) -> bool:
-        """Return whether clients send gradients instead of updates."""
-        return self.average == "gradients"
+    def requires(self) -> Requires:
+        """Needs of IFCA that a run checks, such as k different initial models for each set.
 
-    @property
-    def needs_updates(self) -> bool:
-        """Return whether a step uses the whole updates of single clients."""
-        return False
-
-    @property
-    def compares(self) -> bool:
-        """Return whether a step uses signatures of updates."""
-        return False
-
-    @property
-    def discloses(self) -> tuple[str, ...]:
-        """Kinds of data that the server must see of each client; there is no name for losses."""
-        return ("choice",) if self.reports == "choice" else ()
-
-    def asks(self, clients: int, fraction: float) -> str:
-        """Return the information that clients report in addition to updates and scores."""
+        Clients report their losses with the models, or the model that they chose (``reports``). If
+        they report losses, ``disclosures`` is empty, since losses are not among the kinds of
+        information that clients' policies name. Secure aggregation then refuses the method.
+        """
+        reports = "training losses"
+        disclosures: tuple[str, ...] = ()
         if self.reports == "choice":
-            return "the choice of the model with the lowest loss on their training data"
-        return self.asks_for
-
-    @property
-    def initial_models(self) -> int:
-        """Number of initial models, each drawn separately."""
-        return self.clusters * self.restarts
+            reports = "the choice of the model with the lowest loss on their training data"
+            disclosures = ("choice",)
+        return Requires(
+            updates=False,
+            signatures=False,
+            gradients=self.average == "gradients",
+            reports=reports,
+            disclosures=disclosures,
+            initial_models=self.clusters * self.restarts,
+            clients_choose=True,
+            clusters_from="clusters",
+        )
 
     def init(self, params: Tensor, clients: Clients) -> IFCAState:
-        """Return the state with the initial models ``[restarts · k, S]``, which must all differ."""
+        """Return the state before round 1, with a set of k different models for each restart.
+
+        Parameters
+        ----------
+        params
+            Initial models ``[restarts · k, S]``, one parameter vector in each row.
+        clients
+            All clients of the run, which have not chosen a model yet.
+
+        Raises
+        ------
+        ConfigError
+            If two of the initial models are equal.
+        """
         models = params.view(-1, params.shape[-1])
-        needed = self.initial_models
+        needed = self.requires.initial_models
         if (found := len(models.unique(dim=0))) < needed:
             raise ConfigError(
-                f"ifca needs {needed} different initial models, got {found}; let them depend on "
-                "the seed"
+                f"ifca needs {needed} different initial models, got {found}; let the model's "
+                "initial parameters depend on the seed"
             )
         sets = models.view(self.restarts, self.clusters, -1)
-        return _packed(
+        return _pack_sets(
             [ParameterTree.star([()] * self.clusters, each, clients.ids) for each in sets],
             0,
             clients.ids,
         )
 
     def step(
-        self, state: IFCAState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: IFCAState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[IFCAState, RoundLog]:
-        """Run one round of Algorithm 1 for every set of models that still competes."""
+        """Run one round of IFCA (Algorithm 1) for every set of models that still competes.
+
+        Each sampled client chooses the model with the lowest loss and trains it. After
+        ``restart_rounds`` rounds only the best set of models continues.
+        """
         estimates = [
-            self._estimated(tree, cohort, clients) for tree in _unpacked(state, clients.ids)
+            self._estimate_clusters(tree, cohort, clients)
+            for tree in _unpack_sets(state, clients.ids)
         ]
         sets = [estimate.tree for estimate in estimates]
         losses = [estimate.mean for estimate in estimates]
@@ -196,41 +209,52 @@ class IFCA(OneCohort[IFCAState]):
         moved = dict[int, tuple[ParameterTree, list[ClusterUpdate]]]()
         # The best set trains last, because clients store the model that they trained last.
         for k in sorted(range(len(sets)), key=lambda k: k == best):
-            moved[k] = self._moved(
-                sets[k], cohort, clients, replace(this_round, communicates="updates")
-            )
+            moved[k] = self._train_models(sets[k], cohort, clients, this_round)
         log = log_of(moved[best][1], events)
-        # A discrepancy compares models, and gradients are none.
+        # A discrepancy compares models after local training; gradients are no such models.
         log = log if self.average == "models" else replace(log, discrepancy=None)
-        return _packed([moved[k][0] for k in range(len(sets))], best, clients.ids), log
+        return _pack_sets([moved[k][0] for k in range(len(sets))], best, clients.ids), log
 
-    def serve(self, state: IFCAState, clients: Clients) -> Mapping[int, int]:
-        """Return for each client the node that it chose last, or would choose now."""
-        unseen = [client for client, node in state.tree.leaf_of.items() if node == 0]
-        return (
-            self._estimated(state.tree, unseen, clients).tree.leaf_of
-            if unseen
-            else state.tree.leaf_of
-        )
+    def models_for(self, state: IFCAState, clients: Clients) -> EvaluatedModels:
+        """Return the models with which clients are evaluated: the models that they chose last.
 
-    def _estimated(self, tree: ParameterTree, ids: Sequence[int], clients: Clients) -> LossEstimate:
-        """Estimate the cluster identities of some clients (Algorithm 1, line 7)."""
+        A client that has not chosen a model yet is queried for its choice now.
+        """
+        tree = state.tree
+        unseen = [client for client, node in tree.leaf_of.items() if node == 0]
+        if unseen:
+            tree = self._estimate_clusters(tree, unseen, clients).tree
+        return EvaluatedModels(nodes=tree.leaf_of)
+
+    def _estimate_clusters(
+        self, tree: ParameterTree, ids: Sequence[int], clients: Clients
+    ) -> LossEstimate:
+        """Query clients for the model with the lowest loss on their data (Algorithm 1, line 7)."""
         return estimate_by_loss(tree, ids, clients, by_choice=self.reports == "choice")
 
-    def _moved(
-        self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: Round
+    def _train_models(
+        self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[ParameterTree, list[ClusterUpdate]]:
-        """Move every model by the updates of the clients that chose it (options I and II).
+        """Train the models of one set, and move each by the updates of the clients that chose it.
 
-        A model that no client chose does not move.
+        Clients send updates (option II) or gradients (option I). A model that no client chose does
+        not move.
+
+        Returns
+        -------
+        tuple
+            The tree with the moved models, and the round's result for each cluster.
         """
-        # A client that did not report losses is at the root: it chose no model.
+        # A client that did not reply to the query for losses is at the root: it chose no model.
         cohort = [client for client in cohort if tree.leaf_of[client]]
         if not cohort:
             return tree, []
         models, rows = tree.models([tree.leaf_of[client] for client in cohort])
-        ask = clients.train if self.average == "models" else clients.gradients
-        updates = ask(cohort, models, rows, this_round)
+        # The clients have already received the models of this round, to compute losses.
+        if self.average == "models":
+            updates = clients.train(cohort, models, rows, this_round, sent_before=True)
+        else:
+            updates = clients.gradients(cohort, models, rows, this_round)
         parts = by_cluster(tree, updates, this_round)
         if self.average == "models":
             return move_clusters(tree, parts), parts
@@ -242,10 +266,10 @@ class IFCA(OneCohort[IFCAState]):
 
 
 def _best_set(estimates: Sequence[LossEstimate]) -> int:
-    """Return the index of the set of models with the lowest mean loss.
+    """Return the index of the best set of models: the set with the lowest mean loss.
 
     If another set is clearly better once the highest and lowest losses are left out, return that
-    one. Without this check, a single client that reports a false loss could decide.
+    set instead. Without this check, a single client that reports a false loss could decide.
     """
     means = [estimate.mean for estimate in estimates]
     trimmed = [estimate.trimmed for estimate in estimates]
@@ -255,7 +279,8 @@ def _best_set(estimates: Sequence[LossEstimate]) -> int:
     return unspoiled if is_worse else best
 
 
-def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> IFCAState:
+def _pack_sets(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> IFCAState:
+    """Build IFCA's state from the trees of the competing sets; the inverse of ``_unpack_sets``."""
     if len(sets) == 1:
         return IFCAState(sets[0])
     models = torch.stack([torch.stack([leaf.params for leaf in tree.leaves]) for tree in sets])
@@ -263,10 +288,10 @@ def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> IFC
     return IFCAState(sets[best], models, leaves, tuple(ids))
 
 
-def _unpacked(state: IFCAState, ids: Sequence[int]) -> list[ParameterTree]:
-    """Return one tree for each set of models, with the current clients.
+def _unpack_sets(state: IFCAState, ids: Sequence[int]) -> list[ParameterTree]:
+    """Return the tree of each competing set of models, with the present clients as members.
 
-    Newcomers are in no cluster.
+    Clients that joined after the state was stored are in no cluster.
     """
     if state.models is None or state.leaves is None or state.ids is None:
         return [state.tree]

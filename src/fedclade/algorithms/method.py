@@ -1,25 +1,28 @@
-"""Records of methods: all that lists and documentation need to know of a method."""
+"""Records of methods: the facts about an algorithm that lists and documentation show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from fedclade.algorithms.base import Algorithm
+from fedclade.algorithms.requires import Requires
 from fedclade.core import require, summary_of
 
 Family = Literal["updates", "models", "data", "given", "personal"]
-"""Basis on which a method finds clusters: ``updates``, ``models`` or losses, or ``data``.
+"""Basis on which a method finds clusters, or the reason why it finds none.
 
-Other methods find no clusters. Clusters are ``given``, or there is one; or models, or parts of
-models, are ``personal``.
+``updates``: the method clusters clients by their updates. ``models``: by their models, or by the
+losses of models. ``data``: by statistics of their data. ``given``: the method finds no clusters,
+since they are known, or there is only one. ``personal``: the method finds no clusters, since every
+client has a personal model, or a personal part of the model.
 """
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper that describes a method.
+    """Citation of a paper that describes a method.
 
     Parameters
     ----------
@@ -46,7 +49,7 @@ class Paper:
 
     @property
     def short(self) -> str:
-        """Short citation, such as ``Dinh et al. 2020``."""
+        """Short form of the citation: authors and year, such as ``Dinh et al. 2020``."""
         first, *others = self.authors
         if not others:
             names = first
@@ -59,10 +62,10 @@ class Paper:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """The record of a method, from which every list of methods is made.
+    """Record of a federated method: its name, its class and the facts that lists of methods show.
 
-    The records of fedclade's methods are in :data:`METHODS`. A package names its record in an entry
-    point ``fedclade.algorithms``, under the method's name.
+    The records of fedclade's methods are in :data:`METHODS`. Another package provides its record by
+    an entry point in the group ``fedclade.algorithms``, whose name is the method's name.
 
     Parameters
     ----------
@@ -79,11 +82,13 @@ class Method:
         Output of ``fedclade cite``: BibTeX entries, or keys of fedclade's own entries, such as
         ``fedclade``.
     family
-        Basis on which the method finds clusters, if documentation groups it by that.
+        Group of methods in the documentation, named after the basis on which they find clusters,
+        such as ``updates`` or ``data``. None if the method is in no group.
     options
         Hyper-parameters in the shipped scenarios, where they differ from the defaults of the class.
     clusters_as
-        Hyper-parameter that a scenario sets to its number of clusters; empty if none.
+        Name of the hyper-parameter that scenarios set to their number of clusters; empty if there
+        is none.
     scenarios
         Shipped scenarios with this method: folders of ``configs``, or files in them without their
         suffix.
@@ -135,13 +140,28 @@ class Method:
 
     @classmethod
     def of_class(cls, name: str, algorithm: type[Algorithm]) -> Self:
-        """Return a record made from the attributes of a class that comes without one."""
-        citations = (algorithm.citation,) if algorithm.citation else ()
-        return cls(name=name, algorithm=algorithm, citations=citations)
+        """Return a record for an algorithm class that comes without a record of its own.
+
+        The citation is the attribute ``citation`` of the class, if it has one.
+        """
+        citation = getattr(algorithm, "citation", "")
+        return cls(name=name, algorithm=algorithm, citations=(citation,) if citation else ())
+
+    @property
+    def requires(self) -> Requires:
+        """Needs of the method that a run checks, such as access to whole updates.
+
+        If the needs depend on hyper-parameters, the result is for the default hyper-parameters.
+        """
+        of_class = cast("Requires | property", self.algorithm.requires)
+        return of_class if isinstance(of_class, Requires) else self.algorithm().requires
 
     @property
     def summary(self) -> str:
-        """Line of ``fedclade ls``: the description, and the paper if there is exactly one."""
+        """Description of the method in one line, as ``fedclade ls`` prints it.
+
+        If exactly one paper describes the method, the line ends with its short citation.
+        """
         line = self.description or summary_of(self.algorithm)
         return f"{line} ({self.papers[0].short})" if len(self.papers) == 1 else line
 
@@ -149,6 +169,6 @@ class Method:
 def _is_tuple_of(kind: type, value: object) -> bool:
     """Return whether a value is a tuple of instances of ``kind``.
 
-    A single string would otherwise pass as a sequence of its characters.
+    The check for a tuple matters, since a single string is a sequence of strings, too.
     """
     return isinstance(value, tuple) and all(isinstance(each, kind) for each in value)

@@ -1,10 +1,11 @@
-"""PACFL: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2023, Algorithm 1.
+"""PACFL, clustering by principal angles between clients' data (Vahidian et al. 2023, Algorithm 1).
 
-arXiv:2209.10526. Before training, every client sends the first p left singular vectors of its data.
-The server compares clients by the angles between these vectors, and clusters the clients once by
-hierarchical clustering with a threshold, which also determines the number of clusters. Each cluster
-is then trained by FedAvg. The vectors disclose what the data looks like: the first vector of a
-label is close to the mean of the client's inputs with that label.
+Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin, arXiv:2209.10526. Before training, every
+client sends the first p left singular vectors of its data. The server compares clients by the
+angles between these vectors, and clusters the clients once by hierarchical clustering with a
+threshold, which also determines the number of clusters. Each cluster is then trained by FedAvg. The
+vectors disclose what the data looks like: the first vector of a label is close to the mean of the
+client's inputs with that label.
 
 Paper and official code measure different distances, and neither can detect differences in how
 labels are named. ``distance`` chooses:
@@ -30,17 +31,17 @@ Where paper and official code leave a choice, this file decides as follows:
   clients has at a position counts as 90°.
 - *Linkage* is by the mean over pairs; the "average" of the official code gives the two clusters
   that merge equal weight.
-- *Clients that do not send their vectors* wait in no cluster. When they send them, they join the
-  cluster of the smallest mean angle.
+- *Clients that do not send their vectors* are in no cluster. When they send their vectors in a
+  later round, they join the cluster of the smallest mean angle.
 - *Threshold.* The paper and the code tune it by hand for each data set and distance: 4.9° in the
   script for two labels of CIFAR-10, 42° for MIX-4, 3.5° if none is given. None of these values
   suits another distance or data set, so there is no default in degrees. Without a threshold,
   clusters are cut at the largest gap between merges, or not at all:
   :func:`~fedclade.clustering.count_clusters_by_gap`, which uses only the merges, whatever the
   distance.
-- *Outliers.* Before clustering, up to a share ``set_apart`` of the clients that are far from all
-  others become separate clusters. The paper has no such step. Without it, one client that sends
-  random vectors would create the largest gap, and all other clients would merge
+- *Outliers.* Before clustering, clients that are far from all others become separate clusters: at
+  most a share ``set_apart`` of all clients. The paper has no such step. Without it, one client that
+  sends random vectors would create the largest gap, and all other clients would merge
   (:func:`~fedclade.clustering.find_far_groups`).
 """
 
@@ -66,6 +67,7 @@ from fedclade.algorithms.cluster_update import (
     move_clusters,
     train_clusters,
 )
+from fedclade.algorithms.requires import Requires, RunFacts
 from fedclade.clustering import agglomerate, compute_angles, compute_nearest_angles, find_far_groups
 from fedclade.core import (
     Clients,
@@ -77,7 +79,7 @@ from fedclade.core import (
     LocalStore,
     ParameterTree,
     Postponed,
-    Round,
+    RoundPlan,
     RowQuery,
     SetApart,
     checked,
@@ -87,11 +89,10 @@ from fedclade.core import (
 )
 
 SET_APART = 0.2
-"""Largest share of clients that are set apart by default if the threshold is automatic.
+"""Default of the largest share of clients that are set apart, if the threshold is automatic.
 
-The same as the default of ``aggregate.byzantine``.
+The value is the same as the default of ``aggregate.byzantine``.
 """
-
 
 ROUNDING = 1e-3
 """Largest rounding error of a product of two singular vectors, which are sent as float32."""
@@ -99,17 +100,17 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class SubspaceQuery(RowQuery):
-    """Query for the directions of clients' training inputs.
+    """Query for the main directions (singular vectors) of clients' training inputs.
 
     Each client decomposes the matrix of its inputs, one input in each column, and replies with the
-    left singular vectors of the largest singular values: ``[L, d, p]``, for inputs of d numbers. L
-    is the number of labels, or 1. Columns are unit vectors; they are zero where a client has too
-    few examples for a vector.
+    p left singular vectors of the largest singular values. The reply is ``[L, d, p]`` for inputs of
+    d numbers, where L is the number of labels, or 1 if labels are not separated. Columns are unit
+    vectors; they are zero if a client has too few examples for p vectors.
 
     Parameters
     ----------
     vectors
-        p, the number of vectors of each matrix.
+        Number p of singular vectors of each matrix.
     per_label
         Whether the inputs of each label, as the client sees labels, form a separate matrix.
     """
@@ -124,21 +125,22 @@ class SubspaceQuery(RowQuery):
     per_label: bool
 
     def shape(self, spec: DataSpec) -> tuple[int, int, int]:
-        """Return L, d and p.
+        """Return the shape of a client's reply: the numbers of matrices, input entries and vectors.
 
         Raises
         ------
         ConfigError
-            If each label is to be decomposed separately and examples have no label or several, or
-            if there are fewer directions than vectors.
+            If each label is decomposed separately and examples have no label or several, or if an
+            input has fewer entries than the number of vectors.
         """
         if self.per_label and spec.labels is None:
             raise ConfigError(
-                f"each label's data cannot be compared by itself in a {spec.task} task, whose "
-                "examples do not have one label each; set algorithm.distance = 'paper'"
+                f"PACFL cannot compare the data of each label separately in a {spec.task} task, "
+                "since examples do not have exactly one label each; set algorithm.distance = "
+                "'paper'"
             )
         entries = math.prod(spec.input_shape)
-        at_most = f"at most {entries}, as an input of {spec.data} has no more entries"
+        at_most = f"at most {entries}, since an input of {spec.data} has no more entries"
         require(
             ("algorithm.vectors", self.vectors, self.vectors >= 1, "at least 1"),
             ("algorithm.vectors", self.vectors, self.vectors <= entries, at_most),
@@ -147,10 +149,16 @@ class SubspaceQuery(RowQuery):
         return matrices, entries, self.vectors
 
     def answer(self, data: LocalData, store: LocalStore) -> Tensor:
-        """Return a client's singular vectors ``[L, d, p]``.
+        """Compute, on the client, the singular vectors of its training inputs.
 
         Inputs are used as they are stored, neither centred nor normalised as for a model. The first
-        vector is therefore close to their mean.
+        singular vector is therefore close to the direction of their mean.
+
+        Returns
+        -------
+        Tensor
+            The vectors as columns, ``[L, d, p]``: p vectors of d entries for each of L labels, or
+            for all data if L = 1.
 
         Raises
         ------
@@ -160,8 +168,9 @@ class SubspaceQuery(RowQuery):
         inputs = data.stored_inputs
         if not inputs.is_floating_point() and inputs.dtype != torch.uint8:
             raise DataError(
-                f"the inputs of {data.spec.data} are tokens of text, which span no subspaces; take "
-                "images or features, or an algorithm that compares updates"
+                "PACFL compares clients by subspaces that their inputs span, but the inputs of "
+                f"{data.spec.data} are tokens of text; use images or features, or an algorithm "
+                "that compares updates"
             )
         rows = inputs.float().flatten(1)
         groups = [rows]
@@ -179,20 +188,20 @@ class SubspaceQuery(RowQuery):
         return found
 
     def is_valid(self, row: Tensor) -> bool:
-        """Return whether vectors are orthonormal, apart from vectors that are zero.
+        """Return whether a client's vectors are orthonormal, except for vectors that are zero.
 
-        Longer vectors could have an angle of 0 to the vectors of all clients.
+        A client that sends longer vectors could obtain an angle of 0 to the vectors of all clients.
         """
         products = row.double().mT @ row.double()
         lengths = products.diagonal(dim1=-2, dim2=-1).round().clamp(0, 1)
         return bool(((products - torch.diag_embed(lengths)).abs() <= ROUNDING).all())
 
     def amounts(self, spec: DataSpec) -> Mapping[str, int]:
-        """Return the number of vectors, which a client's policy can limit."""
+        """Return the amounts that a client's policy can limit: the number of vectors."""
         return {"max_vectors": self.vectors}
 
     def false_row(self, row: Tensor, key: int) -> Tensor:
-        """Return random orthonormal vectors, drawn with the client's key."""
+        """Return the false reply of a simulated adversary: random orthonormal vectors."""
         draw = rng.torch_generator(0, "false subspaces", key)
         drawn = torch.randn(row.shape, generator=draw, dtype=torch.float64)
         return torch.linalg.qr(drawn).Q.to(row)
@@ -216,23 +225,29 @@ class PACFL(Algorithm[State]):
         ``"per_label"``, a variant of fedclade: the principal angle between the data of the same
         label, averaged over labels.
     angle
-        The principal angle: the ``smallest``, Θ₁, or the mean of the angles between vectors at the
-        ``same_place``, the paper's trace. With ``distance = "code"`` it is always the smallest.
+        Angle between the data of two clients: ``smallest``, the smallest principal angle Θ₁; or
+        ``same_place``, the mean of the angles between vectors at the same position, the paper's
+        trace. With ``distance = "code"`` the angle is always the smallest.
     threshold
-        β: clusters merge up to this angle, in degrees. It depends on the data and on ``distance``.
-        With ``"auto"`` or None clusters are cut at the largest gap between merges, or there is one
-        cluster if no gap is wide enough.
+        β: clusters merge up to this angle, in degrees. A good value depends on the data and on
+        ``distance``. With ``"auto"`` or None, merging stops at the largest gap between the angles
+        of consecutive merges; if no gap is wide enough, there is one cluster.
     n_clusters
         Number of clusters at which merging stops, instead of a threshold.
     set_apart
-        Largest share of the clients, rounded down, that are set apart before the others are
-        clustered because they are far from all others. Each group of them is a separate cluster,
-        which an event names. The default is 0.2 if the threshold is automatic, and 0 if
-        ``threshold`` or ``n_clusters`` is given, as in the paper.
+        Largest share of the clients, rounded down, that may be set apart as outliers: clients that
+        are far from all other clients. Outliers become separate clusters, which an event names,
+        before the other clients are clustered. The default is 0.2 if the threshold is automatic,
+        and 0 if ``threshold`` or ``n_clusters`` is given, as in the paper.
     """
 
-    asks_for = "subspaces of their data"
-    clusters_from = "n_clusters"
+    requires = Requires(
+        updates=False,
+        signatures=False,
+        reports="subspaces of their data",
+        disclosures=("subspaces",),
+        clusters_from="n_clusters",
+    )
 
     vectors: int = 3
     distance: Literal["paper", "code", "per_label"] = "paper"
@@ -254,7 +269,7 @@ class PACFL(Algorithm[State]):
                 "'paper', 'code' or 'per_label'",
             ),
             ("algorithm.angle", self.angle, is_known_angle, "'smallest' or 'same_place'"),
-            ("algorithm.angle", self.angle, suits_distance, "'smallest' where distance is 'code'"),
+            ("algorithm.angle", self.angle, suits_distance, "'smallest' if distance is 'code'"),
             *cut_rules(self.threshold, self.n_clusters, largest=90),
             (
                 "algorithm.set_apart",
@@ -266,57 +281,56 @@ class PACFL(Algorithm[State]):
 
     @property
     def per_label(self) -> bool:
-        """Return whether clients decompose the data of each label separately."""
+        """Whether clients decompose the data of each label separately."""
         return self.distance != "paper"
 
-    @property
-    def needs_updates(self) -> bool:
-        """Return whether a step uses the whole updates of single clients."""
-        return False
-
-    @property
-    def compares(self) -> bool:
-        """Return whether a step uses signatures of updates."""
-        return False
-
-    @property
-    def discloses(self) -> tuple[str, ...]:
-        """Kinds of data that the server must see of each client."""
-        return ("subspaces",)
-
-    def check_data(self, spec: DataSpec) -> None:
-        """Check that clients can decompose inputs of this kind."""
-        SubspaceQuery((), self.vectors, self.per_label).shape(spec)
+    def check(self, run: RunFacts) -> Sequence[str]:
+        """Check the number of clients, and that clients can decompose inputs of this kind."""
+        warnings = super().check(run)
+        if run.data is not None:
+            SubspaceQuery((), self.vectors, self.per_label).shape(run.data)
+        return warnings
 
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Put all clients in one cluster; the first round queries their vectors."""
+        """Return the state before round 1, in which all clients are in one cluster."""
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(
-        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
-        """Cluster all clients if they are not clustered yet, then run FedAvg in every cluster."""
+        """Run one round of PACFL: one round of FedAvg in every cluster.
+
+        In the first round, clients are clustered by the singular vectors of their data before they
+        train (Vahidian et al. 2023, Algorithm 1).
+        """
         tree = state.tree
         events = list[Event]()
         if len(tree.nodes) == 1:
-            tree, events = self._clustered(tree, clients)
+            tree, events = self._cluster_clients(tree, clients)
         elif back := [client for client in cohort if client in tree.stragglers.get(0, ())]:
-            tree, events = self._placed(tree, back, clients)
+            tree, events = self._place_waiting_clients(tree, back, clients)
         leaves = {leaf.id for leaf in tree.leaves}
         cohort = [client for client in cohort if tree.leaf_of[client] in leaves]
         parts = train_clusters(State(tree), cohort, clients, this_round) if cohort else []
         return State(move_clusters(tree, parts)), log_of(parts, events)
 
-    def _clustered(
+    def _cluster_clients(
         self, tree: ParameterTree, clients: Clients
     ) -> tuple[ParameterTree, list[Event]]:
-        """Cluster all clients that send their vectors; if too few do, postpone the clustering."""
+        """Query all clients for singular vectors, and cluster the clients that replied.
+
+        Returns
+        -------
+        tuple
+            The tree with a leaf for each cluster, and the events that report the clusters. If too
+            few clients replied, the clustering is postponed: the tree is unchanged.
+        """
         everybody = sorted(clients.ids)
         needed = self.n_clusters or 1
         ids, vectors = self._vectors_of(everybody, clients)
         if len(ids) < needed:
             return tree, [Postponed(0, len(ids), needed)]
-        apart = self._distances(vectors)
+        apart = self._compute_distances(vectors)
         far = find_far_groups(apart, self._most_apart(len(ids)))
         alone = {place for group in far for place in group.places}
         rest = [place for place in range(len(ids)) if place not in alone]
@@ -336,9 +350,9 @@ class PACFL(Algorithm[State]):
         return ParameterTree.star(clusters, tree.nodes[0].params, unassigned=absent), [event, *told]
 
     def _most_apart(self, clients: int) -> int:
-        """Return the largest number of clients that may be set apart.
+        """Return the largest number of outliers that may be set apart, given the number of clients.
 
-        It leaves at least ``n_clusters`` clients, or one, to be clustered.
+        At least ``n_clusters`` clients, or one, are left to be clustered.
         """
         is_automatic = self.threshold in (None, "auto") and self.n_clusters is None
         share = self.set_apart
@@ -346,20 +360,28 @@ class PACFL(Algorithm[State]):
             share = SET_APART if is_automatic else 0.0
         return min(math.floor(round(share * clients, 9)), clients - (self.n_clusters or 1))
 
-    def _placed(
+    def _place_waiting_clients(
         self, tree: ParameterTree, waiting: Sequence[int], clients: Clients
     ) -> tuple[ParameterTree, list[Event]]:
-        """Let stragglers that now send their vectors join the cluster of the smallest mean angle.
+        """Query clients without a cluster for their vectors, and assign the clients that reply.
 
-        Members send their vectors again: the server does not store them, since they show what the
-        data looks like.
+        Each one joins the cluster whose members' vectors have the smallest mean angle to its own.
+        Members of clusters are queried again, too: the server does not store vectors, since these
+        reveal what the data looks like.
+
+        Returns
+        -------
+        tuple
+            The tree after the assignments, and the events that report where clients joined.
         """
         members = sorted(client for leaf in tree.leaves for client in leaf.members)
         late, new = self._vectors_of(waiting, clients)
         known, old = self._vectors_of(members, clients) if late else ([], new)
         if not known:
             return tree, []
-        apart = torch.from_numpy(self._distances(torch.cat([old, new])))[len(known) :, : len(known)]
+        apart = torch.from_numpy(self._compute_distances(torch.cat([old, new])))[
+            len(known) :, : len(known)
+        ]
         leaf_of = torch.tensor([tree.leaf_of[client] for client in known])
         leaves = leaf_of.unique().tolist()
         nearest = (
@@ -372,8 +394,14 @@ class PACFL(Algorithm[State]):
         )
         return placed, membership_events(tree, placed)
 
-    def _distances(self, vectors: Tensor) -> NDArray[np.float64]:
-        """Return all pairwise distances in degrees, ``[n, n]``, from vectors ``[n, L, d, p]``."""
+    def _compute_distances(self, vectors: Tensor) -> NDArray[np.float64]:
+        """Compute the distances between the data of n clients, in degrees, ``[n, n]``.
+
+        Parameters
+        ----------
+        vectors
+            The clients' singular vectors, ``[n, L, d, p]``.
+        """
         return (
             compute_nearest_angles(vectors)
             if self.distance == "code"
@@ -381,7 +409,13 @@ class PACFL(Algorithm[State]):
         )
 
     def _vectors_of(self, ids: Sequence[int], clients: Clients) -> tuple[list[int], Tensor]:
-        """Return the clients that send their vectors, and the vectors ``[m, L, d, p]``."""
+        """Query clients for the singular vectors of their data.
+
+        Returns
+        -------
+        tuple
+            The m clients that replied, and their vectors ``[m, L, d, p]``.
+        """
         vectors = clients.ask(SubspaceQuery(ids, self.vectors, self.per_label))
         came = has_replied(vectors)
         replied = [client for client, has_come in zip(ids, came.tolist(), strict=True) if has_come]

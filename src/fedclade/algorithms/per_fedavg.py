@@ -1,9 +1,11 @@
-"""Per-FedAvg: Fallah, Mokhtari, Ozdaglar 2020 (arXiv:2002.07948), Algorithm 1.
+"""Per-FedAvg, meta-learning of a global model (Fallah, Mokhtari, Ozdaglar 2020), Algorithm 1.
 
-The global model w should perform well after one step of each client: min Σ_i f_i(w − α∇f_i(w)). So
-a client's step is w ← w − β (I − α∇²f_i(w; D″)) ∇f_i(w − α∇f_i(w; D); D′), with three independent
-batches. The variant FO omits the Hessian; HF computes its product with a gradient by differences of
-gradients, at w ± δ∇f_i (section 5).
+Source: arXiv:2002.07948.
+
+The global model w should perform well after one gradient step of each client on its own data: min
+Σ_i f_i(w − α∇f_i(w)). So a client's training step is w ← w − β (I − α∇²f_i(w; D″)) ∇f_i(w −
+α∇f_i(w; D); D′), with three independent batches. The variant FO omits the Hessian; HF computes its
+product with a gradient by differences of gradients, at w ± δ∇f_i (section 5).
 
 Where paper and other implementations leave a choice, this file decides as follows:
 
@@ -14,7 +16,7 @@ Where paper and other implementations leave a choice, this file decides as follo
   as in :class:`~fedclade.algorithms.FineTune`. So do newcomers, which start from w, during a run or
   after it. With α = 0 all clients are evaluated with w.
 - The algorithm has no default for α, and HF has none for δ: 0.005 and 0.001 are the values of later
-  code with this method (pFedMe's, and FL-bench).
+  implementations of the method, in the code of pFedMe and in FL-bench.
 - The mean is weighted by |D_i| as in FedAvg; the algorithm's is not. With equal sizes both are the
   same.
 - A round's loss is the loss of w before the steps, on D.
@@ -29,7 +31,15 @@ from typing import Literal
 from fedclade.algorithms.apfl import Ruled
 from fedclade.algorithms.base import OwnState, RoundLog
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
-from fedclade.core import Clients, LocalTraining, MetaLearning, Round, checked, require
+from fedclade.core import (
+    Clients,
+    ClientWork,
+    LocalTraining,
+    MetaLearning,
+    RoundPlan,
+    checked,
+    require,
+)
 
 
 @checked()
@@ -40,14 +50,15 @@ class PerFedAvg(Ruled):
     Parameters
     ----------
     variant
-        ``FO``, the first-order variant, or ``HF``, with the Hessian's product by differences.
+        ``FO``, the first-order variant, which omits the Hessian; or ``HF``, which computes the
+        Hessian's product with a gradient by differences of gradients.
     alpha
-        α, at least 0: the size of a client's own step.
+        α, at least 0: step size of the local step after which the global model should perform well.
     delta
-        δ of HF.
+        δ, the distance for the differences of gradients of the variant ``HF``.
     adapt_steps
-        Number of own steps that a client takes before its model is evaluated. The paper has one, or
-        a few.
+        Number of local steps of size α that a client takes before its model is evaluated; one or a
+        few in the paper.
     """
 
     variant: Literal["FO", "HF"] = "FO"
@@ -64,19 +75,29 @@ class PerFedAvg(Ruled):
 
     @property
     def rule(self) -> MetaLearning:
-        """Rule by which clients take a step of local training."""
+        """Rule for a step of Per-FedAvg's local training (Algorithm 1).
+
+        The step reduces the loss that the model has after a further gradient step of size α.
+        """
         return MetaLearning(alpha=self.alpha, hessian=self.variant == "HF", delta=self.delta)
 
     def step(
-        self, state: OwnState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: OwnState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[OwnState, RoundLog]:
-        """Run one round of Algorithm 1; if it is evaluated, let all clients take own steps."""
-        part = train_root(state, cohort, clients, replace(this_round, rule=self.rule))
-        new = OwnState(move_clusters(state.tree, [part]), keepers=())
-        return self.tuned(new, clients, this_round), log_of([part])
+        """Run one round of Per-FedAvg (Algorithm 1).
 
-    def tunes(self, spec: LocalTraining) -> LocalTraining | None:
-        """Return the training of the client's own steps, of size α, or None if α = 0."""
+        If the round is evaluated, all clients then adapt a copy of the global model to their data
+        by ``adapt_steps`` local steps, and store it.
+        """
+        part = train_root(state, cohort, clients, this_round, ClientWork(steps=self.rule))
+        new = OwnState(move_clusters(state.tree, [part]), keepers=())
+        return self.tune(new, clients, this_round), log_of([part])
+
+    def tuning(self, local: LocalTraining) -> LocalTraining | None:
+        """Return the settings with which clients adapt the global model before an evaluation.
+
+        These are ``adapt_steps`` steps of plain SGD of size α. The result is None if α = 0.
+        """
         own = {
             "epochs": None,
             "steps": self.adapt_steps,
@@ -84,4 +105,4 @@ class PerFedAvg(Ruled):
             "lr_decay": 1.0,
             "momentum": 0.0,
         }
-        return replace(spec, **own) if self.alpha else None
+        return replace(local, **own) if self.alpha else None

@@ -1,4 +1,6 @@
-"""pFedMe: Dinh, Tran, Nguyen 2020 (arXiv:2006.08848), Algorithm 1.
+"""pFedMe, personal models by Moreau envelopes (Dinh, Tran, Nguyen 2020), Algorithm 1.
+
+Source: arXiv:2006.08848.
 
 Clients descend on the Moreau envelope of their loss, min_θ f_i(θ) + λ/2‖θ − w‖². For every
 mini-batch they search for the minimiser θ_i near w_i, and take the step w_i ← w_i − ηλ(w_i − θ_i).
@@ -19,7 +21,7 @@ Where paper and official code leave a choice, this file decides as follows:
   not trained yet, and a newcomer, is evaluated with w.
 - *Weights.* The mean is weighted by |D_i| as in FedAvg; the algorithm's is not. With equal sizes
   both are the same.
-- *Clipping.* ``local.clip_norm`` limits the gradient of f_i, without the term of λ.
+- *Clipping.* ``local.clip_norm`` limits the gradient of f_i alone, without the proximal term.
 - *Evaluated model.* Clients are evaluated with θ_i, as in the paper. The released code intends to
   evaluate θ_i, but evaluates w_i as it is sent at the end of a round: ``test_persionalized_model``
   copies from the model's own parameters, which ``train`` has set to w_i. ``served = "w"`` does so,
@@ -42,21 +44,23 @@ from fedclade.core import LARGEST, MoreauEnvelope, checked, require
 class PFedMe(Ruled):
     """pFedMe (Dinh et al. 2020): each client has a personal model near the global model.
 
-    The global model moves towards the models w_i of the clients.
+    Every client i trains a copy w_i of the global model, and for each mini-batch a personal model
+    θ_i near w_i. The global model moves towards the mean of the w_i.
 
     Parameters
     ----------
     lam
-        λ, greater than 0: the larger, the nearer personal models are to the global one.
+        λ, greater than 0: weight of the proximal term. The larger λ, the nearer personal models are
+        to the global model.
     steps
         K: number of gradient steps for the personal model on each mini-batch.
     personal_lr
-        Step size of these steps.
+        Step size of the gradient steps for the personal model.
     beta
         β: factor by which the global model moves along the mean update.
     served
-        The model with which a client is evaluated: ``"theta"``, its personal model θ_i; or ``"w"``,
-        w_i after its last step, as in the authors' code.
+        Model with which a client is evaluated: ``"theta"``, its personal model θ_i; or ``"w"``, w_i
+        after the client's last step, as in the authors' code.
     """
 
     lam: float = 15.0
@@ -78,12 +82,12 @@ class PFedMe(Ruled):
 
     @property
     def rule(self) -> MoreauEnvelope:
-        """Rule by which clients take a step of local training."""
+        """Rule for a step of pFedMe's local training, which trains θ_i and w_i."""
         return MoreauEnvelope(
             lam=self.lam, steps=self.steps, lr=self.personal_lr, served=self.served
         )
 
     @property
     def server_step(self) -> float:
-        """Factor β by which the root's model moves along the mean update."""
+        """Factor β by which the mean update is multiplied before it moves the global model."""
         return self.beta

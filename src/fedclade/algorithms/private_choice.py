@@ -1,14 +1,15 @@
-"""Private choice: clusters that do not require the server to see any single update; fedclade's own.
+"""Private choice: a clustered method in which the server never sees an update of a single client.
 
-The server queries only sums over all clients, which may carry noise, and one choice of each client,
-which may be a randomized response. With ``privacy.model = "central"`` sums are noisy and choices
-randomized; otherwise the same queries have exact replies.
+The method is fedclade's own. The server queries only sums over all clients, and from each client
+one choice of a cluster. With ``privacy.model = "central"`` noise is added to the sums, and the
+choices are randomized responses, for differential privacy; otherwise the same queries have exact
+replies.
 
 1. For some rounds all clients train one model, so that updates differ in the directions in which
    the clusters disagree.
-2. In the next round they train from it once more, and store the update. Its sketch to R numbers,
-   scaled to length 1, is u. The sum of u uᵀ shows the k directions in which clients lie (k clusters
-   span no more).
+2. In the next round all clients train once more from that model, and store the update. A client's u
+   is a random projection (sketch) of its update to R numbers, scaled to length 1. The sum of u uᵀ
+   over clients reveals the k directions in which their updates differ (k clusters span no more).
 3. Within the space of these directions, the sphere is divided into cells around random points. Sums
    over each cell give the number of clients in it, and their mean direction. Weighted k-means over
    the cells finds k centres, as a coreset (Har-Peled and Mazumdar 2004) represents all points.
@@ -19,8 +20,8 @@ randomized; otherwise the same queries have exact replies.
    noisy direction of each client would do worse at the same ε (``docs/privacy-results.md``).
 5. Every cluster continues separately from the joint model.
 
-Clients that report no choice wait at the root, in no cluster, as newcomers do: they receive no
-further queries.
+Clients that report no choice become members of the root only and are in no cluster, like newcomers:
+they receive no further queries.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, State, never_clusters
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_clusters
+from fedclade.algorithms.requires import Requires, RunFacts
 from fedclade.clustering import draw_cell_points, find_cell_centres, find_directions
 from fedclade.core import (
+    Answer,
     Cells,
     Choice,
     Clients,
+    ClientWork,
     ClusterSplit,
     ConfigError,
     Event,
@@ -47,7 +51,7 @@ from fedclade.core import (
     Postponed,
     Question,
     Round,
-    UpdateQuery,
+    RoundPlan,
     Updates,
     checked,
     require,
@@ -57,12 +61,12 @@ from fedclade.core import (
 
 @dataclass(frozen=True, eq=False)
 class PrivateChoiceState(State):
-    """State of private choice between rounds.
+    """State of the method :class:`PrivateChoice` between rounds.
 
     Parameters
     ----------
     chosen
-        Whether clients have chosen their clusters.
+        Whether the round in which clients choose their clusters is over.
     """
 
     chosen: bool = False
@@ -71,7 +75,9 @@ class PrivateChoiceState(State):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class PrivateChoice(Algorithm[PrivateChoiceState]):
-    """Clusters found by sums over clients; each client chooses its own by randomized response.
+    """Method that finds clusters from sums over clients; each client then chooses its cluster.
+
+    With central differential privacy the sums carry noise, and a choice is a randomized response.
 
     Parameters
     ----------
@@ -80,15 +86,19 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
     rounds_before
         Number of rounds of federated learning before clients choose.
     sketch
-        R, the number of entries of an update's sketch. Larger sketches separate clients better, but
-        carry more noise in total.
+        R, the number of entries of an update's sketch (its random projection). Larger sketches
+        separate clients better, but carry more noise in total.
     cells
-        B, the number of cells.
+        B, the number of cells into which the space of updates' directions is divided.
     """
 
     state_type = PrivateChoiceState
-    clusters_from = "clusters"
-    simulated = "no questions about sums are put over a network yet"
+    requires = Requires(
+        updates=False,
+        signatures=False,
+        clusters_from="clusters",
+        simulation="queries for sums over clients are not available over a network yet",
+    )
 
     clusters: int = 2
     rounds_before: int = 3
@@ -104,15 +114,31 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
             ("algorithm.cells", self.cells, self.cells >= k, f"at least clusters, {k}"),
         )
 
-    def check_model(self, parameters: int, clients: int, memory: int) -> None:
+    def check(self, run: RunFacts) -> Sequence[str]:
         """Check that ``sketch`` is not larger than the model, and that replies fit into memory.
 
-        The default of ``sketch`` is always allowed.
+        The result contains a warning if the run ends before clients choose their clusters.
+        """
+        warnings = super().check(run)
+        if run.parameters is not None:
+            self._check_sketch(run.parameters)
+        if run.replies is not None and run.memory is not None:
+            self._check_replies(run.replies, run.memory)
+        return (*warnings, *never_clusters(self, self.rounds_before + 1, run, "rounds_before"))
+
+    def _check_sketch(self, parameters: int) -> None:
+        """Check that the sketch has no more entries than the model has parameters.
+
+        The default size is allowed for every model.
         """
         most = max(parameters, type(self).sketch)
         rule = f"at most {most} for a model of {parameters} parameters"
         require(("algorithm.sketch", self.sketch, self.sketch <= most, rule))
-        # The replies of all clients at once, and the numbers from which one client computes its.
+
+    def _check_replies(self, clients: int, memory: int) -> None:
+        """Check that the replies of ``clients`` clients fit into ``memory`` bytes."""
+        # All replies are in memory together; the 5 is for the arrays with which one reply is
+        # computed.
         for name, numbers in (
             ("sketch", self.sketch * (self.sketch + 1) // 2),
             ("cells", self.cells * (1 + self.clusters)),
@@ -121,55 +147,49 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
             if needed > memory:
                 raise ConfigError(
                     f"algorithm.{name} = {getattr(self, name)} needs {needed / 1e9:.1f} GB for the "
-                    f"replies of {clients} clients, and a round may take {memory / 1e9:.1f} GB; "
-                    f"set a smaller algorithm.{name}, or more memory"
+                    f"replies of {clients} clients, but a round may use {memory / 1e9:.1f} GB; "
+                    f"set a smaller algorithm.{name}, or a larger --memory"
                 )
 
-    @property
-    def needs_updates(self) -> bool:
-        """Return whether a step uses the whole updates of single clients."""
-        return False
-
-    @property
-    def compares(self) -> bool:
-        """Return whether a step uses signatures of updates."""
-        return False
-
-    def too_short(self, rounds: int) -> str:
-        """Return a warning if the run ends before clients choose their clusters."""
-        return never_clusters(self, self.rounds_before + 1, rounds, "rounds_before")
-
     def init(self, params: Tensor, clients: Clients) -> PrivateChoiceState:
-        """Put all clients in one cluster."""
+        """Return the state before round 1: all clients are in one cluster."""
         return PrivateChoiceState(ParameterTree.root_only(clients.ids, params))
 
     def sample_cohort(
         self, state: PrivateChoiceState, fraction: float, draw: np.random.Generator
     ) -> tuple[int, ...]:
-        """Sample clients from every cluster; clients that wait in no cluster are not sampled."""
+        """Sample the clients of a round from every cluster; clients in no cluster are left out."""
         inside = {client for leaf in state.tree.leaves for client in leaf.members}
         return tuple(
             client for client in super().sample_cohort(state, fraction, draw) if client in inside
         )
 
     def step(
-        self, state: PrivateChoiceState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self,
+        state: PrivateChoiceState,
+        cohort: Sequence[int],
+        clients: Clients,
+        this_round: RoundPlan,
     ) -> tuple[PrivateChoiceState, RoundLog]:
-        """Run a round of federated learning in every cluster, or let clients choose clusters."""
+        """Run one round: federated averaging in every cluster, or the choice of clusters.
+
+        Clients choose their clusters in the round after the first ``rounds_before`` rounds. In that
+        round the server first queries the sums from which it computes the clusters' centres. If too
+        few clients reply in that round, the choice is postponed to the next round.
+        """
         if this_round.number <= self.rounds_before or state.chosen:
             parts = train_clusters(state, cohort, clients, this_round)
             return replace(state, tree=move_clusters(state.tree, parts)), log_of(parts)
         root = state.tree.nodes[0]
         seed = this_round.seed
         k = self.clusters
-        here = replace(this_round, require_all=True)
+        number = this_round.number
 
         def asked(question: Question) -> Updates:
             models = root.params[None]
             rows = [0] * len(clients.ids)
-            return clients.ask(
-                UpdateQuery(clients.ids, "train", models, rows, here, question=question)
-            )
+            work = ClientWork(reply=Answer(question))
+            return clients.train(clients.ids, models, rows, this_round, work, require_all=True)
 
         found = asked(Moments(seed, self.sketch))
         if found.sums is None or len(found.ids) < k:
@@ -177,15 +197,15 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
                 {}, {}, events=(Postponed(0, len(found.ids), k),), phase="cluster"
             )
         basis = find_directions(found.sums.groups[0], self.sketch, k)
-        points = draw_cell_points(self.cells, k, rng.generator(seed, "cells", here.number))
+        points = draw_cell_points(self.cells, k, rng.generator(seed, "cells", number))
         cells = asked(Cells(seed, self.sketch, basis, points)).sums
         if cells is None:
             return state, RoundLog({}, {}, events=(Postponed(0, 0, k),), phase="cluster")
         centres = find_cell_centres(
-            cells.groups[0], self.cells, k, cells.noise, here.generator("centres")
+            cells.groups[0], self.cells, k, cells.noise, this_round.generator("centres")
         )
         told = asked(Choice(seed, self.sketch, basis, centres))
-        tree, event = _chosen(state.tree, told, k, here.number)
+        tree, event = _create_clusters(state.tree, told, k, number)
         return PrivateChoiceState(tree, chosen=True), RoundLog(
             {}, {}, events=(event,), phase="cluster"
         )
@@ -193,14 +213,35 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
     def join(
         self, state: PrivateChoiceState, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[PrivateChoiceState, list[Event]]:
-        """Add newcomers at the root, where they wait with the joint model."""
+        """Add newcomers as members of the root only, in no cluster, and report them as joined.
+
+        They are evaluated with the joint model, and do not train.
+        """
         return replace(state, tree=state.tree.with_newcomers(ids)), [Joined(0, tuple(ids))]
 
 
-def _chosen(
+def _create_clusters(
     tree: ParameterTree, told: Updates, k: int, number: int
 ) -> tuple[ParameterTree, ClusterSplit]:
-    """Return the tree with a leaf for each cluster, the largest first, all with the joint model."""
+    """Create the clusters that clients have chosen.
+
+    Parameters
+    ----------
+    tree
+        The tree before, which consists of the root.
+    told
+        The clients' replies to the query for their choices.
+    k
+        Number of clusters.
+    number
+        Number of the round.
+
+    Returns
+    -------
+    tuple
+        The tree with a leaf for each cluster, the largest first, all with the root's model; and the
+        event that reports the clusters.
+    """
     assert told.components is not None  # since the query was a Choice
     clusters: list[list[int]] = [[] for _ in range(k)]
     for client, choice in zip(told.ids, told.components.tolist(), strict=True):

@@ -1,4 +1,8 @@
-"""Methods by name: the records of fedclade's own methods, and of methods in installed packages."""
+"""Registry of methods: looks up a method, and builds its algorithm, by name.
+
+It contains the records of fedclade's own methods (:data:`METHODS`), and finds the records of
+methods in other installed packages by their entry points.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,11 @@ from fedclade.core import (
 
 
 def _record(name: str, algorithm: type[Algorithm], description: str, **details: Any) -> Method:
-    """Return the record of one of fedclade's methods, with its name for page and config."""
+    """Return the record of one of fedclade's own methods.
+
+    Its documentation page and its example config are named after the method, unless ``details`` has
+    other values for these fields of :class:`Method`.
+    """
     usual: dict[str, Any] = {
         "scenarios": ("arena", "suite"),
         "config": f"{name}-mnist-label-swap",
@@ -81,9 +89,14 @@ METHODS: tuple[Method, ...] = (
         citations=("mcmahan2017fedavg",),
         family="given",
     ),
-    _record("local", Local, "no federation: every client on its own", family="personal"),
     _record(
-        "oracle", Oracle, "FedAvg within the true clusters, the best to hope for", family="given"
+        "local", Local, "no federation: every client trains only its own model", family="personal"
+    ),
+    _record(
+        "oracle",
+        Oracle,
+        "FedAvg within the true clusters, which other methods have to find",
+        family="given",
     ),
     _record(
         "cfl",
@@ -127,7 +140,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedgroup",
         FedGroup,
-        "groups by the first updates, newcomers by theirs; FedGrouProx with mu > 0",
+        "groups clients once, by the directions of their first updates; FedGrouProx with mu > 0",
         papers=(
             Paper(
                 ("Duan", "Liu", "Ji", "Liu", "Liang", "Chen", "Tan"),
@@ -191,7 +204,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedsoft",
         FedSoft,
-        "models of each client between k centres, by whose examples they fit",
+        "a model of each client, pulled towards the k centres that fit its examples",
         papers=(
             Paper(
                 ("Ruan", "Joe-Wong"),
@@ -207,7 +220,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "feddrift",
         FedDrift,
-        "models opened where accuracy drops, merged where they agree",
+        "a new model where accuracy drops, and a merge of models that agree",
         papers=(
             Paper(
                 ("Jothimurugesan", "Hsieh", "Wang", "Joshi", "Gibbons"),
@@ -222,7 +235,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedem",
         FedEM,
-        "M models, and every client a mixture of its own of them",
+        "M shared models, of which every client uses its own mixture",
         papers=(
             Paper(
                 ("Marfoq", "Neglia", "Bellet", "Kameni", "Vidal"),
@@ -267,7 +280,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "flux",
         FLUX,
-        "clusters once by what a model makes of the clients' data",
+        "clusters once by statistics of the clients' data in a model's latent space",
         papers=(
             Paper(
                 ("Fenoglio", "Li", "Barbiero", "Lane", "Langheinrich", "Gjoreski"),
@@ -285,12 +298,12 @@ METHODS: tuple[Method, ...] = (
         "clusters by noisy sums and randomized choices, under differential privacy; fedclade's own",
         citations=("fedclade",),
         family="updates",
-        scenarios=(),  # it is made for hundreds of private clients
+        scenarios=(),  # the method is for federations with hundreds of private clients
     ),
     _record(
         "stocfl",
         StoCFL,
-        "clusters united by how an anchor model moves on their data",
+        "clusters merged if an anchor model's updates on their data are similar",
         papers=(
             Paper(
                 ("Zeng", "Hu", "Liu", "Yu", "Wang", "Xu"),
@@ -304,7 +317,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "ditto",
         Ditto,
-        "a personal model for each client, held near a global one",
+        "a personal model for each client, kept near a global model",
         papers=(
             Paper(
                 ("Li", "Hu", "Beirami", "Smith"),
@@ -318,7 +331,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "apfl",
         APFL,
-        "each client's model is a mixture of the global one and one of its own",
+        "each client's model is a mixture of the global model and its own model",
         papers=(
             Paper(("Deng", "Kamani", "Mahdavi"), 2020, "Adaptive Personalized Federated Learning"),
         ),
@@ -328,7 +341,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "pfedme",
         PFedMe,
-        "personal models near a global one, which moves towards them",
+        "personal models near a global model, which moves towards them",
         papers=(
             Paper(
                 ("Dinh", "Tran", "Nguyen"),
@@ -342,7 +355,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "per_fedavg",
         PerFedAvg,
-        "a global model that is good after a step of each client",
+        "a global model that performs well after one local step of each client",
         papers=(
             Paper(
                 ("Fallah", "Mokhtari", "Ozdaglar"),
@@ -367,13 +380,13 @@ METHODS: tuple[Method, ...] = (
         ),
         citations=("karimireddy2020scaffold",),
         family="given",
-        # arena/mnist trains with momentum, which it cannot correct
+        # arena/mnist trains with momentum, which control variates cannot correct
         scenarios=("arena/cifar10", "suite"),
     ),
     _record(
         "fedper",
         FedPer,
-        "FedAvg but for the head, which stays with each client",
+        "FedAvg of all layers except the head, which stays with each client",
         papers=(
             Paper(
                 ("Arivazhagan", "Aggarwal", "Singh", "Choudhary"),
@@ -388,7 +401,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedrep",
         FedRep,
-        "FedPer whose clients fit their heads first, and then the rest",
+        "FedPer whose clients train the head first, then the other layers",
         papers=(
             Paper(
                 ("Collins", "Hassani", "Mokhtari", "Shakkottai"),
@@ -403,7 +416,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "lg_fedavg",
         LGFedAvg,
-        "FedAvg of the head alone, over representations of each client",
+        "FedAvg of the head alone; the other layers stay with each client",
         papers=(
             Paper(
                 ("Liang", "Liu", "Ziyin", "Allen", "Auerbach", "Brent", "Salakhutdinov", "Morency"),
@@ -419,7 +432,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedbn",
         FedBN,
-        "FedAvg but for normalisation layers, which stay with each client",
+        "FedAvg of all layers except normalisation layers, which stay with each client",
         papers=(
             Paper(
                 ("Li", "Jiang", "Zhang", "Kamp", "Dou"),
@@ -445,20 +458,20 @@ METHODS: tuple[Method, ...] = (
         ),
         citations=("nguyen2022fedbuff",),
         family="given",
-        scenarios=(),  # its rounds are buffers
+        scenarios=(),  # one of its rounds is a full buffer, not a round of all sampled clients
     ),
     _record(
         "finetune",
         FineTune,
-        "FedAvg, and every client fine-tunes its own copy",
+        "FedAvg, after which every client fine-tunes its own copy of the model",
         citations=("mcmahan2017fedavg",),
         family="personal",
     ),
 )
 """The records of fedclade's own methods, in the order of ``fedclade ls``.
 
-A new method needs its file and a record here; ``docs/method_lists.py`` writes every list that is a
-text.
+To add a method, write its module and add a record here. ``docs/method_lists.py`` then writes the
+method into the lists of the README, the documentation and the shipped scenarios.
 """
 
 ALGORITHMS: Mapping[str, Method] = {method.name: method for method in METHODS}
@@ -471,14 +484,17 @@ TRUTH = ("true_clusters", "later")
 def method_named(name: object) -> Method:
     """Return the record of a method by its name.
 
-    The name is one of :data:`ALGORITHMS`, of a package's entry points, or ``module:object``. The
-    object is a record or a class; a class without a record gets one that is made from its
-    attributes.
+    Parameters
+    ----------
+    name
+        A name in :data:`ALGORITHMS`, the name of an entry point of an installed package, or
+        ``module:object``, where the object is a :class:`Method` or a subclass of ``Algorithm``. For
+        a class without a record, a record is made from the attributes of the class.
 
     Raises
     ------
     ConfigError
-        If the name is unknown, cannot be imported, or stands for something else.
+        If the name is unknown, cannot be imported, or does not name a method.
     """
     found = named("algorithms", name, ALGORITHMS, "algorithm")
     is_record = isinstance(found, Method)
@@ -486,40 +502,54 @@ def method_named(name: object) -> Method:
     if not is_record:
         return Method.of_class(str(name), algorithm)
     if name in installed("algorithms") and found.name != name:
-        fix = "give the record and its entry point the same name"
+        fix = "set name of the Method to the name of its entry point"
         raise ConfigError(
-            f"algorithm {shown(name)} has a record with the name {shown(found.name)}; {fix}"
+            f"the entry point {shown(name)} of fedclade.algorithms provides a Method with another "
+            f"name, {shown(found.name)}; {fix}"
         )
     return found
 
 
 def method_of_run(name: str) -> Method | None:
-    """Return the record of a method that a run folder names, or None if it is not installed.
+    """Return the record of the method that a run folder names, or None if it is not installed.
 
-    Run folders may come from untrusted sources, so no ``module:object`` is imported.
+    Run folders may come from untrusted sources. A name of the form ``module:object`` is therefore
+    not imported, since the import would run code, and the result is None.
     """
     if name not in {*ALGORITHMS, *installed("algorithms")}:
         return None
     try:
         return method_named(name)
     except ConfigError:
-        # The package of the method is broken, but the run can be read without it.
+        # The package of the method cannot be imported, but the run can be read without it.
         return None
 
 
 def algorithm_class(name: object) -> type[Algorithm]:
-    """Return the class of an algorithm by its name; see :func:`method_named`.
+    """Return the class of an algorithm by its name, which is as for :func:`method_named`.
 
     Raises
     ------
     ConfigError
-        If the name is unknown, cannot be imported, or stands for something else.
+        If the name is unknown, cannot be imported, or does not name an algorithm.
     """
     return method_named(name).algorithm
 
 
 def _check_class(name: object, found: Any) -> type[Algorithm]:
-    """Check that a name stands for the class of an algorithm, and return the class."""
+    """Check that an object found under an algorithm's name is a usable algorithm class.
+
+    Returns
+    -------
+    type
+        The class itself.
+
+    Raises
+    ------
+    ConfigError
+        If the object is not a subclass of ``Algorithm``, if an abstract method is missing, or if
+        the class is not a dataclass.
+    """
     if not (isclass(found) and issubclass(found, Algorithm)):
         raise ConfigError(
             f"algorithm {shown(name)} should be a subclass of fedclade.Algorithm, got "
@@ -527,7 +557,8 @@ def _check_class(name: object, found: Any) -> type[Algorithm]:
         )
     if lacks := sorted(found.__abstractmethods__):
         raise ConfigError(
-            f"algorithm {shown(name)} should define {', '.join(lacks)}, as fedclade.Algorithm says"
+            f"algorithm {shown(name)} should define the methods of fedclade.Algorithm, but lacks "
+            f"{', '.join(lacks)}; define them"
         )
     if not is_dataclass(found):
         raise ConfigError(
@@ -538,12 +569,15 @@ def _check_class(name: object, found: Any) -> type[Algorithm]:
 
 
 def _class_of(found: Any) -> Any:
-    """Return the class of a record; any other object unchanged."""
+    """Return the algorithm class of a method's record; return any other object unchanged."""
     return found.algorithm if isinstance(found, Method) else found
 
 
 def options_of(algorithm: Algorithm) -> dict[str, Any]:
-    """Return an algorithm's hyper-parameters, from which :func:`build_algorithm` builds it."""
+    """Return an algorithm's hyper-parameters by name, as :func:`build_algorithm` takes them.
+
+    The true clusters of the algorithm ``oracle`` are left out.
+    """
     given = (
         [each.name for each in fields(algorithm) if each.init] if is_dataclass(algorithm) else []
     )
@@ -551,9 +585,10 @@ def options_of(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """Return an algorithm's name and hyper-parameters, in the form of a config.
+    """Return an algorithm's name and hyper-parameters, as a run's config stores them.
 
-    Objects are replaced by a text that describes them.
+    Hyper-parameters that are objects, such as a split criterion, are replaced by their attribute
+    ``described``, a text that describes them.
     """
     options = {
         name: getattr(value, "described", value) for name, value in options_of(algorithm).items()
@@ -572,19 +607,21 @@ def build_algorithm(
     Parameters
     ----------
     name
-        A name of :data:`ALGORITHMS` or of an installed package's entry points
-        ``fedclade.algorithms``, or ``module:Class``.
+        A name in :data:`ALGORITHMS`, the name of an entry point ``fedclade.algorithms`` of an
+        installed package, or ``module:Class``.
     options
-        The hyper-parameters; those that are missing have their defaults.
-    true_clusters, later
-        The true clusters at the start, and after changes of the data, by round. Only the ``oracle``
-        receives them.
+        Hyper-parameters by name; hyper-parameters that are missing have their defaults.
+    true_clusters
+        True cluster of each client at the start of the run. Only the algorithm ``oracle`` uses it.
+    later
+        True cluster of each client after changes of the data, by the round of the change. Only the
+        algorithm ``oracle`` uses it.
 
     Raises
     ------
     ConfigError
-        If the name or an option is unknown, an option is missing, a value is out of range, or the
-        true clusters that the oracle needs are not known.
+        If the name or an option is unknown, an option without default is missing, a value is out of
+        range, or the algorithm is ``oracle`` and no true clusters are given.
     """
     kind = algorithm_class(name)
     owner = f"algorithm {name!r}"
@@ -594,18 +631,20 @@ def build_algorithm(
         option for option, p in known.items() if p.default is p.empty and option not in given
     ]:
         raise ConfigError(
-            "\n".join(f"{option} of {owner} is not set, and has no default" for option in missing)
+            "\n".join(
+                f"{option} of {owner} is not set and has no default; set it" for option in missing
+            )
         )
     if kind is Oracle:
         if true_clusters is None:
-            fix = "set data.shift, or with data of your own give Oracle(true_clusters) in Python"
+            fix = "set data.shift or, for your own data, pass Oracle(true_clusters) in Python"
             raise ConfigError(f"algorithm 'oracle' needs data whose true clusters are known; {fix}")
         return Oracle(true_clusters, later or {})
     try:
         return kind(**given)
     except FedcladeError:
         raise
-    except Exception as error:  # of a user's own, which may check its options in its own way
+    except Exception as error:  # the constructor of a user's class may raise anything
         raise ConfigError(
-            f"{owner} cannot be built with {given}: {type(error).__name__}: {error}"
+            f"{owner} cannot be built with the options {given}: {type(error).__name__}: {error}"
         ) from error

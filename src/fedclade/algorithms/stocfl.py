@@ -1,11 +1,11 @@
-"""StoCFL, Stochastic Clustered Federated Learning (arXiv:2303.00897).
+"""StoCFL, Stochastic Clustered Federated Learning (Zeng et al. 2023; arXiv:2303.00897).
 
 Zeng, Hu, Liu, Yu, Wang, Xu 2023. Every client once sends a representation Ψ_i of its data: the
 update of an anchor model that it trains on the data. In each round the clusters of the sampled
 clients are compared by the mean Ψ of their sampled members, and pairs with a cosine of at least τ
-are merged. So the number of clusters is found, and no cluster is ever split. Then the clients train
-their clusters' models, near a global model ω that is trained as well: min f_i(θ_k) + μ/2‖θ_k − ω‖²,
-and ω as in FedAvg.
+are merged. The number of clusters thus need not be known, and no cluster is ever split. Then the
+clients train their clusters' models, near a global model ω that is trained as well: min f_i(θ_k) +
+μ/2‖θ_k − ω‖², and ω as in FedAvg.
 
 This file follows the authors' code (``StoCFL-FCC+CFL.py``) in its order of steps. Choices and
 departures:
@@ -49,6 +49,7 @@ from fedclade.algorithms.cluster_update import (
     membership_events,
     move_clusters,
 )
+from fedclade.algorithms.requires import Requires
 from fedclade.clustering import (
     Assignment,
     Step,
@@ -62,12 +63,16 @@ from fedclade.core import (
     BESIDE,
     LARGEST,
     Clients,
+    ClientWork,
     Event,
     Group,
     Joined,
     Node,
+    Nothing,
     ParameterTree,
+    Proximal,
     Round,
+    RoundPlan,
     Updates,
     checked,
     require,
@@ -79,18 +84,22 @@ from fedclade.core import (
 class StoCFL(OneCohort[State]):
     """StoCFL (Zeng et al. 2023): clusters are merged if clients' anchor updates are similar.
 
-    The root stores the anchor and, as its continued model, ω. Each cluster caches the Ψ of its
-    members.
+    A client's anchor update Ψ is the update of a fixed model, the anchor, after training on the
+    client's data. In the tree of clusters, the root's node stores the anchor as ``params``, and the
+    global model ω as ``continued``. Each cluster stores the Ψ of its members.
 
     Parameters
     ----------
     tau
         τ, in [-1, 1]: clusters are merged if the cosine of their mean Ψ is at least τ.
     mu
-        μ, at least 0: weight of the proximal term that keeps clusters' models near the global one.
+        μ, at least 0: weight of the proximal term that keeps clusters' models near the global
+        model.
     anchor_epochs
         Number of epochs for which the anchor trains on a client's data.
     """
+
+    requires = Requires(updates=False)
 
     tau: float = 0.65
     mu: float = 0.05
@@ -104,40 +113,48 @@ class StoCFL(OneCohort[State]):
             ("algorithm.anchor_epochs", self.anchor_epochs, self.anchor_epochs >= 1, "at least 1"),
         )
 
-    @property
-    def needs_updates(self) -> bool:
-        """Return whether a step uses the whole updates of single clients."""
-        return False
-
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Take the initial model as the anchor and as ω; no client is in a cluster yet."""
+        """Return the state before round 1, in which no client is in a cluster yet.
+
+        The initial model is both the anchor and the global model ω.
+        """
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(
-        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
-        """Query Ψ of new clients, merge clusters, and train their models and ω."""
+        """Run one round of StoCFL (Zeng et al. 2023).
+
+        Clients that are sampled for the first time send their anchor updates Ψ, clusters with
+        similar Ψ are merged, and the cohort trains the clusters' models and the global model ω.
+        """
         before = state.tree
         cohort = sorted(cohort)
-        clustered = {client for leaf in _clusters(before) for client in leaf.members}
+        clustered = {client for leaf in _list_clusters(before) for client in leaf.members}
         unseen = [client for client in cohort if client not in clustered]
-        observed = self._observed(unseen, before, clients, this_round) if unseen else None
-        tree = self._united(before, cohort, observed, this_round)
+        observed = self._query_psi(unseen, before, clients, this_round) if unseen else None
+        tree = self._merge_similar(before, cohort, observed, this_round)
         events = membership_events(before, tree) if tree is not before else []
         cohort = [client for client in cohort if tree.leaf_of[client]]
         if not cohort:
             return State(tree), log_of([], events)
         models, rows = tree.models([tree.leaf_of[client] for client in cohort])
         omega = tree.nodes[0].model[None]
-        near = replace(this_round, spec=replace(this_round.spec, mu=self.mu))
-        models, anchors = torch.cat([models, omega]), [len(models)] * len(cohort)
-        parts = by_cluster(tree, clients.train(cohort, models, rows, near, anchors), near)
-        # With μ > 0 the clients have already received ω, for the proximal term.
-        sent = "updates" if self.mu else this_round.communicates
-        beside = replace(this_round, purpose=BESIDE, communicates=sent)
-        of_all = ClusterUpdate.of(
-            0, clients.train(cohort, omega, [0] * len(cohort), beside), this_round
+        work = ClientWork(steps=Proximal(self.mu))
+        anchors = [len(models)] * len(cohort)  # ω, the last row
+        models = torch.cat([models, omega])
+        updates = clients.train(cohort, models, rows, this_round, work, anchors=anchors)
+        parts = by_cluster(tree, updates, this_round)
+        updates = clients.train(
+            cohort,
+            omega,
+            [0] * len(cohort),
+            replace(this_round, purpose=BESIDE),
+            work=ClientWork(store=Nothing()),
+            # With μ > 0 the clients have already received ω, for the proximal term.
+            sent_before=bool(self.mu),
         )
+        of_all = ClusterUpdate.of(0, updates, this_round)
         moved = move_clusters(tree, parts)
         moved = moved if of_all.step is None else moved.continued(omega[0] + of_all.step)
         return State(moved), log_of(parts, events)
@@ -145,21 +162,25 @@ class StoCFL(OneCohort[State]):
     def join(
         self, state: State, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[State, list[Event]]:
-        """Add newcomers at the root; they join a cluster when they are first sampled."""
+        """Add clients that join during a run as members of the root only.
+
+        They join a cluster by their anchor updates when they are first sampled.
+        """
         return replace(state, tree=state.tree.with_newcomers(ids)), [Joined(0, tuple(ids))]
 
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
-        """Let newcomers join the cluster of the most similar mean Ψ, or else use the root's model.
+        """Assign new clients of a finished run by their anchor updates Ψ.
 
-        They join if the cosine is at least τ.
+        A newcomer is assigned to the cluster with the most similar mean Ψ if the cosine is at least
+        τ, and otherwise to the root, whose model is the global model.
         """
-        leaves = _clusters(tree)
+        leaves = _list_clusters(tree)
         if not leaves:
             return assign_to_root(ids)
-        updates = require_updates(ids, self._observed(ids, tree, clients, this_round))
-        means = torch.stack([_psi(leaf).mean(0) for leaf in leaves])
+        updates = require_updates(ids, self._query_psi(ids, tree, clients, this_round))
+        means = torch.stack([_get_psi(leaf).mean(0) for leaf in leaves])
         found: list[Assignment] = []
         for client, alpha in zip(
             updates.ids, compute_cosines(updates.signatures, means).tolist(), strict=True
@@ -170,27 +191,47 @@ class StoCFL(OneCohort[State]):
             found.append(Assignment.along(tree, client, [step] if near else []))
         return found
 
-    def _observed(
+    def _query_psi(
         self, ids: Sequence[int], tree: ParameterTree, clients: Clients, this_round: Round
     ) -> Updates:
-        """Return Ψ of some clients, as the signatures of their training from the anchor."""
-        spec = replace(this_round.spec.in_epochs(self.anchor_epochs), mu=0.0)
-        observing = replace(this_round, spec=spec, purpose="anchor")
-        return clients.train(ids, tree.nodes[0].params[None], [0] * len(ids), observing)
+        """Query clients for their anchor updates Ψ, by training from the anchor."""
+        local = replace(this_round.local.in_epochs(self.anchor_epochs), mu=0.0)
+        observing = replace(this_round, local=local, purpose="anchor")
+        work = ClientWork(store=Nothing())
+        return clients.train(ids, tree.nodes[0].params[None], [0] * len(ids), observing, work)
 
-    def _united(
+    def _merge_similar(
         self,
         tree: ParameterTree,
         cohort: Sequence[int],
         observed: Updates | None,
         this_round: Round,
     ) -> ParameterTree:
-        """Return the tree after similar clusters are merged; the same tree if no cluster changes.
+        """Merge clusters whose mean anchor updates Ψ have a cosine of at least τ.
 
-        Every client with a new Ψ starts as a cluster by itself. Clusters are compared by the mean Ψ
-        of their sampled members.
+        Every client with a new Ψ starts as a cluster of one client. A cluster's mean Ψ is over its
+        sampled members.
+
+        Parameters
+        ----------
+        tree
+            The tree before.
+        cohort
+            Ids of the clients sampled for this round.
+        observed
+            Ψ of the clients that were sampled for the first time; None if there are none.
+        this_round
+            The round.
+
+        Returns
+        -------
+        ParameterTree
+            The tree after the merges; the same object if no cluster changes.
         """
-        groups = [Group(leaf.members, leaf.id, leaf.params, _psi(leaf)) for leaf in _clusters(tree)]
+        groups = [
+            Group(leaf.members, leaf.id, leaf.params, _get_psi(leaf))
+            for leaf in _list_clusters(tree)
+        ]
         if observed is not None and observed.ids:
             omega = tree.nodes[0].model
             groups += [
@@ -199,23 +240,14 @@ class StoCFL(OneCohort[State]):
         sampled = set(cohort)
         here = [place for place, group in enumerate(groups) if sampled.intersection(group.members)]
         means = [
-            _psi(groups[place])[[c in sampled for c in groups[place].members]].mean(0)
+            _get_psi(groups[place])[[c in sampled for c in groups[place].members]].mean(0)
             for place in here
         ]
-        became = list(range(len(groups)))
-        signs = all(are_signs(_psi(group)) for group in groups)
-        for one, other in _pairs(means, self.tau, signs=signs):
-            a = _root(became, here[one])
-            b = _root(became, here[other])
-            if a != b:
-                kept, gone = sorted(
-                    (a, b), key=lambda k: (not groups[k].leaf, -len(groups[k].members), k)
-                )
-                groups[kept] = _union(groups[kept], groups[gone])
-                became[gone] = kept
-        if len(groups) == len(_clusters(tree)) and became == list(range(len(groups))):
+        signs = all(are_signs(_get_psi(group)) for group in groups)
+        pairs = _find_similar_pairs(means, self.tau, signs=signs)
+        left = _merge_pairs(groups, [(here[first], here[second]) for first, second in pairs])
+        if len(left) == len(groups) == len(_list_clusters(tree)):  # no new cluster, no merge
             return tree
-        left = [group for place, group in enumerate(groups) if became[place] == place]
         anchor = tree.nodes[0].params
         criteria = {"tau": self.tau}
         return tree.regrouped(
@@ -223,21 +255,37 @@ class StoCFL(OneCohort[State]):
         )
 
 
-def _clusters(tree: ParameterTree) -> list[Node]:
-    """Return the clusters that have members."""
+def _list_clusters(tree: ParameterTree) -> list[Node]:
+    """Return the leaves of the tree that have members, without the root."""
     return [leaf for leaf in tree.leaves if leaf.id and leaf.members]
 
 
-def _psi(cluster: Node | Group) -> Tensor:
-    """Return Ψ of a cluster's members, ``[n, R]``."""
-    assert cluster.cached is not None  # every cluster with members caches its Ψ
+def _get_psi(cluster: Node | Group) -> Tensor:
+    """Return the stored anchor updates Ψ of a cluster's n members: R numbers each, ``[n, R]``."""
+    assert cluster.cached is not None  # every cluster with members stores their Ψ
     return cluster.cached
 
 
-def _pairs(means: Sequence[Tensor], tau: float, *, signs: bool = False) -> list[tuple[int, int]]:
-    """Return the pairs of rows whose cosine is at least τ, the most similar pair first.
+def _find_similar_pairs(
+    means: Sequence[Tensor], tau: float, *, signs: bool = False
+) -> list[tuple[int, int]]:
+    """Return the pairs of clusters whose mean anchor updates have a cosine of at least τ.
 
-    With ``signs`` the rows are means of signatures that consist of signs.
+    Parameters
+    ----------
+    means
+        Mean anchor update of each cluster.
+    tau
+        Threshold τ.
+    signs
+        Whether ``means`` are means of signs, since clients sent only the signs of random
+        projections of their updates. The cosines of the updates are then estimated from these
+        means.
+
+    Returns
+    -------
+    list of tuple
+        Indices of the two clusters of each pair, the most similar pair first.
     """
     if len(means) < 2:
         return []
@@ -250,16 +298,39 @@ def _pairs(means: Sequence[Tensor], tau: float, *, signs: bool = False) -> list[
     return list(zip(rows[order].tolist(), columns[order].tolist(), strict=True))
 
 
-def _root(became: Sequence[int], place: int) -> int:
-    """Return the index of the cluster that the cluster at ``place`` has become part of."""
+def _merge_pairs(clusters: Sequence[Group], pairs: Sequence[tuple[int, int]]) -> list[Group]:
+    """Merge clusters along pairs of their indices, in the order of the pairs.
+
+    A merged cluster continues with the model of the cluster that has trained; if both or neither
+    have, with the model of the larger cluster; of equally large ones, with the model of the older
+    one. Clusters that remain are returned in their order.
+    """
+    merged = list(clusters)
+    became = list(range(len(merged)))
+    for first, second in pairs:
+        a = _find_merged(became, first)
+        b = _find_merged(became, second)
+        if a == b:
+            continue
+        kept, gone = sorted((a, b), key=lambda k: (not merged[k].leaf, -len(merged[k].members), k))
+        merged[kept] = _merge_pair(merged[kept], merged[gone])
+        became[gone] = kept
+    return [cluster for place, cluster in enumerate(merged) if became[place] == place]
+
+
+def _find_merged(became: Sequence[int], place: int) -> int:
+    """Follow merges to the cluster that now contains the cluster at index ``place``.
+
+    ``became`` has for each cluster the index of the cluster that it was merged into, or its own.
+    """
     while became[place] != place:
         place = became[place]
     return place
 
 
-def _union(kept: Group, gone: Group) -> Group:
-    """Return the union of two clusters, with the model of the first."""
+def _merge_pair(kept: Group, gone: Group) -> Group:
+    """Merge two clusters; the merged cluster continues with the model of the cluster ``kept``."""
     members = [*kept.members, *gone.members]
     order = sorted(range(len(members)), key=members.__getitem__)
-    cached = torch.cat([_psi(kept), _psi(gone)])[order]
+    cached = torch.cat([_get_psi(kept), _get_psi(gone)])[order]
     return replace(kept, members=tuple(members[i] for i in order), cached=cached)

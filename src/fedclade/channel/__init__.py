@@ -1,8 +1,10 @@
-"""Channel between server and clients: privacy, permutation, sketches, faults, limits and retries.
+"""Communication channel between the server and its clients.
 
-It also contains encodings, adversaries and traffic counts. Most parts are middleware, a function
-``(query, ask) -> reply``; ``compose.py`` has their order for clients and for the server. Runs and
-the network import this package; algorithms do not depend on it.
+The channel contains differential privacy, the permutation of model vectors, sketches of updates,
+simulated faults and adversaries, limits, retries, encodings and traffic counts. Most of these are
+middleware: objects that change queries on their way to clients and replies on their way back.
+``compose.py`` defines the order of the middleware at the client and at the server. Simulated runs
+and networks import this package; algorithms must not.
 """
 
 from fedclade.channel.accounting import (
@@ -42,20 +44,21 @@ from fedclade.channel.lying import Lying
 from fedclade.channel.matching_parts import MatchingParts
 from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.opposing import OpposingUpdates
+from fedclade.channel.own_middleware import build_middleware, check_middleware, describe_middleware
 from fedclade.channel.privacy import (
     DifferentialPrivacy,
     Privatizing,
     Withholding,
     booked,
     keyed_noise,
-    refusal,
+    refusal_to_reveal,
     system_normal,
     system_uniform,
 )
 from fedclade.channel.retry import AWAY, Absence, FaultInjection, Faults, Retrying
 from fedclade.channel.signature import (
     CountSketch,
-    Nothing,
+    NoSketch,
     Permutation,
     Permuting,
     Replicating,
@@ -64,7 +67,8 @@ from fedclade.channel.signature import (
     SignSketch,
     Sketch,
     Sketching,
-    Unpacking,
+    pack_parts,
+    unpack_parts,
 )
 from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
@@ -93,8 +97,8 @@ __all__ = [
     "Mechanism",
     "Meter",
     "Middleware",
+    "NoSketch",
     "NoisySums",
-    "Nothing",
     "OpposingUpdates",
     "Permutation",
     "Permuting",
@@ -112,28 +116,32 @@ __all__ = [
     "Streaming",
     "Timing",
     "Traffic",
-    "Unpacking",
     "Withholding",
     "arrived",
     "booked",
     "booked_steps",
+    "build_middleware",
     "check_encoding",
     "check_local",
+    "check_middleware",
     "client_side",
     "composed_epsilon",
     "decode",
+    "describe_middleware",
     "encode",
     "encoded_bytes",
     "keyed_noise",
     "mechanism_of",
     "multiplier_for",
     "noisy_steps",
+    "pack_parts",
     "privatizing",
     "received",
-    "refusal",
+    "refusal_to_reveal",
     "sampling_rate",
     "server_side",
     "share_at_random",
     "system_normal",
     "system_uniform",
+    "unpack_parts",
 ]

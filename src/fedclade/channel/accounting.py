@@ -1,7 +1,8 @@
-"""Privacy accounting: the joint ε at δ of a client's releases, composed by dp-accounting.
+"""Privacy accounting: the joint ε at δ of all releases of a client, and the ledger of releases.
 
-Two federations are neighbours if the data of one client are replaced (``REPLACE_ONE``). Every ε is
-at client level.
+A release is a noisy update, sum or choice that leaves a client or the aggregator. Two federations
+are neighbours if the data of one client are replaced (``REPLACE_ONE``), so that every ε protects
+all data of a client. The package dp-accounting composes the releases.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedclade.core import PrivacyError, alone, appear, import_extra, require
 # The joint ε at δ of a client's releases, and the file in which the client counts them.
 
 FORMAT = 1
-"""Version of a ledger's layout."""
+"""Version of the format of ledger files."""
 
 LEVELS = ("client", "example")
 """Levels of protection: all data of a client, or each example."""
@@ -31,14 +32,15 @@ SENSITIVITY = 2.0
 
 
 def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
-    """Return the joint ε of some releases of one client at δ.
+    """Return the joint privacy loss ε, at δ, of several noisy updates that one client released.
 
     A release is an update clipped to norm C, plus Gaussian noise of standard deviation z·C. All the
     data of the client are protected: with any other data its clipped update would differ by at most
-    2C. So a release is a Gaussian mechanism of multiplier z/2, or 2/z-GDP. Together, n_z releases
-    of each z are exactly one Gaussian mechanism of multiplier 1/√(Σ n_z (2/z)²), even if the server
-    chose its queries by earlier replies (Dong, Roth, Su 2019, arXiv:1905.02383, Corollary 3.3). The
-    ε of that mechanism is given by Balle and Wang 2018 (arXiv:1805.06530, Theorem 8).
+    2C. So a release is a Gaussian mechanism with noise multiplier z/2; its parameter of Gaussian
+    differential privacy (GDP) is 2/z. Together, n_z releases of each z are exactly one Gaussian
+    mechanism with multiplier 1/√(Σ n_z (2/z)²), even if the server's queries depend on earlier
+    replies (Dong, Roth, Su 2019, arXiv:1905.02383, Corollary 3.3). The ε of that mechanism is given
+    by Balle and Wang 2018 (arXiv:1805.06530, Theorem 8).
 
     Parameters
     ----------
@@ -51,7 +53,7 @@ def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
     Returns
     -------
     float
-        ε.
+        ε, at least 0; may be infinite.
 
     Raises
     ------
@@ -75,9 +77,18 @@ def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
 
 
 def multiplier_for(epsilon: float, releases: int, delta: float) -> float:
-    """Return the noise multiplier z with which some releases cost ε at δ; 0 for infinite ε.
+    """Return the noise multiplier z with which several releases have a given joint ε at δ.
 
-    It is the inverse of :func:`epsilon_of`, and raises the same errors.
+    This function is the inverse of :func:`epsilon_of`, and raises the same errors.
+
+    Parameters
+    ----------
+    epsilon
+        Joint ε of all releases. If ε is infinite, the multiplier is 0.
+    releases
+        Number of releases, all with the same multiplier.
+    delta
+        δ, in (0, 1).
     """
     require(("delta", delta, 0 < delta < 1, "greater than 0 and less than 1"))
     accounting = import_extra(
@@ -121,7 +132,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Entry:
-    """Releases of one round of a run, with one noise multiplier."""
+    """Entry of a privacy ledger: releases of one round of a run, with one noise multiplier."""
 
     run: str
     round: int
@@ -132,18 +143,21 @@ class Entry:
         z = self.noise_multiplier
         n = self.releases
         if not (z >= 0 and math.isfinite(z) and isinstance(n, int) and n > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"{n!r} releases with noise multiplier {z!r}")
+            raise ValueError(
+                "an entry of a privacy ledger should have at least 1 release and a finite noise "
+                f"multiplier of at least 0, got {n!r} releases with noise multiplier {z!r}"
+            )
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """Ledger of one client's releases over all its clusters and runs, as a JSON file.
+    """Ledger (JSON file) of the noisy updates that one client has released, over all its runs.
 
-    A release is booked before it leaves, and the file is replaced as a whole. So a crash may count
-    a release that did not take place, and never misses one. Only one process at a time may write
-    the file. A missing file means that the client has released nothing. It cannot be distinguished
-    from a deleted file, so store it with the client's identity and keys. Beyond the budget nothing
-    is released.
+    A release is booked before it leaves the client, and the file is replaced as a whole. So after a
+    crash the ledger may contain a release that did not take place, but never misses a release. Only
+    one process at a time may write the file. A missing file means that the client has released
+    nothing. A file that was never written cannot be distinguished from a deleted file, so store the
+    file with the client's identity and keys. Beyond the budget nothing is released.
 
     Parameters
     ----------
@@ -152,9 +166,10 @@ class Ledger:
     budget
         Largest ε at δ that the client may spend; None for no limit.
     steps
-        Ledger file of the client's earlier DP-SGD steps, if it may have taken some. Such steps
-        bound what is revealed about one example, but not about all the client's data together, so a
-        single step makes the client-level ε infinite.
+        Ledger file of the DP-SGD steps that the client has taken earlier. None or a missing file:
+        no steps. DP-SGD bounds what is revealed about one example, but not what is revealed about
+        all the client's data together. A single step therefore makes the ε for all the client's
+        data infinite.
     """
 
     path: Path
@@ -162,27 +177,32 @@ class Ledger:
     steps: Path | None = None
 
     def entries(self) -> tuple[Entry, ...]:
-        """Read the booked releases; raises a PrivacyError if the file is damaged."""
+        """Return the releases in the ledger file; raise a PrivacyError if the file is damaged."""
         return read_entries(self.path, Entry)
 
     def spent(self, delta: float) -> float:
-        """Return the ε of all booked releases at δ.
+        """Return the joint ε, at δ, of all releases in the ledger.
 
-        Raises as :func:`epsilon_of` and :meth:`entries`.
+        The method raises the errors of :func:`epsilon_of` and :meth:`entries`.
         """
         return self._epsilon(self.entries(), delta)
 
     def counted(self) -> Counter[float]:
-        """Return the number of releases by noise multiplier; raises as :meth:`entries`."""
-        return _counted(self.entries())
+        """Return the number of releases in the ledger, by noise multiplier.
+
+        The method raises the errors of :meth:`entries`.
+        """
+        return _count_releases(self.entries())
 
     def book(self, noise_multiplier: float, run: str, number: int, releases: int = 1) -> None:
-        """Book releases before they leave. If this raises an error, nothing may leave the client.
+        """Book releases in the ledger before they leave the client.
+
+        If this method raises an error, nothing may leave the client.
 
         Parameters
         ----------
         noise_multiplier
-            z of the releases.
+            Noise multiplier z of the releases.
         run, number
             Name of the run, and number of its round.
         releases
@@ -191,7 +211,7 @@ class Ledger:
         Raises
         ------
         PrivacyError
-            If the file is damaged, or the release would exceed the budget.
+            If the file is damaged, or the releases would exceed the budget.
         OSError
             If the file cannot be written.
         """
@@ -204,13 +224,14 @@ class Ledger:
             write_entries(self.path, entries.values(), level="client", towards="everybody")
 
     def _epsilon(self, entries: Iterable[Entry], delta: float) -> float:
+        """Return the joint ε, at δ, of ledger entries; infinite if there are DP-SGD steps."""
         if self.steps is not None and read_entries(self.steps, dict):
             return math.inf
-        return epsilon_of(_counted(entries), delta)
+        return epsilon_of(_count_releases(entries), delta)
 
 
 def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
-    """Return the entries of a ledger file; none if there is no file.
+    """Return the entries of a ledger file; an empty tuple if the file does not exist.
 
     Raises
     ------
@@ -220,21 +241,36 @@ def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
     try:
         written: Any = json.loads(path.read_bytes())
         if (found := written["format"]) != FORMAT:
-            raise ValueError(f"format {found!r}, expected {FORMAT}")
+            raise ValueError(
+                f"the format version of a privacy ledger should be {FORMAT}, got {found!r}"
+            )
         return tuple(kind(**entry) for entry in written["entries"])
     except FileNotFoundError:
         return ()
     except (ValueError, TypeError, KeyError) as error:
         raise PrivacyError(
-            f"the privacy ledger {path} is damaged, so what this client has spent is not known and "
-            f"no update leaves it; restore the file from a backup ({type(error).__name__}: {error})"
+            f"the privacy ledger {path} is damaged, so it is unknown how much of its privacy "
+            "budget this client has spent, and the client sends no update; restore the file from "
+            f"a backup ({type(error).__name__}: {error})"
         ) from error
 
 
 def write_entries(path: Path, entries: Iterable[Any], **told: str) -> None:
-    """Replace a ledger file as a whole by these entries, with ``told`` as further fields.
+    """Write entries to a ledger file, which is replaced as a whole.
 
-    Raises an OSError if that fails.
+    Parameters
+    ----------
+    path
+        The file.
+    entries
+        All entries of the ledger.
+    told
+        Further fields of the file, by name.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
     """
     text = json.dumps(
         {"format": FORMAT, **told, "entries": [asdict(entry) for entry in entries]}, indent=1
@@ -243,9 +279,14 @@ def write_entries(path: Path, entries: Iterable[Any], **told: str) -> None:
 
 
 def check_budget(budget: Budget | None, spent: Callable[[float], float]) -> None:
-    """Raise a PrivacyError if a client would have spent more than its budget.
+    """Raise a PrivacyError if a client would have spent more than its privacy budget.
 
-    ``spent`` returns the client's ε at a given δ.
+    Parameters
+    ----------
+    budget
+        The budget; None for no limit.
+    spent
+        Function of δ that returns the ε that the client would have spent.
     """
     if (
         budget is None
@@ -255,12 +296,13 @@ def check_budget(budget: Budget | None, spent: Callable[[float], float]) -> None
         return
     raise PrivacyError(
         f"with this update the client would have spent ε = {epsilon:.4g} at δ = {budget.delta:g}, "
-        f"more than its budget of {budget.epsilon:g}; it sends no more updates unless its owner "
-        "raises the budget"
+        f"more than its budget of {budget.epsilon:g}; the client sends no more updates unless its "
+        "owner raises the budget"
     )
 
 
-def _counted(entries: Iterable[Entry]) -> Counter[float]:
+def _count_releases(entries: Iterable[Entry]) -> Counter[float]:
+    """Return the number of releases in ledger entries, by noise multiplier."""
     counted: Counter[float] = Counter()
     for entry in entries:
         counted[entry.noise_multiplier] += entry.releases
@@ -268,22 +310,24 @@ def _counted(entries: Iterable[Entry]) -> Counter[float]:
 
 
 INTERVAL = 1e-4
-"""Grid to which privacy losses are rounded up; coarser if there is very little noise."""
+"""Grid to which privacy losses are rounded up; it is coarser if there is very little noise."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """Release of a sum with Gaussian noise, or of randomized responses.
+    """Release of a sum with Gaussian noise, or of clients' choices by randomized response.
 
     Parameters
     ----------
     noise_multiplier
-        Standard deviation of the noise, divided by half the distance by which replacing one client
-        can move the sum.
+        For a sum: standard deviation of the noise, divided by half the largest distance by which
+        the sum changes if the data of one client are replaced.
     sampling
-        Probability with which each client is sampled, independently of others (Poisson sampling).
+        For a sum: probability with which each client is sampled, independently of other clients
+        (Poisson sampling); None if clients are not sampled.
     epsilon, options
-        For a response: its ε, and the number of options.
+        For choices: ε of a response, and the number of options. Without an ε, all clients report
+        their true choice.
     """
 
     noise_multiplier: float | None = None
@@ -292,12 +336,15 @@ class Release:
     options: int | None = None
 
     def event(self, *, sampled: bool) -> Any:
-        """Return dp-accounting's event of the release.
+        """Return the release as an event of the package dp-accounting.
 
-        Without ``sampled``, the observer knows the sampled clients, so that sampling does not
-        amplify privacy.
+        Parameters
+        ----------
+        sampled
+            Whether the privacy amplification by sampling counts. It does not if the observer knows
+            which clients were sampled.
         """
-        accounting = _accounting()
+        accounting = _import_accounting()
         if self.options is not None:
             return accounting.RandomizedResponseDpEvent(
                 share_at_random(self.epsilon, self.options), self.options
@@ -311,28 +358,35 @@ class Release:
 def share_at_random(epsilon: float | None, options: int) -> float:
     """Return the share of random replies in k-ary randomized response, k / (e^ε + k − 1).
 
-    All other clients report the truth, so the likelihoods of a reply under any two truths differ by
-    at most a factor e^ε (Kairouz, Bonawitz, Ramage 2016, arXiv:1602.07387). Without an ε all
-    clients report the truth.
+    A client replies with a random option with this probability, and with the truth otherwise. So
+    the likelihoods of a reply under any two truths differ by at most a factor e^ε (Kairouz,
+    Bonawitz, Ramage 2016, arXiv:1602.07387).
+
+    Parameters
+    ----------
+    epsilon
+        ε of a reply. If None, all clients report the truth, and the share is 0.
+    options
+        Number k of options.
     """
     return 0.0 if epsilon is None else options / (math.exp(epsilon) + options - 1)
 
 
 def composed_epsilon(releases: Iterable[Release], delta: float, *, sampled: bool) -> float:
-    """Return the joint ε of all releases at δ, with or without amplification by sampling.
+    """Return the joint ε of sums and choices at δ, with or without amplification by sampling.
 
-    Privacy loss distributions are composed and rounded up. Gaussian releases without sampling are
-    first joined to one.
+    Privacy loss distributions are composed and rounded up. All Gaussian releases without sampling
+    are first combined into a single Gaussian release.
 
     Parameters
     ----------
     releases
-        The releases.
+        All releases of a run.
     delta
         δ, in (0, 1).
     sampled
-        True: towards parties that do not know which clients were sampled. False: towards parties
-        that know.
+        True: ε towards parties that do not know which clients were sampled. False: ε towards
+        parties that know this.
 
     Raises
     ------
@@ -342,37 +396,19 @@ def composed_epsilon(releases: Iterable[Release], delta: float, *, sampled: bool
         If ``dp-accounting`` is not installed.
     """
     require(("delta", delta, 0 < delta < 1, "greater than 0 and less than 1"))
-    accounting = _accounting()
+    accounting = _import_accounting()
     counted = Counter(releases)
     if not counted:
         return 0.0
-    if any(
-        r.noise_multiplier == 0 or (r.options is not None and r.epsilon is None) for r in counted
-    ):
+    if any(_has_no_noise(release) for release in counted):
         return math.inf
-    plain = {
-        r: n
-        for r, n in counted.items()
-        if r.options is None and (not sampled or r.sampling in (None, 1.0))
-    }
-    events = [
-        accounting.SelfComposedDpEvent(r.event(sampled=sampled), n)
-        for r, n in counted.items()
-        if r.options is None and r not in plain
-    ]
-    # Each response is added by itself: dp-accounting 0.6 counts a self-composed response only once.
-    events += [
-        r.event(sampled=sampled)
-        for r, n in counted.items()
-        if r.options is not None
-        for _ in range(n)
-    ]
-    smallest = min((r.noise_multiplier or 1.0 for r in counted), default=1.0)
+    plain = {r: n for r, n in counted.items() if _is_plain_gaussian(r, sampled=sampled)}
+    others = {r: n for r, n in counted.items() if r not in plain}
+    events = _list_events(others, sampled=sampled)
+    smallest = min(r.noise_multiplier or 1.0 for r in counted)
     if plain:
-        smallest = min(
-            smallest, sum(n / (r.noise_multiplier or 1.0) ** 2 for r, n in plain.items()) ** -0.5
-        )
-        joint = sum(n / (r.noise_multiplier or 1.0) ** 2 for r, n in plain.items()) ** -0.5
+        joint = _join_gaussians(plain)
+        smallest = min(smallest, joint)
         if not events:
             return float(accounting.get_epsilon_gaussian(joint / 2, delta))
         events.append(accounting.GaussianDpEvent(joint))
@@ -382,5 +418,39 @@ def composed_epsilon(releases: Iterable[Release], delta: float, *, sampled: bool
     return float(accountant.compose(accounting.ComposedDpEvent(events)).get_epsilon(delta))
 
 
-def _accounting() -> Any:
+def _has_no_noise(release: Release) -> bool:
+    """Return whether a release is exact, so that its ε is infinite."""
+    has_true_choices = release.options is not None and release.epsilon is None
+    return release.noise_multiplier == 0 or has_true_choices
+
+
+def _is_plain_gaussian(release: Release, *, sampled: bool) -> bool:
+    """Return whether a release is a noisy sum that gains no privacy from sampling of clients."""
+    is_sum = release.options is None
+    return is_sum and (not sampled or release.sampling in (None, 1.0))
+
+
+def _list_events(releases: Mapping[Release, int], *, sampled: bool) -> list[Any]:
+    """Convert releases, each with the number of times that it occurs, to dp-accounting events."""
+    accounting = _import_accounting()
+    events = [
+        accounting.SelfComposedDpEvent(release.event(sampled=sampled), count)
+        for release, count in releases.items()
+        if release.options is None
+    ]
+    # Each response is added by itself: dp-accounting 0.6 counts a self-composed response only once.
+    for release, count in releases.items():
+        if release.options is not None:
+            events += [release.event(sampled=sampled) for _ in range(count)]
+    return events
+
+
+def _join_gaussians(releases: Mapping[Release, int]) -> float:
+    """Return the noise multiplier of one Gaussian release with the joint ε of all releases."""
+    precision = sum(n / (r.noise_multiplier or 1.0) ** 2 for r, n in releases.items())
+    return float(precision**-0.5)
+
+
+def _import_accounting() -> Any:
+    """Import the optional package dp-accounting, or raise a MissingExtraError."""
     return import_extra("dp_accounting", "dp-accounting", "privacy", "stating ε")

@@ -1,21 +1,33 @@
 """Settings of adversaries in a simulation, and the attacks that use other clients' updates.
 
-Sources: Blades' ``adversaries/`` and ByzFL's ``attacks.py``. Their defaults are used unless
-:data:`KINDS` differs.
+An adversary is a malicious simulated client. The attacks and their defaults follow Blades'
+``adversaries/`` and ByzFL's ``attacks.py``, except where :data:`KINDS` has another default.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import scipy
 import torch
 from torch import Tensor
 
-from fedclade.core import ConfigError, checked, require, row_norms, unknown
+from fedclade.core import (
+    ConfigError,
+    as_section,
+    at_least,
+    check_settings,
+    checked,
+    document_settings,
+    in_range,
+    one_of,
+    require,
+    row_norms,
+    setting,
+    unknown,
+)
 
 # Attacks that are computed from the updates of other clients:
 #
@@ -27,11 +39,13 @@ from fedclade.core import ConfigError, checked, require, row_norms, unknown
 
 
 def alie_z(n: int, f: int) -> float:
-    """Return z = Φ⁻¹((n − f − s) / (n − f)) of ALIE, with s = ⌊n/2 + 1⌋ − f.
+    """Return z of the attack ALIE: the false update is the mean plus z standard deviations.
 
-    s is the number of honest clients that must prefer the false update to the mean. If adversaries
-    are the majority by themselves, s = 1 is used, since z would have no bound. With fewer than two
-    honest clients nothing deviates, and z is 0.
+    ALIE ("a little is enough", Baruch et al. 2019) uses z = Φ⁻¹((n − f − s) / (n − f)), where Φ is
+    the standard normal distribution function, and s = ⌊n/2 + 1⌋ − f is the number of honest clients
+    that must be farther from the mean than the false update. If this s is less than 1, because the
+    adversaries are a majority, s = 1 is used, so that z remains finite. With fewer than two honest
+    clients, the honest updates do not deviate from their mean, and z is 0.
 
     Parameters
     ----------
@@ -47,20 +61,46 @@ def alie_z(n: int, f: int) -> float:
 
 
 def deviation(updates: Tensor) -> Tensor:
-    """Return the standard deviation σ of each entry, ``[D]``; zeros for a single update.
+    """Return the standard deviation σ of each entry over h updates ``[h, D]``, as ``[D]``.
 
-    The divisor is h − 1 (ddof 1), as in Blades.
+    The divisor is h − 1 (ddof 1), as in Blades. For a single update all deviations are 0.
     """
     return updates.std(0) if len(updates) > 1 else torch.zeros_like(updates[0])
 
 
 def alie(updates: Tensor, z: float) -> Tensor:
-    """Return μ + zσ, ``[D]``."""
+    """Return the false update of the attack ALIE: μ + zσ.
+
+    Parameters
+    ----------
+    updates
+        Updates of h clients, ``[h, D]``, with mean μ and standard deviation σ of each entry.
+    z
+        Number of standard deviations, see :func:`alie_z`.
+
+    Returns
+    -------
+    torch.Tensor
+        The false update, ``[D]``.
+    """
     return updates.mean(0) + z * deviation(updates)
 
 
 def ipm(updates: Tensor, epsilon: float) -> Tensor:
-    """Return −εμ, ``[D]``."""
+    """Return the false update of the attack IPM (inner product manipulation): −ε times the mean.
+
+    Parameters
+    ----------
+    updates
+        Updates of h clients, ``[h, D]``.
+    epsilon
+        Factor ε, at least 0.
+
+    Returns
+    -------
+    torch.Tensor
+        The false update, ``[D]``.
+    """
     return -epsilon * updates.mean(0)
 
 
@@ -71,19 +111,34 @@ DIRECTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
         -torch.nn.functional.normalize(updates.mean(0), dim=0, eps=0.0).nan_to_num()
     ),
 }
-"""Directions d in which min-max and min-sum leave the mean: −σ, −sign(μ) and −μ/‖μ‖."""
+"""Directions d in which the attacks min-max and min-sum leave the mean μ of updates, by name.
+
+They are −σ (standard deviations of the entries), −sign(μ) and −μ/‖μ‖.
+"""
 
 
 def min_max(updates: Tensor, direction: str) -> Tensor:
-    """Return the min-max update μ + γd, ``[D]``.
+    """Return the false update of the attack min-max: μ + γd, as far from the mean μ as possible.
 
-    γ is the largest value for which no update is further away than the largest distance between two
-    updates.
+    γ is the largest value for which the false update is not further from any update than the
+    largest distance between two updates.
+
+    Parameters
+    ----------
+    updates
+        Updates of h clients, ``[h, D]``.
+    direction
+        Name of the direction d in :data:`DIRECTIONS`.
+
+    Returns
+    -------
+    torch.Tensor
+        The false update, ``[D]``.
     """
     mean = updates.mean(0)
     d = DIRECTIONS[direction](updates)
     a = mean - updates
-    along, squared = _along(a, d)
+    along, squared = _project_on_direction(a, d)
     most = max(float(row_norms(updates, row).max()) for row in updates)
     if squared == 0:
         return mean
@@ -94,10 +149,23 @@ def min_max(updates: Tensor, direction: str) -> Tensor:
 
 
 def min_sum(updates: Tensor, direction: str) -> Tensor:
-    """Return the min-sum update μ + γd, ``[D]``.
+    """Return the false update of the attack min-sum: μ + γd, as far from the mean μ as possible.
 
-    γ is the largest value for which the sum of squared distances from all updates is at most the
-    largest such sum of any update. Since Σ(μ − gᵢ) = 0, Σ‖μ + γd − gᵢ‖² = Σ‖μ − gᵢ‖² + hγ²‖d‖².
+    γ is the largest value for which the sum of squared distances of the false update from all h
+    updates gᵢ is at most the largest sum of squared distances of any update from all updates. Since
+    Σ(μ − gᵢ) = 0, Σ‖μ + γd − gᵢ‖² = Σ‖μ − gᵢ‖² + hγ²‖d‖².
+
+    Parameters
+    ----------
+    updates
+        Updates of h clients, ``[h, D]``.
+    direction
+        Name of the direction d in :data:`DIRECTIONS`.
+
+    Returns
+    -------
+    torch.Tensor
+        The false update, ``[D]``.
     """
     mean = updates.mean(0)
     d = DIRECTIONS[direction](updates)
@@ -107,8 +175,8 @@ def min_sum(updates: Tensor, direction: str) -> Tensor:
     return mean if squared == 0 else mean + (room / (len(updates) * squared)) ** 0.5 * d
 
 
-def _along(a: Tensor, d: Tensor) -> tuple[Tensor, float]:
-    """Return the inner product aᵢ·d of each row, ``[h]``, and ‖d‖²."""
+def _project_on_direction(a: Tensor, d: Tensor) -> tuple[Tensor, float]:
+    """Return the inner products ``[h]`` of the rows of ``a [h, D]`` with ``d [D]``, and ‖d‖²."""
     exact = d.double()
     return torch.stack([row.double() @ exact for row in a]).cpu(), float(exact @ exact)
 
@@ -129,118 +197,148 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 }
 """Kinds of adversaries, with the options of each kind and their defaults."""
 
+OPTIONS = frozenset(name for options in KINDS.values() for name in options)
+"""Settings that only some kinds have."""
+
 LIES: Mapping[str, str] = {
-    "losses": "reports the loss of the model that suits its training data least for the one that suits them best",
-    "scores": "reports its scores on validation data in the same way",
+    "losses": "swaps the losses of models on its training data, the lowest with the highest",
+    "scores": "swaps the scores of models on its validation data in the same way as losses",
     "subspaces": "sends random subspaces",
     "descriptors": "sends a descriptor of huge numbers",
     "shifts": "reports in every round that its labels have shifted",
-    "statistics": "reports that all its examples have the label that it has least of, and inputs that are far off",
-    "signatures": "sends honest signatures of the parts of its data beside a false update",
+    "statistics": "reports its rarest label for all its examples, and inputs that are far off",
+    "signatures": "sends honest signatures of the parts of its data with a false update",
 }
-"""False statements of adversaries, in addition to updates, with a description of each."""
+"""Names of the false statements that adversaries may send in addition to updates, described."""
 
 POISONING = ("label_flip", "backdoor")
-"""Kinds that train on data that they have changed."""
+"""Kinds of adversaries that train on data that they have changed."""
 
 CHANGING = tuple(kind for kind in KINDS if kind not in (*POISONING, "false_size"))
-"""Kinds that replace the update that they have trained."""
+"""Kinds of adversaries that replace the update that they have trained."""
 
 KNOWING = ("alie", "ipm", "minmax", "minsum", "copy")
-"""Kinds that see the updates of other clients."""
+"""Kinds of adversaries that use the updates of other clients."""
 
 FALSE_SIZE = 10**9
 
 LARGEST_SIZE = 2**53
 
+FINITE = in_range("(-inf, inf)", "finite")
+NOT_NEGATIVE = in_range("[0, inf)", "at least 0 and finite")
+
 
 @checked()
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class Adversary:
-    """Settings of adversaries: which clients attack, and how. With a share of 0 there are none.
+    """Settings of the simulated adversaries: which clients attack, and how.
 
-    An option that is left out has the default of the kind. An option that the kind does not have is
-    an error.
-
-    Parameters
-    ----------
-    kind
-        ``label_flip``, ``sign_flip``, ``scaled``, ``gaussian``, ``alie``, ``ipm``, ``minmax``,
-        ``minsum``, ``backdoor``, ``false_size``, ``copy`` or ``sybil``. May be left out if ``lies``
-        are set: updates are honest then.
-    lies
-        False statements in addition to updates, any of :data:`LIES`: ``losses``, ``scores``,
-        ``subspaces``, ``descriptors``, ``shifts``, ``statistics`` and ``signatures``. A method that
-        does not request a statement is not affected.
-    share
-        Share of all clients that are adversaries. They are drawn by the seed, and at least one is
-        drawn unless the share is 0.
-    cluster
-        True cluster from whose members alone the adversaries are drawn. ``share`` is then the share
-        of these members.
-    from_round
-        First round in which adversaries attack. Before it they are honest, and sybils are absent.
-    sleeper
-        Whether adversaries also stay honest as long as a single cluster has all clients, so that
-        all clients receive the same model.
-    evasive
-        Whether adversaries reply truthfully if updates of parts of the data are compared, as in a
-        check of ``rcfl``, and attack only in queries whose updates just move models. Other methods
-        compare every update, or none.
-    size
-        Number of training examples that an adversary claims to have. If left out: the truth, and
-        10⁹ for ``false_size``.
-    factor
-        Factor of the update: 10 for ``scaled``. For ``backdoor``: γ, by default the number of
-        clients divided by the number of adversaries, so that the mean becomes the adversary's
-        model. For ``sybil``: length of the update in multiples of the length of the honest one, 1.
-    mean, std
-        Mean and standard deviation of each parameter that ``gaussian`` sends, 0.1 and 0.1. ``copy``
-        adds noise of standard deviation ``std`` to its copy: 0.
-    z
-        z of ``alie``; by default the largest with which enough honest clients lie further from the
-        mean.
-    epsilon
-        ε of ``ipm``: 2.
-    direction
-        Direction in which ``minmax`` and ``minsum`` leave the mean: ``std``, ``sign`` or ``unit``.
-    knows
-        Updates from which ``alie``, ``ipm``, ``minmax`` and ``minsum`` start. ``honest``: the
-        updates of the honest clients that received the same model. ``own``: the honest updates of
-        the adversaries that received it.
-    target
-        Label to which a ``backdoor`` leads: 0.
-    patch
-        Side in pixels of the trigger of a ``backdoor``, a bright square in the lower right corner:
-        3.
-    poisoned
-        Share of a backdoor's training examples that have the trigger and the target: 0.3.
+    With a ``share`` of 0 there are no adversaries. An option that is left out has the default of
+    the adversary's kind (:data:`KINDS`). An option that the kind does not have is an error.
 
     Raises
     ------
     ConfigError
-        If the kind is unknown, an option is not one of the kind's, or a value is out of range; one
-        line for each.
+        If the kind is unknown, the kind does not have a given option, or a value is out of range;
+        one line for each problem.
     """
 
-    kind: str = ""
-    lies: tuple[str, ...] | str = ()
-    share: float = 0.0
-    cluster: int | None = None
-    from_round: int = 1
-    sleeper: bool = False
-    evasive: bool = False
-    size: int | None = None
-    factor: float | None = None
-    mean: float | None = None
-    std: float | None = None
-    z: float | None = None
-    epsilon: float | None = None
-    direction: str | None = None
-    knows: str | None = None
-    target: int | None = None
-    patch: int | None = None
-    poisoned: float | None = None
+    kind: str = setting(
+        "",
+        doc="""``label_flip``, ``sign_flip``, ``scaled``, ``gaussian``, ``alie``, ``ipm``,
+        ``minmax``, ``minsum``, ``backdoor``, ``false_size``, ``copy`` or ``sybil``. May be left out
+        if ``lies`` are set: updates are honest then.""",
+    )
+    lies: tuple[str, ...] | str = setting(
+        (),
+        doc="""False statements in addition to updates, any of :data:`LIES`: ``losses``, ``scores``,
+        ``subspaces``, ``descriptors``, ``shifts``, ``statistics`` and ``signatures``. A method that
+        does not request a statement is not affected.""",
+        later=True,
+    )
+    share: float = setting(
+        0.0,
+        in_range("[0, 1]"),
+        doc="""Share of all clients that are adversaries. They are drawn by the seed, and at least
+        one is drawn unless the share is 0.""",
+    )
+    cluster: int | None = setting(
+        None,
+        doc="""True cluster from whose members alone the adversaries are drawn. ``share`` is then
+        the share of these members.""",
+    )
+    from_round: int = setting(
+        1,
+        at_least(1),
+        doc="""First round in which adversaries attack. Before it they are honest, and sybils are
+        absent.""",
+    )
+    sleeper: bool = setting(
+        False,
+        doc="""Whether adversaries also stay honest as long as a single cluster has all clients, so
+        that all clients receive the same model.""",
+    )
+    evasive: bool = setting(
+        False,
+        doc="""Whether adversaries reply truthfully if updates of parts of the data are compared, as
+        in a check of ``rcfl``, and attack only in queries whose updates just move models. Other
+        methods compare every update, or none.""",
+    )
+    size: int | None = setting(
+        None,
+        in_range(f"[1, {LARGEST_SIZE}]", "from 1 to 2**53"),
+        doc="""Number of training examples that an adversary claims to have. If left out: the truth,
+        and 10⁹ for ``false_size``.""",
+    )
+    factor: float | None = setting(
+        None,
+        FINITE,
+        doc="""Factor of the update: 10 for ``scaled``. For ``backdoor``: γ, by default the number
+        of clients divided by the number of adversaries, so that the mean becomes the adversary's
+        model. For ``sybil``: length of the update in multiples of the length of the honest one, 1.""",
+    )
+    mean: float | None = setting(
+        None, FINITE, doc="Mean of each parameter that ``gaussian`` sends: 0.1."
+    )
+    std: float | None = setting(
+        None,
+        NOT_NEGATIVE,
+        doc="""Standard deviation of each parameter that ``gaussian`` sends, 0.1, and of the noise
+        that ``copy`` adds to its copy, 0.""",
+    )
+    z: float | None = setting(
+        None,
+        FINITE,
+        doc="""z of ``alie``; by default the largest with which enough honest clients lie further
+        from the mean.""",
+    )
+    epsilon: float | None = setting(None, NOT_NEGATIVE, doc="ε of ``ipm``: 2.")
+    direction: str | None = setting(
+        None,
+        one_of("std", "sign", "unit", text="'std', 'sign' or 'unit'"),
+        doc="""Direction in which ``minmax`` and ``minsum`` leave the mean: ``std``, ``sign`` or
+        ``unit``.""",
+    )
+    knows: str | None = setting(
+        None,
+        one_of("honest", "own"),
+        doc="""Updates from which ``alie``, ``ipm``, ``minmax`` and ``minsum`` start. ``honest``:
+        the updates of the honest clients that received the same model. ``own``: the honest updates
+        of the adversaries that received it.""",
+    )
+    target: int | None = setting(None, at_least(0), doc="Label to which a ``backdoor`` leads: 0.")
+    patch: int | None = setting(
+        None,
+        at_least(1),
+        doc="""Side in pixels of the trigger of a ``backdoor``, a bright square in the lower right
+        corner: 3.""",
+    )
+    poisoned: float | None = setting(
+        None,
+        in_range("(0, 1]", "greater than 0 and at most 1"),
+        doc="Share of a backdoor's training examples that have the trigger and the target: 0.3.",
+    )
 
     def __post_init__(self) -> None:
         lies = (self.lies,) if isinstance(self.lies, str) else tuple(self.lies)
@@ -252,47 +350,43 @@ class Adversary:
             if lie not in LIES:
                 raise ConfigError(unknown("adversary.lies:", lie, LIES))
         takes = KINDS.get(self.kind, {})
-        given = {name: getattr(self, name) for name in OPTIONS if getattr(self, name) is not None}
+        given = {
+            name: getattr(self, name) for name in sorted(OPTIONS) if getattr(self, name) is not None
+        }
         takes_what = (
-            f"left out of kind {self.kind!r}, which takes {', '.join(takes) or 'no options'}"
+            f"left out with kind {self.kind!r}, which has {', '.join(takes) or 'no options'}"
         )
-        size = self.size
         false_update = "signatures" not in self.lies or self.kind in CHANGING
-        beside_rule = f"one of {', '.join(CHANGING)} with lies = 'signatures', which stand beside a false update"
-        require(
+        beside_rule = (
+            f"one of {', '.join(CHANGING)} with lies = 'signatures', since honest signatures are "
+            "an attack only in addition to a false update"
+        )
+        check_settings(
+            self,
+            "adversary",
             ("adversary.kind", self.kind, false_update, beside_rule),
-            ("adversary.share", self.share, 0 <= self.share <= 1, "in [0, 1]"),
-            ("adversary.from_round", self.from_round, self.from_round >= 1, "at least 1"),
-            ("adversary.size", size, size is None or 1 <= size <= LARGEST_SIZE, "from 1 to 2**53"),
             *(
                 (f"adversary.{name}", value, name in takes, takes_what)
                 for name, value in given.items()
             ),
-            *((f"adversary.{name}", value, *_RULES[name](value)) for name, value in given.items()),
         )
 
     def __bool__(self) -> bool:
-        """Whether there are any adversaries."""
+        """Whether any client is an adversary."""
         return self.share > 0
 
     def option(self, name: str) -> Any:
-        """Return an option of the kind, or its default."""
+        """Return the value of an option, or the default of the adversary's kind if unset."""
         given = getattr(self, name)
         return KINDS[self.kind][name] if given is None else given
 
     @property
     def described(self) -> dict[str, Any]:
-        """Settings as stored in a run's config.
-
-        An empty ``lies`` is left out, as in earlier versions.
-        """
-        settings = asdict(self)
-        if not self.lies:
-            del settings["lies"]
-        return settings
+        """Settings of the adversaries as stored in a run's config."""
+        return as_section(self)
 
     def states_falsely(self, lie: str) -> bool:
-        """Return whether the adversaries make a false statement of :data:`LIES`."""
+        """Return whether the adversaries make the false statement named ``lie`` in :data:`LIES`."""
         return lie in self.lies
 
     @property
@@ -302,57 +396,42 @@ class Adversary:
 
     @property
     def knowing(self) -> bool:
-        """Whether the adversaries see the updates of other clients."""
+        """Whether the adversaries compute their update from the updates of other clients."""
         return self.kind in KNOWING
 
     @property
     def claims(self) -> int | None:
-        """Number of training examples that the adversaries claim, or None for the truth."""
+        """Number of training examples that the adversaries claim to have; None for the truth."""
         return FALSE_SIZE if self.size is None and self.kind == "false_size" else self.size
 
     def check_stream(self, stream: object, *, central: bool = False) -> None:
-        """Check that adversaries can see the updates of other clients, if their kind needs to.
+        """Check that adversaries can use the updates of other clients, if their attack needs them.
 
-        They need all updates of a round together, so the run must not stream. With ``central``
-        privacy no party sees single updates.
+        An attack that needs the other updates needs all updates of a round together, so the run
+        must not stream (add up updates as they arrive). With central privacy no party receives
+        single updates.
+
+        Parameters
+        ----------
+        stream
+            Setting ``stream`` of the run.
+        central
+            Whether the run has central privacy.
 
         Raises
         ------
         ConfigError
-            If the adversaries need the updates of others, and the run streams or has central
+            If the adversaries need the updates of other clients, and the run streams or has central
             privacy.
         """
-        rule = f"false or 'auto' with adversaries of kind {self.kind!r}, which see the updates of others"
+        rule = (
+            f"false or 'auto' with adversaries of kind {self.kind!r}, which need the single "
+            "updates of other clients"
+        )
         require(("stream", stream, not (self and self.knowing and stream is True), rule))
         if central and self and self.knowing:
             raise ConfigError(
-                f'privacy.model = "central": adversaries of kind {self.kind!r} see the updates of others, and nobody '
-                "does; take another adversary.kind"
+                f"adversaries of kind {self.kind!r} need the single updates of other clients, "
+                'which no party receives with privacy.model = "central"; choose another '
+                "adversary.kind"
             )
-
-
-def _finite(value: float) -> tuple[bool, str]:
-    return math.isfinite(value), "finite"
-
-
-def _not_negative(value: float) -> tuple[bool, str]:
-    return 0 <= value < math.inf, "at least 0 and finite"
-
-
-_RULES: Mapping[str, Any] = {
-    **{
-        "factor": _finite,
-        "mean": _finite,
-        "std": _not_negative,
-        "z": _finite,
-        "epsilon": _not_negative,
-    },
-    "direction": lambda value: (value in ("std", "sign", "unit"), "'std', 'sign' or 'unit'"),
-    "knows": lambda value: (value in ("honest", "own"), "'honest' or 'own'"),
-    "target": lambda value: (value >= 0, "at least 0"),
-    "patch": lambda value: (value >= 1, "at least 1"),
-    "poisoned": lambda value: (0 < value <= 1, "greater than 0 and at most 1"),
-}
-"""Rule of each option: returns whether a value is valid, and the rule in words."""
-
-OPTIONS = tuple(field.name for field in fields(Adversary) if field.name in _RULES)

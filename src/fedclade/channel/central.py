@@ -1,16 +1,18 @@
-"""Central differential privacy: the server sees only noisy sums over the clients of a model.
+"""Central differential privacy: the server receives only noisy sums over the clients of a model.
 
 A client clips its update to length C and adds it to a sum, in which all clients have equal weight.
-An aggregator that does not show single updates (secure aggregation or a trusted party; here, the
+An aggregator that does not reveal single updates (secure aggregation or a trusted party; here, the
 simulation) adds Gaussian noise of standard deviation z·C to every number of the sum before the
-server receives it. With any other data of one client, its clipped update would differ by at most
-2C, and so would the sum. In any round a client is in only one sum, whose members follow from
-earlier releases. So the release of the sums of all clusters is one Gaussian mechanism of multiplier
-z/2.
+server receives the sum. With any other data of one client, its clipped update would differ by at
+most 2C, and so would the sum. In each round a client contributes to only one sum, and earlier
+releases alone determine to which one. So the release of the sums of all clusters is one Gaussian
+mechanism with noise multiplier z/2.
 
-Clients are compared by questions (:mod:`fedclade.core.private_questions`). Sums of vectors that are
-at most √2 apart get noise of standard deviation z'/√2, which again is a Gaussian mechanism of
-multiplier z'/2. Choices among k options reach the server by randomized response.
+Clients are compared by private questions (:mod:`fedclade.core.private_questions`): queries for a
+sum of vectors that depend on updates, or for each client's choice among k options. Any two vectors
+that one client could send differ by at most √2, and the sums get noise of standard deviation z'/√2,
+which again is a Gaussian mechanism with multiplier z'/2. Choices reach the server by randomized
+response: with some probability a client reports a random option instead of its choice.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import scipy
 import torch
@@ -26,43 +28,41 @@ from torch import Tensor
 
 from fedclade.channel.accounting import Release, composed_epsilon, share_at_random
 from fedclade.channel.middleware import Middleware
-from fedclade.channel.privacy import DifferentialPrivacy, Noise
+from fedclade.channel.privacy import DifferentialPrivacy, Noise, withhold_losses
 from fedclade.core import (
     SENSITIVITY,
     Ask,
     Choice,
     ConfigError,
+    Delta,
     Event,
     ParameterTree,
     PrivateRelease,
+    Query,
     Question,
     Round,
     Sums,
-    UpdateQuery,
+    TrainQuery,
     Updates,
+    about,
+    check_settings,
     checked,
+    document_settings,
+    in_range,
     require,
     rng,
+    setting,
 )
+
+LARGEST_EPSILON = 100
+"""Bound on ε of a choice: with a larger ε randomized response would report the truth."""
 
 
 @checked()
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class CentralPrivacy:
-    """Settings of central privacy: clipping, noise on sums, and randomized response.
-
-    Parameters
-    ----------
-    clip_norm
-        Largest L2 norm C of an update, as in :class:`DifferentialPrivacy`.
-    noise_multiplier
-        z: the noise on every number of a sum of updates has standard deviation z·C; 0 for none.
-    signature_noise
-        z' of the sums by which clients are compared; ``noise_multiplier`` if left out.
-    signature_epsilon
-        ε of each choice that a client reports; if left out, clients report the true choice.
-    delta
-        δ, well below one over the number of clients.
+    """Settings of central differential privacy: clipping, noise on sums, and randomized response.
 
     Raises
     ------
@@ -70,41 +70,48 @@ class CentralPrivacy:
         If a value is out of range; one line for each.
     """
 
-    clip_norm: float
-    noise_multiplier: float = 0.0
-    signature_noise: float | None = None
-    signature_epsilon: float | None = None
-    delta: float = 1e-5
+    clip_norm: float = field(
+        metadata=about(
+            doc="Largest L2 norm C of an update, as in :class:`DifferentialPrivacy`.",
+            allowed=in_range("(0, inf)", "greater than 0 and finite"),
+        )
+    )
+    noise_multiplier: float = setting(
+        0.0,
+        in_range("[0, inf)", "at least 0 and finite"),
+        doc="""z: the noise on every number of a sum of updates has standard deviation z·C; 0 for
+        none.""",
+    )
+    signature_noise: float | None = setting(
+        None,
+        in_range("[0, inf)", "at least 0 and finite, or left out for noise_multiplier"),
+        doc="z' of the sums by which clients are compared; ``noise_multiplier`` if left out.",
+        later=True,
+    )
+    signature_epsilon: float | None = setting(
+        None,
+        in_range(f"(0, {LARGEST_EPSILON})", f"greater than 0 and less than {LARGEST_EPSILON}"),
+        doc="ε of each choice that a client reports; if left out, clients report the true choice.",
+        later=True,
+    )
+    delta: float = setting(
+        1e-5,
+        in_range("(0, 1)", "greater than 0 and less than 1"),
+        doc="δ, well below one over the number of clients.",
+    )
 
     def __post_init__(self) -> None:
-        signature = self.signature_noise
-        epsilon = self.signature_epsilon
-        DifferentialPrivacy(
-            clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier, delta=self.delta
-        )
-        holds = epsilon is None or 0 < epsilon < LARGEST_EPSILON
-        require(
-            (
-                *("privacy.signature_noise", signature),
-                signature is None or 0 <= signature < math.inf,
-                "at least 0 and finite, or left out for noise_multiplier",
-            ),
-            (
-                "privacy.signature_epsilon",
-                epsilon,
-                holds,
-                f"greater than 0 and less than {LARGEST_EPSILON}",
-            ),
-        )
+        check_settings(self, "privacy")
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> CentralPrivacy | None:
-        """Return the settings in the ``[privacy]`` section of a config, or None for another model.
+        """Return the settings in the ``[privacy]`` section of a config, or None for local privacy.
 
         Raises
         ------
         ConfigError
-            If a value is out of range, the model is unknown, or a setting belongs to another model.
+            If a value is out of range, ``model`` is neither ``local`` nor ``central``, or a setting
+            belongs to the other model of privacy.
         """
         model = section.get("model", "local")
         require(("privacy.model", model, model in ("local", "central"), "'local' or 'central'"))
@@ -115,13 +122,13 @@ class CentralPrivacy:
         }
         if model == "local":
             for_sums = [name for name in ("signature_noise", "signature_epsilon") if name in given]
-            rule = 'left out without model = "central"'
+            rule = 'left out unless privacy.model = "central"'
             require(*((f"privacy.{name}", given[name], False, rule) for name in for_sums))
             return None
         clip = section.get("clip_norm")
         permute = section.get("permute", False)
         level = section.get("level", "client")
-        where = 'where privacy.model = "central"'
+        where = 'if privacy.model = "central"'
         require(
             ("privacy.clip_norm", clip, clip is not None, f"set {where}"),
             ("privacy.permute", permute, not permute, f"false {where}"),
@@ -131,20 +138,34 @@ class CentralPrivacy:
 
     @property
     def section(self) -> dict[str, Any]:
-        """``[privacy]`` section of a config with these settings."""
+        """``[privacy]`` section of a config with these settings of central privacy."""
         return {"model": "central", **asdict(self)}
 
     def multiplier(self, question: Question | None) -> float:
-        """Return the noise multiplier: z for sums of updates, z' for replies to a question."""
+        """Return the noise multiplier of a sum of updates, or of a sum of replies to a question.
+
+        It is ``noise_multiplier`` for updates, and ``signature_noise`` for replies to a question if
+        this setting is given.
+
+        Parameters
+        ----------
+        question
+            The question to which clients reply; None if they send updates.
+        """
         own = self.noise_multiplier if self.signature_noise is None else self.signature_noise
         return self.noise_multiplier if question is None else own
 
     def spent(self, releases: list[Release]) -> dict[str, Any]:
-        """Return the privacy entries of a run's summary.
+        """Return the privacy entries of a run's summary, by name.
 
-        ``epsilon`` holds towards the server, which knows the clients that are sampled.
-        ``epsilon_public`` holds towards recipients of the models, who do not know them as long as
-        the server does not reveal them. None means that there is no bound.
+        ``epsilon`` bounds what the server learns; the server knows the sampled clients.
+        ``epsilon_public`` bounds what recipients of the models learn, as long as the server does
+        not reveal the sampled clients to them. A value of None means that there is no bound.
+
+        Parameters
+        ----------
+        releases
+            All releases of noisy sums and choices in the run.
         """
         server = composed_epsilon(releases, self.delta, sampled=False)
         public = composed_epsilon(releases, self.delta, sampled=True)
@@ -161,32 +182,37 @@ class CentralPrivacy:
         }
 
 
-LARGEST_EPSILON = 100
-"""Bound on ε of a choice: with a larger ε randomized response would report the truth."""
-
-
 class NoisySums(Middleware):
-    """Middleware of the aggregator that adds noise to sums, and passes only sums and choices.
+    """Middleware of the aggregator, which sends the server only noisy sums and clients' choices.
 
-    If clients are sampled, sums of updates are divided by the expected number of clients, not by
-    the actual number.
+    If each client is sampled independently, sums of updates are divided by the expected number of
+    clients, not by the actual number.
 
     Parameters
     ----------
     privacy
-        The settings; None for exact sums.
+        Settings of the noise; None for exact sums.
     sampling
-        Share of the clients that is sampled. If None, releases count as if all clients were in
-        them.
+        Share of the clients that is sampled. If None, the privacy accounting assumes that all
+        clients contribute to every sum.
+
+    Attributes
+    ----------
+    expected
+        Expected number of sampled clients in each client's cluster, by client. The run sets this
+        attribute before a step for which clients are sampled, and to None after the step.
     """
+
+    queries: ClassVar = (TrainQuery,)
 
     def __init__(self, privacy: CentralPrivacy | None = None, sampling: float | None = 1.0) -> None:
         self._privacy = privacy
         self._sampling = sampling
+        self.expected: Mapping[int, float] | None = None
         self._events: list[PrivateRelease] = []
 
     def told(self) -> tuple[PrivateRelease, ...]:
-        """Return the releases since the last call, and forget them."""
+        """Return the events of all private releases since the last call, and clear the list."""
         events = tuple(self._events)
         self._events = []
         return events
@@ -198,26 +224,28 @@ class NoisySums(Middleware):
         released: Sequence[Event],
         this_round: Round,
     ) -> tuple[ParameterTree, list[PrivateRelease]]:
-        """Move the models of clusters without a sampled client by the noise of their sums.
+        """Add noise to the models of clusters of which no client was sampled in the round.
 
         An unchanged model would reveal that none of the cluster's clients was sampled in a round of
-        training.
+        training. The noise is the same as in a noisy sum of no updates.
 
         Parameters
         ----------
         tree
             The tree after the round.
         expected
-            Expected number of sampled clients of each such cluster, by node.
+            Expected number of sampled clients in each cluster without a sampled client, by the
+            cluster's node in the tree.
         released
-            Releases of the round. If it released no sum, the noise counts as a release.
+            Releases of the round. If the round released no sum, the noise counts as a release.
         this_round
             The round, whose seed and number determine the noise.
 
         Returns
         -------
         tuple
-            The tree, and the release of the noise if there is one.
+            The tree with the changed models, and a list with the release of the noise, which is
+            empty if the noise does not count as a release.
         """
         if (privacy := self._privacy) is None:
             return tree, []
@@ -236,23 +264,20 @@ class NoisySums(Middleware):
             )
         ]
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return sums with noise, or choices.
+    def after(self, query: TrainQuery, reply: Updates) -> Updates:
+        """Add noise to the sums in a reply.
+
+        If the query asks each client to choose a cluster, the reply has the clients' choices. They
+        pass unchanged: each client has already randomized its own choice.
 
         Raises
         ------
         ConfigError
             If single updates arrive, as in a run that does not stream.
         """
-        question = query.question
-        updates = ask(query)
-        if question is not None and question.sums:
-            updates = _summed(updates)
-        if (privacy := self._privacy) is None or (
-            query.kind == "train" and not query.round.sends_updates
-        ):
-            return updates
-        if query.is_secret:
+        question = query.work.question
+        updates = _sum_replies(reply) if question is not None and question.sums else reply
+        if (privacy := self._privacy) is None or not query.work.sends_update:
             return updates
         if question is not None and not question.sums:
             self._events.append(
@@ -263,53 +288,66 @@ class NoisySums(Middleware):
             return updates
         if updates.deltas is not None:
             raise ConfigError(
-                'privacy.model = "central" gives the server sums alone; set stream = true'
+                'single updates reached the server, but privacy.model = "central" allows only sums '
+                "of updates; set stream = true"
             )
         multiplier = privacy.multiplier(question)
         about = "updates" if question is None else question.about
         # A question goes to all clients. So does a training query without expected numbers of
         # clients. Neither is amplified by sampling.
-        sampling = self._sampling if question is None and query.round.expected is not None else None
+        sampling = self._sampling if question is None and self.expected is not None else None
         self._events.append(
             PrivateRelease(0, about, noise_multiplier=multiplier, sampling=sampling)
         )
-        norms = torch.full_like(updates.norms, math.nan)
-        return replace(updates, sums=self._noised(updates, query, multiplier), norms=norms)
+        reach = privacy.clip_norm if question is None else SENSITIVITY / 2
+        sums = self._add_noise(updates, query, about, multiplier * reach)
+        unknown = torch.full_like(updates.norms, math.nan)
+        return updates.with_columns(norms=unknown).with_common(sums=sums)
 
-    def _noised(self, updates: Updates, query: UpdateQuery, multiplier: float) -> Sums:
-        assert self._privacy is not None
+    def _add_noise(self, updates: Updates, query: TrainQuery, about: str, deviation: float) -> Sums:
+        """Return the sums with Gaussian noise on every number.
+
+        Parameters
+        ----------
+        updates
+            Updates with exact sums, one for each group of clients.
+        query
+            The query, whose round determines the random draws.
+        about
+            Topic of the sums, such as ``updates``. It is part of the key of the random draws.
+        deviation
+            Standard deviation of the noise.
+        """
         assert updates.sums is not None
-        question = query.question
         this_round = query.round
-        reach = self._privacy.clip_norm if question is None else SENSITIVITY / 2
-        about = "updates" if question is None else question.about
-        deviation = multiplier * reach
-        sums = updates.sums.groups.double()
+        groups = updates.sums.groups
+        group = updates.sums.group
         key = this_round.number, this_round.query
         draw = rng.generator(
             this_round.seed, f"dp noise on sums of {about} in {this_round.purpose}", *key
         )
+        sums = groups.double()
         sums = sums + deviation * torch.from_numpy(draw.standard_normal(sums.shape)).to(sums)
-        if question is None and this_round.expected is not None:
+        if query.work.question is not None:
+            return Sums(sums, group, deviation)
+        if self.expected is not None:
             for row in range(len(sums)):
-                ids = [
-                    updates.ids[place]
-                    for place in (updates.sums.group == row).nonzero().flatten().tolist()
-                ]
-                if ids:
-                    sums[row] *= len(ids) / this_round.expected[ids[0]]
-        exact = updates.sums.groups.dtype if question is None else torch.float64
-        return Sums(sums.to(exact), updates.sums.group, deviation)
+                places = (group == row).nonzero().flatten().tolist()
+                if places:
+                    client = updates.ids[places[0]]
+                    sums[row] *= len(places) / self.expected[client]
+        return Sums(sums.to(groups.dtype), group, deviation)
 
 
-def _summed(updates: Updates) -> Updates:
-    """Return the sum over all clients in place of their replies or of their groups' sums."""
+def _sum_replies(updates: Updates) -> Updates:
+    """Replace the replies of clients, or the sums of groups, by one sum over all clients."""
     none = torch.zeros(len(updates.ids), dtype=torch.int64)
     if updates.sums is not None:
         total = updates.sums.groups.double().sum(0, keepdim=True)
     else:
         total = updates.required_deltas.double().sum(0, keepdim=True)
-    return replace(updates, deltas=None, sketches=None, sums=Sums(total, none))
+    without = updates.with_columns(deltas=None, sketches=None)
+    return without.with_common(sums=Sums(total, none))
 
 
 # The client's side: clips updates for sums, and replies to questions about them.
@@ -317,18 +355,20 @@ def _summed(updates: Updates) -> Updates:
 
 @dataclass
 class Answering(Middleware):
-    """Middleware that clips updates for a sum, and replies to questions about updates.
+    """Middleware of clients that clips updates for a sum, and replies to questions about updates.
 
-    This middleware acts at the client, and gives all clients equal weight. Without privacy, updates
+    A question is a query for a vector that depends on the client's update and is added to a sum, or
+    for a choice among options. With privacy, all clients get equal weight. Without privacy, updates
     pass unchanged, and replies to questions are exact. A client trains once for all questions of a
     round.
 
     Parameters
     ----------
     privacy
-        The settings; None for no privacy.
+        Settings of central privacy; None for no privacy.
     noise
-        Source of the randomness of choices; None: choices are true.
+        Source of the randomness of choices (randomized response); None: clients report their true
+        choices.
     """
 
     privacy: CentralPrivacy | None = None
@@ -338,25 +378,37 @@ class Answering(Middleware):
     _told: dict[int, int] = field(default_factory=dict[int, int])
     _choice: Choice | None = None
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return clipped updates, or replies to the query's question."""
-        if query.question is not None:
-            return self._answered(query, query.question, ask)
-        updates = ask(query)
-        if self.privacy is None:
+    def handles(self, query: Query[Any]) -> bool:
+        """Return whether the middleware clips updates, or replies to the question of a query."""
+        if not isinstance(query, TrainQuery):
+            return False
+        return self.privacy is not None or query.work.question is not None
+
+    def around(self, query: TrainQuery, ask: Ask) -> Updates:
+        """Return clipped updates or, if the query has a question, the replies to the question."""
+        # No sink may receive updates early: these updates would not be clipped.
+        if query.work.question is not None:
+            return self._reply_to_question(query, query.work.question, ask)
+        return self._clip_updates(query, ask(query, None))
+
+    def _clip_updates(self, query: TrainQuery, updates: Updates) -> Updates:
+        """Return updates clipped to the clip norm, with equal weights and without losses."""
+        assert self.privacy is not None  # or the query has a question
+        updates = withhold_losses(updates)
+        if not query.work.sends_update:
             return updates
-        withheld = torch.full_like(updates.losses, math.nan)
-        if query.kind == "train" and not query.round.sends_updates:
-            return replace(updates, losses=withheld)
         clipping = DifferentialPrivacy(clip_norm=self.privacy.clip_norm)
         deltas = torch.empty_like(updates.required_deltas)
         for row, update in zip(deltas, updates.required_deltas, strict=True):
             row.copy_(clipping.released(update, torch.zeros(1)))
-        return replace(
-            updates, deltas=deltas, sizes=torch.ones_like(updates.sizes), losses=withheld
-        )
+        return updates.with_columns(deltas=deltas, sizes=torch.ones_like(updates.sizes))
 
-    def _answered(self, query: UpdateQuery, question: Question, ask: Ask) -> Updates:
+    def _reply_to_question(self, query: TrainQuery, question: Question, ask: Ask) -> Updates:
+        """Return the clients' replies to a question about their updates.
+
+        The signatures of the updates are stored, so that each client trains once for all questions
+        of a round that have the same seed and size.
+        """
         of = (
             query.round.seed,
             query.round.number,
@@ -371,7 +423,8 @@ class Answering(Middleware):
         missing = [client for client in query.ids if client not in self._kept]
         left_out: Mapping[int, str] = {}
         if missing:
-            made = ask(replace(query.select(missing), question=None, sink=None))
+            work = replace(query.work, reply=Delta())
+            made = ask(replace(query.select(missing), work=work), None)
             signatures = question.signatures(made.required_deltas[:, : made.n_parameters])
             self._kept |= dict(zip(made.ids, signatures, strict=True))
             left_out = made.left_out
@@ -386,9 +439,9 @@ class Answering(Middleware):
         ones = torch.ones(len(ids), dtype=torch.float64)
         choices = None
         if not question.sums:
-            choices = self._reported(question, answers.cpu(), ids, query.round)
+            choices = self._report_choices(question, answers.cpu(), ids, query.round)
             answers = u[:, :0]
-        return Updates(
+        return Updates.of(
             ids=ids,
             sizes=ones,
             losses=torch.full((len(ids),), math.nan if self.privacy else 0.0),
@@ -399,13 +452,24 @@ class Answering(Middleware):
             left_out=left_out,
         )
 
-    def _reported(
+    def _report_choices(
         self, question: Question, choices: Tensor, ids: tuple[int, ...], this_round: Round
     ) -> Tensor:
-        """Return choices by randomized response.
+        """Return the choices that clients report, made random by randomized response.
 
-        If the same question is repeated, clients repeat their reply, so that it remains one
-        release.
+        If the same question is repeated, clients repeat their first reply, so that the privacy cost
+        remains that of one release.
+
+        Parameters
+        ----------
+        question
+            The question, which has options to choose from.
+        choices
+            True choice of each client, ``[n]``.
+        ids
+            Ids of the n clients.
+        this_round
+            Round, which determines the random draws.
         """
         assert isinstance(question, Choice)
         if self._choice is None or not question.is_same(self._choice):
@@ -426,7 +490,19 @@ class Answering(Middleware):
     def _responded(
         self, choices: Tensor, ids: tuple[int, ...], options: int, this_round: Round
     ) -> Tensor:
-        """Return choices by randomized response: a random share is drawn from all options."""
+        """Apply randomized response: replace a random share of the choices by random options.
+
+        Parameters
+        ----------
+        choices
+            True choice of each client, ``[n]``.
+        ids
+            Ids of the n clients.
+        options
+            Number of options.
+        this_round
+            Round, which determines the random draws.
+        """
         epsilon = None if self.privacy is None else self.privacy.signature_epsilon
         if epsilon is None or self.noise is None:
             return choices

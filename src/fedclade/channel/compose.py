@@ -1,4 +1,8 @@
-"""Order of middleware at the clients' end and at the server's end of the channel."""
+"""Order of middleware at the clients' end and at the server's end of the channel.
+
+A middleware is an object that changes queries on their way to clients and replies on their way
+back.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,7 @@ from fedclade.channel.middleware import Middleware
 from fedclade.channel.opposing import OpposingUpdates
 from fedclade.channel.privacy import Withholding
 from fedclade.channel.retry import Retrying
-from fedclade.channel.signature import (
-    Permutation,
-    Permuting,
-    Replicating,
-    Sketch,
-    Sketching,
-    Unpacking,
-)
+from fedclade.channel.signature import Permutation, Permuting, Replicating, Sketch, Sketching
 from fedclade.channel.streaming import Streaming
 from fedclade.core import Aggregation
 
@@ -29,24 +26,24 @@ def client_side(
     lying: Lying | None = None,
     answering: Answering | None = None,
 ) -> list[Middleware]:
-    """Return the middleware at a client's end, in the order in which a reply passes it.
+    """Return the middleware at a client's end, in the order in which replies pass through it.
 
-    It is the same in a simulation and on a real client.
+    Simulated and real clients have the same middleware.
 
     Parameters
     ----------
     privatizing
-        Privacy of clients.
+        Middleware for the differential privacy of clients; None for no privacy.
     permutation
-        Permutation of model vectors.
+        Permutation of model vectors; None for no permutation.
     sketch
-        Sketch of the updates of parts of the data; None: these updates are sent whole.
+        Sketch of the updates from parts of a client's data; None: these updates are sent whole.
     lying
-        Adversaries. They act after their own privacy, so that false updates are neither clipped nor
-        noisy.
+        Middleware that simulates adversaries; None without adversaries. It acts after the privacy
+        middleware, so that false updates are neither clipped nor noisy.
     answering
-        Middleware for privacy of sums only. It also clips false updates, as any party that adds up
-        updates would have to.
+        Middleware for central privacy, in which the server receives only noisy sums of updates. It
+        also clips false updates, as any party that adds up updates would have to.
     """
     private = [*([privatizing] if privatizing else []), *([lying] if lying else [])]
     permuting = [Permuting(permutation)] if permutation else []
@@ -66,25 +63,26 @@ def received(
     limiting: Limiting | None = None,
     matching: MatchingParts | None = None,
 ) -> list[Middleware]:
-    """Return the middleware that replies pass first at the server, in order.
+    """Return the middleware that replies pass through first when they arrive at the server.
 
-    In a simulation with several processes, each of these has this middleware. A limit on norms
-    changes updates, so updates are first checked against their parts.
+    The list is in the order in which replies pass through it. In a simulation with several
+    processes, each process has this middleware. The check that a client's update is the mean of the
+    updates from parts of its data comes before the limits on norms, since these change updates.
 
     Parameters
     ----------
     sketch
-        Sketch by which the server compares updates; None: it compares whole updates.
-    streaming, limiting, matching
-        Further middleware; None to leave it out.
+        Sketch by which the server compares updates; None: the server compares whole updates.
+    streaming
+        Middleware that adds up updates as they arrive; None to leave it out.
+    limiting
+        Middleware that limits the weights and norms of updates; None to leave it out.
+    matching
+        Middleware that compares a client's update with the updates from parts of its data; None to
+        leave it out.
     """
     within = [*([matching] if matching else []), *([limiting] if limiting else [])]
-    return [
-        *within,
-        Unpacking(),
-        *([Sketching(sketch)] if sketch else []),
-        *([streaming] if streaming else []),
-    ]
+    return [*within, *([Sketching(sketch)] if sketch else []), *([streaming] if streaming else [])]
 
 
 def arrived(
@@ -93,7 +91,11 @@ def arrived(
     limiting: Limiting | None = None,
     opposing: OpposingUpdates | None = None,
 ) -> list[Middleware]:
-    """Return the middleware that replies pass last at the server, in order."""
+    """Return the middleware that replies pass through last at the server.
+
+    This middleware acts on the complete reply of all clients. The list is in the order in which
+    replies pass through it.
+    """
     within = [*([limiting] if limiting else []), *([opposing] if opposing else [])]
     return [*within, retrying, *([Aggregating(aggregation)] if aggregation.is_robust else [])]
 
@@ -108,6 +110,6 @@ def server_side(
     matching: MatchingParts | None = None,
     opposing: OpposingUpdates | None = None,
 ) -> list[Middleware]:
-    """Return the middleware at the server's end, in the order in which a reply passes it."""
+    """Return all middleware at the server's end, in the order in which replies pass through it."""
     last = arrived(retrying, aggregation or Aggregation(), opposing=opposing)
     return [*received(sketch, streaming, limiting, matching), *last]

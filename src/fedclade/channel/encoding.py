@@ -2,10 +2,13 @@
 
 The parameters of an update ``[S]``, its first D entries, are cut into blocks of :data:`BLOCK`
 entries; the last block may be shorter. A block has one scale, which is its largest magnitude
-divided by the largest code. Each entry becomes the nearest multiple of the scale. A float16 code is
-a number of up to 2¹⁵: nothing overflows, and an entry loses digits only if it is below 2⁻²⁹ of the
-largest entry in its block. An int8 code is a whole number from −127 to 127. Halves are rounded to
-even: a fixed rule without a random draw, so that the same update always gives the same bytes.
+divided by the largest code. Each entry is divided by the scale and rounded to the nearest code. A
+float16 code is a number of up to 2¹⁵, so that no entry overflows. Compared with the usual rounding
+to float16, only entries below 2⁻²⁹ of the largest entry in their block lose more digits. An int8
+code is a whole number from −127 to 127. Of two equally near codes, the even one is chosen. Since
+this rule uses no random numbers, the same update always gives the same bytes.
+
+Error feedback adds the rounding error of each update (the residual) to the next update.
 
 The S − D buffers after the parameters remain float32. BatchNorm's running statistics are few and
 differ by orders of magnitude, and a running variance that rounding made negative would result in
@@ -47,18 +50,19 @@ _log = logging.getLogger(__name__)
 
 
 def check_encoding(encoding: str) -> None:
-    """Raise a ConfigError if no encoding has this name."""
+    """Check that an encoding of this name exists; raise a ConfigError otherwise."""
     if encoding not in ENCODINGS:
         raise ConfigError(unknown("encoding", encoding, ENCODINGS))
 
 
 def encoded_bytes(size: int, encoding: str, n_parameters: int) -> int:
-    """Return the number of bytes of an encoded update.
+    """Return the number of bytes of an encoded update, without any header.
 
     Parameters
     ----------
     size, n_parameters
-        Numbers S of entries and D of parameters of the update.
+        Number S of entries of the update, and number D of parameters among them; the other entries
+        are buffers.
     encoding
         One of :data:`ENCODINGS`.
     """
@@ -66,11 +70,23 @@ def encoded_bytes(size: int, encoding: str, n_parameters: int) -> int:
     if encoding not in _CODES:
         return 4 * size
     dtype, _ = _CODES[encoding]
-    return 4 * _blocks(n_parameters) + dtype.itemsize * n_parameters + 4 * (size - n_parameters)
+    return (
+        4 * _count_blocks(n_parameters) + dtype.itemsize * n_parameters + 4 * (size - n_parameters)
+    )
 
 
 def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
-    """Return an update ``[S]`` as bytes, in the format that this module's docstring describes."""
+    """Encode an update as bytes, in the format that this module's docstring describes.
+
+    Parameters
+    ----------
+    vector
+        The update, ``[S]`` (one number for each parameter, then each buffer).
+    encoding
+        One of :data:`ENCODINGS`.
+    n_parameters
+        Number of parameters.
+    """
     check_encoding(encoding)
     vector = vector.detach().to("cpu", torch.float32)
     if encoding not in _CODES:
@@ -86,18 +102,19 @@ def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
 
 
 def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
-    """Return the update, float32 ``[S]``, that bytes encode.
+    """Decode bytes to an update, float32 ``[S]``.
 
-    An entry of the parameters is off by at most 1/254 of the largest magnitude in its block in
-    ``int8``. In ``float16`` it is off by at most 2⁻¹¹ of its own magnitude, or 2⁻⁴⁰ of the largest
-    one in its block. float32's own rounding adds to this.
+    With ``int8``, the error of a parameter is at most 1/254 of the largest magnitude in its block.
+    With ``float16``, the error is at most 2⁻¹¹ of the parameter's own magnitude or 2⁻⁴⁰ of the
+    largest magnitude in its block, whichever is larger. The rounding of float32 adds to this.
 
     Parameters
     ----------
     data
         The bytes.
     size, encoding, n_parameters
-        S, the encoding and D as the receiver knows them, not as the sender reports them.
+        Number of entries S, encoding and number of parameters, as the receiver knows them, not as
+        the sender reports them.
 
     Raises
     ------
@@ -113,7 +130,7 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
     if encoding not in _CODES:
         return _tensor_of(data, torch.float32)
     dtype, _ = _CODES[encoding]
-    split = 4 * _blocks(n_parameters)
+    split = 4 * _count_blocks(n_parameters)
     end = split + dtype.itemsize * n_parameters
     scales = _tensor_of(data[:split], torch.float32).repeat_interleave(BLOCK)[:n_parameters]
     parameters = _tensor_of(data[split:end], dtype).to(torch.float32) * scales
@@ -121,20 +138,30 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
 
 
 class ErrorFeedback:
-    """Encoder with error feedback: the loss of each update is added to the next update.
+    """Encoder with error feedback: the rounding error of each update is added to the next update.
 
-    No part of an update is therefore lost for good. With C for encoding and decoding, p_t = Δ_t +
-    e_t is sent as C(p_t), and e_{t+1} = p_t − C(p_t). The sum of all decoded updates equals the sum
-    of all updates except for the last residual, whatever C is: Seide et al. 2014 ("1-bit stochastic
-    gradient descent", section 3.1) found that 1-bit gradients need it. Karimireddy et al. 2019
-    (arXiv:1901.09847, Algorithm 2) prove that with it SGD converges as fast as without compression.
-    A residual belongs to replies of one kind: use separate encoders for gradients of a full batch
-    and for updates.
+    No part of an update is therefore lost permanently. Let Δ_t be the update of round t, e_t the
+    rounding error of the last update (the residual), and C(p) the result of encoding and decoding
+    p. The client sends p_t = Δ_t + e_t, which the server receives as C(p_t), and stores e_{t+1} =
+    p_t − C(p_t). The sum of all decoded updates then equals the sum of all updates except for the
+    last residual. Seide et al. 2014 ("1-bit stochastic gradient descent", section 3.1) found that
+    1-bit gradients need error feedback. Karimireddy et al. 2019 (arXiv:1901.09847, Algorithm 2)
+    prove that SGD with error feedback converges as fast as without compression.
+
+    Use separate encoders for updates and for gradients of a full batch, since the residual of the
+    one must not be added to the other.
+
+    Parameters
+    ----------
+    encoding
+        One of :data:`ENCODINGS`.
+    size, n_parameters
+        Number S of entries of an update, and number of parameters among them.
 
     Attributes
     ----------
     residual
-        The loss of the last update, float32 ``[S]``. A residual of another length (the model
+        Rounding error of the last update, float32 ``[S]``. A residual of another length (the model
         changed), or one that is not finite, is dropped with a warning in the log.
     """
 
@@ -146,21 +173,23 @@ class ErrorFeedback:
 
     @classmethod
     def load(cls, path: Path, encoding: str, size: int, n_parameters: int) -> ErrorFeedback:
-        """Return an encoder with the residual in a file that :meth:`save` wrote.
+        """Create an encoder with the residual from a file that :meth:`save` wrote.
 
         If the file is missing or damaged, the residual is zero.
         """
         feedback = cls(encoding, size, n_parameters)
         try:
-            feedback._keep(load_file(path)["residual"])
+            feedback._store_residual(load_file(path)["residual"])
         except FileNotFoundError:
             pass
         except (SafetensorError, KeyError, OSError) as error:
-            _log.warning("the residual in %s is dropped: %s", path, error)
+            _log.warning(
+                "error feedback starts from zero; the residual in %s is dropped: %s", path, error
+            )
         return feedback
 
     def save(self, path: Path) -> None:
-        """Write the residual to a file, whole or not at all."""
+        """Write the residual to a file, which is replaced as a whole or not at all."""
         appear(
             path, lambda beside: write_tensors(beside, {"residual": self.residual}, private=True)
         )
@@ -169,32 +198,38 @@ class ErrorFeedback:
         """Encode an update ``[S]`` plus the residual as bytes, and store the new residual."""
         meant = update.detach().to("cpu", torch.float32) + self.residual
         data = encode(meant, self._encoding, self._n_parameters)
-        self._keep(meant - decode(data, len(meant), self._encoding, self._n_parameters))
+        self._store_residual(meant - decode(data, len(meant), self._encoding, self._n_parameters))
         return data
 
-    def _keep(self, residual: Tensor) -> None:
+    def _store_residual(self, residual: Tensor) -> None:
+        """Store a residual; if it has a wrong shape or is not finite, warn and store zeros."""
         expected = self.residual.shape
         if residual.shape != expected:
-            why = f"it has shape {tuple(residual.shape)}, and the model {tuple(expected)}"
+            why = f"it should have shape {tuple(expected)}, got {tuple(residual.shape)}"
         elif bad := int((~torch.isfinite(residual)).sum()):
             why = f"{bad} of {len(residual)} entries are not finite"
         else:
             self.residual = residual.to(torch.float32)
             return
-        _log.warning("the residual of the last update is dropped: %s", why)
+        _log.warning(
+            "error feedback starts from zero; the residual of the last update is dropped: %s", why
+        )
         self.residual = torch.zeros(expected)
 
 
-def _blocks(n_parameters: int) -> int:
+def _count_blocks(n_parameters: int) -> int:
+    """Return the number of blocks into which parameters are cut."""
     return -(-n_parameters // BLOCK)
 
 
 def _bytes_of(tensor: Tensor) -> bytes:
+    """Return the numbers of a tensor as little-endian bytes."""
     array: np.ndarray[Any, Any] = tensor.numpy()
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def _tensor_of(data: bytes, dtype: torch.dtype) -> Tensor:
+    """Return the tensor of numbers that little-endian bytes encode."""
     there = np.dtype(str(dtype).removeprefix("torch.")).newbyteorder("<")
     array = np.frombuffer(data, there)
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))

@@ -1,4 +1,7 @@
-"""Limits on a single client: the weight of its update and scores, and the norm of its update."""
+"""Limits on the influence of a single client, and the robust aggregation rule of updates.
+
+The limits bound the weight of a client's update and scores, and the norm of its update.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from statistics import median_low
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +20,12 @@ from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     OWN,
     Aggregation,
-    Ask,
+    DistanceToAnchor,
     Evaluation,
     EvaluationQuery,
     Limits,
-    UpdateQuery,
+    OfRounds,
+    TrainQuery,
     Updates,
     packed,
     row_norms,
@@ -33,35 +38,42 @@ from fedclade.core import (
 class Aggregating(Middleware):
     """Middleware that attaches a robust aggregation rule to updates.
 
-    :func:`fedclade.core.mean` applies it where an algorithm takes the mean of updates.
+    :func:`fedclade.core.mean` applies the rule where an algorithm computes the mean of updates.
+
+    Parameters
+    ----------
+    aggregation
+        The rule, such as a trimmed mean, with its settings.
     """
+
+    queries = (TrainQuery,)
 
     aggregation: Aggregation
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates, with the rule."""
-        return replace(ask(query), aggregation=self.aggregation)
+    def after(self, query: TrainQuery, reply: Updates) -> Updates:
+        """Return the updates, with the robust aggregation rule attached."""
+        return reply.with_common(aggregation=self.aggregation)
 
 
-# Fewest updates of a cluster whose median is a measure: of two, either could be the false one.
+# Fewest norms whose median is compared with: of two norms, either could be that of an adversary.
 ENOUGH = 3
 
 PARTS = ("norm", "norm of its buffers")
 
-# Norms of the parameters and of the buffers, in their units.
+# Norms of an update's (or a model's) parameters and of its buffers, in their units.
 Norms = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class StartModel:
-    """Model from which some clients start.
+    """Identity and norms of a model from which clients start their training.
 
     Attributes
     ----------
     name
-        Digest of the model, which is the same when a query is repeated.
+        Digest of the model's entries, which is the same when a query is repeated.
     norms
-        Norms of its parameters and of its buffers.
+        Norm of the model's parameters, and norm of its buffers.
     """
 
     name: bytes
@@ -69,7 +81,15 @@ class StartModel:
 
     @classmethod
     def of(cls, model: Tensor, n_parameters: int) -> StartModel:
-        """Return the start for a model ``[S]`` with D = ``n_parameters`` parameters."""
+        """Return the identity and the norms of one start model.
+
+        Parameters
+        ----------
+        model
+            Entries of the model, ``[S]``: parameters, followed by buffers.
+        n_parameters
+            Number of parameters.
+        """
         parts = (model[:n_parameters], model[n_parameters:])
         name = hashlib.blake2b(
             model.detach().cpu().contiguous().numpy().data, digest_size=16
@@ -78,9 +98,16 @@ class StartModel:
 
     @classmethod
     def of_several(cls, models: Tensor, n_parameters: int) -> StartModel:
-        """Return a common start for clients with a model each, ``[n, S]``.
+        """Return a common start model for clients that each continue from a model of their own.
 
-        Its norms are the medians of the models' norms.
+        The norms of the common start model are the medians of the models' norms.
+
+        Parameters
+        ----------
+        models
+            Models of n clients, ``[n, S]``: each row has parameters, followed by buffers.
+        n_parameters
+            Number of parameters of a model.
         """
         parameters = row_norms(models[:, :n_parameters])
         buffers = row_norms(models[:, n_parameters:])
@@ -90,32 +117,35 @@ class StartModel:
 class Limiting(Middleware):
     """Middleware that limits weights and norms of updates, to bound a single client's effect.
 
-    A client's weight is the number of examples that it reports, but at most ``largest_weight``
-    times the median client's. The same holds for the weight of its scores on validation and
-    training data.
+    A client's weight is the number of examples that the client reports, but at most
+    ``largest_weight`` times the median of these numbers over all clients. The same limit applies to
+    the weight of a client's scores on validation and training data.
 
     A cluster is the set of clients that start from the same model. An update whose parameters or
     buffers have more than ``largest_norm`` times the median norm of its cluster is left out. An
     update with more than ``clip_above`` times that norm is scaled down to that multiple, parameters
     and buffers separately; or to ``clip_above`` times the median over all clients of the round if
     that is smaller, since adversaries may be the majority of a cluster. If fewer than
-    :data:`ENOUGH` clients of a cluster have replied, the measure is the norm of the model from
-    which they started, or the median over all clusters, whichever is larger. Clients that continue
-    from models of their own count as one cluster. In a round that streams, the measures use the
-    updates that have arrived so far.
+    :data:`ENOUGH` clients of a cluster have replied, the update is compared with the norm of the
+    model from which these clients started, or with the median over all clusters, whichever is
+    larger. Clients that continue from models of their own count as one cluster. In a run that
+    streams (adds up updates as they arrive), the medians are computed from the updates that have
+    arrived so far.
 
     Honest clients hardly ever exceed these limits. The limits are not a robust aggregation:
-    adversaries within the limits, or that are a majority, are not detected.
+    adversaries that stay within the limits, or that are a majority, are not detected.
 
     Parameters
     ----------
     limits
         The limits.
     n_parameters
-        D of the model.
+        Number of parameters of the model; its other entries are buffers.
     sizes
-        Returns the number of training examples that each client reports.
+        Function that returns the number of training examples that each client reports.
     """
+
+    queries = (TrainQuery, EvaluationQuery)
 
     def __init__(
         self, limits: Limits, n_parameters: int, sizes: Callable[[], Mapping[int, int]]
@@ -125,94 +155,107 @@ class Limiting(Middleware):
         self._sizes = sizes
         self._query: tuple[str, str, int] | None = None
         self._seen: dict[bytes, dict[int, Norms]] = {}
-        """Norms by start model and client, also of updates left out, which may be sent again."""
+        """Norms of updates by start model and client.
+
+        Updates that are left out are included, since a repeated query may request them again.
+        """
+        self._starts: Mapping[int, StartModel] = {}
+        """Model from which each client of the present query starts."""
 
     @classmethod
     def within(
         cls, limits: Limits, n_parameters: int, sizes: Callable[[], Mapping[int, int]]
     ) -> Limiting | None:
-        """Return a middleware that enforces the limits, or None if no limit is set."""
+        """Return a middleware that limits single clients, or None if no limit is set."""
         return cls(limits, n_parameters, sizes) if limits.limits else None
 
     def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
-        """Return each client's weight, given the number of training examples that it reports."""
+        """Return the limited weight of each client, given the reported number of examples."""
         if not sizes or math.isinf(self._limits.largest_weight):
             return sizes
-        most = self._most(sizes.values())
+        most = self._find_largest_weight(sizes.values())
         return {client: min(size, most) for client, size in sizes.items()}
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates within the limits."""
-        # With a secret query clients keep their updates, which then affect no other client.
-        if query.is_secret:
-            return ask(query)
-        if (name := (query.kind, query.round.purpose, query.round.number)) != self._query:
-            # If a query is repeated in the same round, the updates of the first try still count.
-            self._query, self._seen = name, defaultdict(dict)
-        starts = self._starts(query)
+    def before(self, query: Any) -> Any:
+        """Record the models from which the clients of a training query start; return the query."""
+        # Clients that send no updates affect no other client.
+        if isinstance(query, TrainQuery) and query.work.sends_update:
+            name = (query.kind, query.round.purpose, query.round.number)
+            if name != self._query:
+                # If a query is repeated in the same round, the updates of the first try still
+                # count.
+                self._query, self._seen = name, defaultdict(dict)
+            self._starts = self._start_models(query)
+        return query
 
-        def admitted(updates: Updates) -> Updates:
-            return self._shortened(self._weighed(updates, query), starts)
+    def after(self, query: Any, reply: Any) -> Any:
+        """Return updates within the limits, or an evaluation with limited weights.
 
-        if (sink := query.sink) is not None:
-            query = replace(query, sink=lambda updates: sink(admitted(updates)))
-        return admitted(ask(query))
+        Weights are not limited in an evaluation on test data, which measures the run.
+        """
+        if isinstance(query, TrainQuery):
+            if not query.work.sends_update:
+                return reply
+            return self._limit_norms(self._limit_weights(reply, query), self._starts)
+        return reply if query.split == "test" else self._with_limited_scores(reply)
 
-    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return scores with limited weights, except on test data, which measure the run."""
-        found = ask(query)
-        if (
-            query.split == "test"
-            or not len(found.examples)
-            or math.isinf(self._limits.largest_weight)
-        ):
-            return found
+    def _with_limited_scores(self, evaluation: Evaluation) -> Evaluation:
+        """Limit the number of examples with which each client's scores count in means."""
+        examples = evaluation.examples
+        if not len(examples) or math.isinf(self._limits.largest_weight):
+            return evaluation
         return replace(
-            found, examples=found.examples.clamp(max=self._most(found.examples.tolist()))
+            evaluation, examples=examples.clamp(max=self._find_largest_weight(examples.tolist()))
         )
 
-    def _most(self, sizes: Collection[float]) -> int:
+    def _find_largest_weight(self, sizes: Collection[float]) -> int:
+        """Return the largest weight that a client may have, given the sizes of all clients."""
         return max(1, math.floor(self._limits.largest_weight * median_low(sizes)))
 
-    def _weighed(self, updates: Updates, query: UpdateQuery) -> Updates:
-        """Return updates with limited weights."""
+    def _limit_weights(self, updates: Updates, query: TrainQuery) -> Updates:
+        """Limit the weights of updates, and record which clients were limited."""
         if not updates.ids or math.isinf(self._limits.largest_weight):
             return updates
-        most = self._most(self._sizes().values())
+        most = self._find_largest_weight(self._sizes().values())
         # Clients train on the data of several rounds, which is more than their reported size.
-        if query.data_rounds is not None:
-            most = max(most, self._most(updates.sizes.tolist()))
+        if isinstance(query.work.data, OfRounds):
+            most = max(most, self._find_largest_weight(updates.sizes.tolist()))
         limited = {
-            client: f"weight {size:.0f}, counts with {most}: {self._limits.largest_weight:g} times the median client's"
+            client: f"weight {size:.0f}, limited to {most}: "
+            f"{self._limits.largest_weight:g} times the median weight of all clients"
             for client, size in zip(updates.ids, updates.sizes.tolist(), strict=True)
             if size > most
         }
         if not limited:
             return updates
         capped = updates.sizes.clamp(max=most)
-        return replace(
-            updates, sizes=capped, uncapped=updates.sizes, limited={**updates.limited, **limited}
-        )
+        weighed = updates.with_columns(sizes=capped, uncapped=updates.sizes)
+        return replace(weighed, limited={**updates.limited, **limited})
 
-    def _shortened(self, updates: Updates, starts: Mapping[int, StartModel]) -> Updates:
-        """Return updates without those that are far too long, and with other long ones scaled down.
+    def _limit_norms(self, updates: Updates, starts: Mapping[int, StartModel]) -> Updates:
+        """Leave out updates whose norm exceeds the limit by far, and scale down other long updates.
 
-        ``updates`` may be all updates of a query, or those that have arrived together.
+        Parameters
+        ----------
+        updates
+            Updates of a query: all, or only a group that has arrived together.
+        starts
+            Model from which each client started, by client.
         """
         if not updates.ids or (
             math.isinf(self._limits.largest_norm) and math.isinf(self._limits.clip_above)
         ):
             return updates
-        deltas = updates.required_deltas
-        D = updates.n_parameters
-        norms = torch.stack([updates.norms, row_norms(deltas[:, D:])], 1)
+        buffers = updates.required_deltas[:, updates.n_parameters :]
+        norms = torch.stack([updates.norms, row_norms(buffers)], 1)
         each: list[Norms] = [
             (of_parameters, of_buffers) for of_parameters, of_buffers in norms.tolist()
         ]
         for client, mine in zip(updates.ids, each, strict=True):
             self._seen[starts[client].name][client] = mine
         measures = {
-            start: self._measures(start) for start in {starts[client] for client in updates.ids}
+            start: self._find_reference_norms(start)
+            for start in {starts[client] for client in updates.ids}
         }
         factors = torch.ones_like(norms)
         left_out = dict[int, str]()
@@ -228,20 +271,16 @@ class Limiting(Middleware):
                     left_out.setdefault(client, f"{what}, {more}")
                 elif norm > self._limits.clip_above * shortest > 0:
                     factors[place, part] = self._limits.clip_above * shortest / norm
-                    whose = whose if shortest == measure else "the median of all"
-                    shortened = f"{what}, shortened to {self._limits.clip_above:g} times {whose}, {shortest:.3g}"
+                    whose = whose if shortest == measure else "the median norm of all clients"
+                    shortened = (
+                        f"{what}, scaled down to {self._limits.clip_above:g} times {whose}, "
+                        f"{shortest:.3g}"
+                    )
                     limited[client] = (
                         f"{limited[client]}; {shortened}" if client in limited else shortened
                     )
-        if bool((factors < 1).any()):
-            by = factors.to(deltas)
-            deltas = torch.cat([deltas[:, :D] * by[:, :1], deltas[:, D:] * by[:, 1:]], 1)
-            of_parameters = factors[:, 0]
-            updates = replace(
-                updates, deltas=deltas, norms=updates.norms * of_parameters, shortened=of_parameters
-            )
         updates = replace(
-            updates,
+            _scale_down(updates, factors),
             limited={client: what for client, what in limited.items() if client not in left_out},
         )
         if not left_out:
@@ -249,11 +288,12 @@ class Limiting(Middleware):
         admitted = updates.select([client for client in updates.ids if client not in left_out])
         return replace(admitted, left_out={**updates.left_out, **left_out})
 
-    def _measures(self, start: StartModel) -> list[tuple[float, str, float]]:
-        """Return the measures of updates from a start, for parameters and for buffers.
+    def _find_reference_norms(self, start: StartModel) -> list[tuple[float, str, float]]:
+        """Return the norms with which updates from one start model are compared.
 
-        A measure is a norm, the name of that norm, and the median norm over all clients or
-        infinity.
+        The result has a tuple for parameters and a tuple for buffers: the norm for comparison, a
+        description of this norm for messages, and the median norm over all clients. The median is
+        replaced by infinity if updates are not compared with it.
         """
         cluster = self._seen[start.name].values()
         overall = [n for seen in self._seen.values() for n in seen.values()]
@@ -261,42 +301,66 @@ class Limiting(Middleware):
         for part in range(len(PARTS)):
             of_all = _median([each[part] for each in overall])
             if measure := _median([each[part] for each in cluster]):
-                found.append((measure, "its cluster's median", of_all or math.inf))
+                found.append((measure, "the median norm of its cluster", of_all or math.inf))
             else:
-                found.append((max(start.norms[part], of_all), "what it began with", math.inf))
+                of_start = start.norms[part]
+                whose = "the median norm of all clients"
+                if of_start >= of_all:
+                    whose = "the norm of its start model"
+                found.append((max(of_start, of_all), whose, math.inf))
         return found
 
-    def _starts(self, query: UpdateQuery) -> Mapping[int, StartModel]:
-        """Return the model from which each client's update starts, by client."""
-        models = query.models
+    def _start_models(self, query: TrainQuery) -> Mapping[int, StartModel]:
+        """Return the model from which each client of a query starts, by client."""
+        models = query.models.vectors
+        rows = query.models.start
         D = self._n_parameters
-        if query.mixture is not None:
+        if query.work.mixture is not None:
             start = StartModel.of(packed(models, D), len(models) * D)
             return dict.fromkeys(query.ids, start)
-        if _goes_on(query):
-            return dict.fromkeys(
-                query.ids, StartModel.of_several(models[list(query.assignment)], D)
-            )
-        anchors = query.anchors if query.shares and query.anchors is not None else query.assignment
-        of = {row: StartModel.of(models[row], D) for row in {*anchors} - {OWN}}
-        return {
-            client: of[row] for client, row in zip(query.ids, anchors, strict=True) if row in of
-        }
+        if _continues_own_models(query):
+            start = StartModel.of_several(models[list(rows)], D)
+            return dict.fromkeys(query.ids, start)
+        if isinstance(query.work.reply, DistanceToAnchor) and query.models.anchor is not None:
+            rows = query.models.anchor
+        of = {row: StartModel.of(models[row], D) for row in {*rows} - {OWN}}
+        return {client: of[row] for client, row in zip(query.ids, rows, strict=True) if row in of}
 
 
-def _goes_on(query: UpdateQuery) -> bool:
-    """Return whether each client continues from a model of its own, which it has and is not sent.
+def _scale_down(updates: Updates, factors: Tensor) -> Updates:
+    """Scale down the updates whose norms exceed a limit.
 
-    The rows of the models decide, not their values: adversaries could make their values equal.
+    Parameters
+    ----------
+    updates
+        Updates of n clients.
+    factors
+        Factors of each client's parameters and buffers, ``[n, 2]``; 1 for no change.
     """
-    rows = set(query.assignment)
-    return (
-        query.kind == "train"
-        and query.round.communicates == "updates"
-        and len(rows) == len(query.ids)
+    if not bool((factors < 1).any()):
+        return updates
+    D = updates.n_parameters
+    deltas = updates.required_deltas
+    by = factors.to(deltas)
+    of_parameters = factors[:, 0]
+    return updates.with_columns(
+        deltas=torch.cat([deltas[:, :D] * by[:, :1], deltas[:, D:] * by[:, 1:]], 1),
+        norms=updates.norms * of_parameters,
+        shortened=of_parameters,
     )
 
 
+def _continues_own_models(query: TrainQuery) -> bool:
+    """Return whether each client of a query continues from its own model, which is not sent again.
+
+    The query's row numbers decide whether the models are different, not the models' values:
+    adversaries could make their values equal.
+    """
+    models = query.models
+    is_continued = query.kind == "train" and models.sent_before and query.work.sends_update
+    return is_continued and len(set(models.start)) == len(query.ids)
+
+
 def _median(values: list[float]) -> float:
-    """Return the median of enough values, or 0."""
+    """Return the median of norms, or 0 if there are fewer than :data:`ENOUGH` norms."""
     return median_low(values) if len(values) >= ENOUGH else 0.0

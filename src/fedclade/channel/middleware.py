@@ -1,81 +1,126 @@
-"""Middleware between a server and clients, which may change queries and replies."""
+"""Middleware base class, and the channel that sends queries through a chain of middleware.
+
+A middleware is an object between the server and the clients that may change queries and replies. A
+sink is a function that receives clients' updates as soon as they arrive, before the whole reply.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, cast
 
 from fedclade.core import (
     Ask,
     Clients,
-    DataQuery,
-    Evaluation,
-    EvaluationQuery,
     Query,
     R,
-    UpdateQuery,
+    Sink,
     Updates,
+    check_settings,
+    name_of,
+    settings_of,
 )
 
 
 class Middleware:
-    """Function ``(query, ask) -> reply`` that may change a query and its reply.
+    """Base class of objects that change queries to clients and the clients' replies.
 
-    Subclasses override the method of each kind of query that they handle. Other queries pass
-    unchanged.
+    A subclass overrides :meth:`before`, :meth:`after`, or both. A subclass that may send several
+    queries in place of a single query, or none at all, overrides :meth:`around` instead.
+
+    A subclass that is a dataclass may have settings: fields made by :func:`fedclade.core.setting`.
+    The settings are checked when an object is created, are the keys of the section
+    ``[middleware.NAME]`` of a config, and are recorded in the config of a run.
+
+    Attributes
+    ----------
+    queries
+        Classes of queries that the middleware handles. All other queries, and their replies, pass
+        unchanged.
     """
 
-    def __call__(self, query: Query[R], ask: Ask) -> R:
-        """Send a query and return the reply."""
-        return cast("R", self._handle(query, ask))
+    queries: ClassVar[tuple[type[Query[Any]], ...]] = (Query,)
 
-    def _handle(self, query: Query[Any], ask: Ask) -> Any:
-        if isinstance(query, UpdateQuery):
-            return self.updates(query, ask)
-        if isinstance(query, EvaluationQuery):
-            return self.evaluation(query, ask)
-        if isinstance(query, DataQuery):
-            return self.data(query, ask)
-        return self.other(query, ask)
+    def __post_init__(self) -> None:
+        """Check the settings of a middleware that is a dataclass.
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates of the clients that reply."""
-        return ask(query)
+        Python calls this method only for dataclasses.
+        """
+        if settings_of(type(self)):
+            check_settings(self, f"middleware.{name_of('middleware', type(self), {})}")
 
-    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return the scores of the clients that reply."""
-        return ask(query)
+    def handles(self, query: Query[Any]) -> bool:
+        """Return whether this middleware acts on a query; other queries pass unchanged.
 
-    def data(self, query: DataQuery[R], ask: Ask) -> R:
-        """Return the reply to a query that each client answers from its own data."""
-        return ask(query)
+        By default the middleware acts on queries of the classes in :attr:`queries`. A subclass that
+        acts on fewer queries overrides this method; replies to all other queries then pass without
+        delay.
+        """
+        return isinstance(query, self.queries)
 
-    def other(self, query: Query[Any], ask: Ask) -> Any:
-        """Return the reply to a query of another class."""
-        return ask(query)
+    def before(self, query: Any) -> Any:
+        """Return the query that is sent on to the clients in place of ``query``.
+
+        An exception refuses the query: no client receives it.
+        """
+        return query
+
+    def after(self, query: Any, reply: Any) -> Any:
+        """Return the reply that is passed back to the server in place of ``reply``.
+
+        If updates arrive in several groups, the method is called once for each group.
+
+        Parameters
+        ----------
+        query
+            The query that was sent on to the clients, as :meth:`before` returned it.
+        reply
+            The clients' reply to that query.
+        """
+        return reply
+
+    def around(self, query: Any, ask: Ask) -> Any:
+        """Send a query on to the clients, any number of times, and return the reply.
+
+        A subclass that overrides this method replaces the calls of :meth:`before` and
+        :meth:`after`.
+
+        Parameters
+        ----------
+        query
+            The query.
+        ask
+            Function that sends a query on and returns the reply. By default updates that arrive
+            early go directly to the sink of the query's sender, and are not in the reply. A
+            subclass that needs all updates in the reply calls ``ask(query, None)``.
+        """
+        return self.after(query, ask(self.before(query)))
 
     def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
-        """Return the weight of each client, given the weights that arrive here.
+        """Return the aggregation weight of each client, as this middleware changes it.
 
-        A weight is the number of training examples with which a client counts.
+        The weight of a client is the number of training examples with which the client counts.
+
+        Parameters
+        ----------
+        sizes
+            Weight of each client, by client id, before this middleware.
         """
         return sizes
 
 
 class Channel(Clients):
-    """Clients behind a chain of middleware.
+    """Clients whose queries and replies pass through a chain of middleware.
 
     The middleware is given in order from the clients' end to the server's end, so a query passes
-    the last one first.
+    the last middleware first, and a reply passes the first middleware first.
     """
 
     def __init__(self, clients: Clients, *middleware: Middleware) -> None:
         self._clients = clients
         self._middleware = middleware
-        self._ask: Ask = clients.ask
-        for each in middleware:
-            self._ask = cast("Ask", partial(each, ask=self._ask))
+        self._is_around = [type(each).around is not Middleware.around for each in middleware]
 
     @property
     def ids(self) -> Sequence[int]:
@@ -84,11 +129,60 @@ class Channel(Clients):
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples with which each client counts."""
+        """Number of training examples with which each client counts, by client id.
+
+        The numbers are those that the clients report, as changed by all middleware.
+        """
         return reduce(
             lambda sizes, each: each.weights(sizes), self._middleware, self._clients.sizes
         )
 
-    def ask(self, query: Query[R], /) -> R:
-        """Send a query and return the reply."""
-        return self._ask(query)
+    def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
+        """Send a query through all middleware to the clients, and return the reply."""
+        return cast("R", self._ask_from(len(self._middleware), sink, query))
+
+    def _ask_from(
+        self,
+        position: int,
+        inherited: Sink | None,
+        query: Query[Any],
+        /,
+        sink: Sink | Literal["inherited"] | None = "inherited",
+    ) -> Any:
+        """Send a query through the first ``position`` middleware, and return the reply.
+
+        Positions are counted from the clients' end of the chain. Updates that arrive early go to
+        ``sink``. With the default ``"inherited"``, they go to the sink ``inherited``: the sink that
+        came with the query that the calling middleware handles.
+        """
+        if sink == "inherited":
+            sink = inherited
+        passed: list[tuple[Middleware, Query[Any]]] = []
+        while position > 0:
+            position -= 1
+            each = self._middleware[position]
+            if not each.handles(query):
+                continue
+            if self._is_around[position]:
+                # A nested function in place of `partial` would add a frame to the call stack for
+                # each middleware.
+                ask_below = cast("Ask", partial(self._ask_from, position, sink))
+                reply = each.around(query, ask_below)
+                break
+            query = each.before(query)
+            passed.append((each, query))
+            if sink is not None:
+                sink = _behind(each, query, sink)
+        else:
+            reply = self._clients.ask(query, sink)
+        for each, its_query in reversed(passed):
+            reply = each.after(its_query, reply)
+        return reply
+
+
+def _behind(middleware: Middleware, query: Query[Any], sink: Sink) -> Callable[[Updates], None]:
+    """Return a sink that passes updates through a middleware before another sink receives them.
+
+    A sink is a function that receives clients' updates as soon as they arrive.
+    """
+    return lambda updates: sink(middleware.after(query, updates))

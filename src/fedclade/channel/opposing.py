@@ -1,4 +1,4 @@
-"""Check that a client's update agrees with the cluster that the client has chosen."""
+"""Middleware that leaves out updates that oppose the cluster that their client has chosen."""
 
 from __future__ import annotations
 
@@ -6,47 +6,51 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import Ask, Evaluation, EvaluationQuery, Round, UpdateQuery, Updates, row_norms
+from fedclade.core import EvaluationQuery, Round, TrainQuery, Updates, row_norms
 
 OPPOSED = -0.1
 """Cosine of two updates below which they oppose each other."""
 
 AGREE = 0.4
-"""Mean cosine from which on updates agree with each other.
+"""Mean cosine of the pairs of updates of a group from which on the updates agree with each other.
 
-Updates with a lower mean cosine are mostly noise, as when their model has converged, and honest
-updates then oppose each other.
+Updates with a lower mean cosine are mostly noise, as when their model has converged; honest updates
+may then oppose each other.
 """
 
 FEWEST = 3
-"""Smallest cluster that is checked: of two members, either could be the false one."""
+"""Number of members of the smallest cluster that is checked.
+
+Of two members that oppose each other, either could be the adversary.
+"""
 
 COMPARED_WITH = 100
 """Largest number of members with which each member is compared, to bound the time."""
 
 
 class OpposingUpdates(Middleware):
-    """Middleware that leaves out updates that oppose the other clients that chose the model.
+    """Middleware that leaves out updates that oppose the other members of their client's cluster.
 
-    A client of IFCA takes the model for which it reports the lowest loss. With a false report it
-    could change the model of any cluster. But a client that fits a cluster moves its model in about
-    the direction of the other members. So a client is left out of the round if its update opposes
-    the updates of more than half of the members, and these agree with each other: cosines below
-    :data:`OPPOSED`, and a mean cosine of at least :data:`AGREE`. If all clients have taken the same
-    model, there was no choice, and nothing is checked.
+    A client of IFCA chooses the model for which it reports the lowest loss. With a false report, an
+    adversary could change the model of any cluster. But a client that fits a cluster moves the
+    model in about the direction of the other members. So a client is left out of the round if the
+    cosines of its update with the updates of more than half of the members are below
+    :data:`OPPOSED`, and these members agree with each other (their mean cosine is at least
+    :data:`AGREE`). If all clients have chosen the same model, nothing is checked.
 
     If the opposing members of a cluster are more than one and more than a share ``byzantine``, they
-    are probably clients of another distribution without a better model, and none is left out. So
-    adversaries that are more than this share of a cluster are not detected, and neither is an
-    update orthogonal to the others.
+    are probably clients of another distribution without a better model, and no member is left out.
+    So adversaries that are more than this share of a cluster are not detected, and neither is an
+    update orthogonal to the other updates.
 
-    The middleware also records in the training losses that this share of them may be false. IFCA
-    uses it to choose among its restarts.
+    The middleware also records, in evaluations on training data, the share ``byzantine`` of losses
+    that may be false. IFCA uses this share to choose among its restarts.
 
     Parameters
     ----------
@@ -54,31 +58,37 @@ class OpposingUpdates(Middleware):
         Share of a cluster's clients that may be adversaries; see :class:`~fedclade.Aggregation`.
     """
 
+    queries = (TrainQuery, EvaluationQuery)
+
     def __init__(self, byzantine: float) -> None:
         self._byzantine = byzantine
 
-    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return the scores; scores on training data get the share that may be false.
+    def after(self, query: Any, reply: Any) -> Any:
+        """Filter the updates in a reply to a training query; return evaluations with all scores.
 
-        By these scores clients choose their model.
+        Of updates, only those that do not oppose their cluster are returned. An evaluation on
+        training data serves clients to choose their model. It is returned with the share of
+        clients that may be malicious, so that the algorithm can allow for false losses.
         """
-        evaluation = ask(query)
-        return (
-            replace(evaluation, byzantine=self._byzantine) if query.split == "train" else evaluation
-        )
+        if isinstance(query, TrainQuery):
+            return self._select_agreeing(query, reply)
+        return replace(reply, byzantine=self._byzantine) if query.split == "train" else reply
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates that do not oppose their cluster."""
-        updates = ask(query)
-        if query.is_secret or updates.deltas is None or len(query.models) < 2 or not updates.ids:
+    def _select_agreeing(self, query: TrainQuery, updates: Updates) -> Updates:
+        """Leave out the updates that oppose the other updates of their cluster.
+
+        A cluster is the set of clients that train the same model in this query.
+        """
+        has_updates = query.work.sends_update and updates.deltas is not None
+        if not has_updates or len(query.models.vectors) < 2 or not updates.ids:
             return updates
-        row_of = dict(zip(query.ids, query.assignment, strict=True))
+        row_of = dict(zip(query.ids, query.models.start, strict=True))
         members = defaultdict[int, list[int]](list)
         for place, client in enumerate(updates.ids):
             members[row_of[client]].append(place)
         left_out: dict[int, str] = {}
         for places in members.values():
-            opposed = _opposed(updates, places, query.round)
+            opposed = _find_opposing(updates, places, query.round)
             if len(opposed) <= max(1, math.floor(round(self._byzantine * len(places), 9))):
                 left_out |= opposed
         if not left_out:
@@ -87,8 +97,18 @@ class OpposingUpdates(Middleware):
         return replace(agreeing, left_out={**updates.left_out, **left_out})
 
 
-def _opposed(updates: Updates, places: Sequence[int], this_round: Round) -> dict[int, str]:
-    """Return the members of a cluster that oppose it, with the reason."""
+def _find_opposing(updates: Updates, places: Sequence[int], this_round: Round) -> dict[int, str]:
+    """Return the clients whose update opposes their cluster, each with the reason as text.
+
+    Parameters
+    ----------
+    updates
+        Updates of all clients.
+    places
+        Rows of the cluster's members in ``updates``.
+    this_round
+        Round, whose generator draws the members to compare with if there are many.
+    """
     n = len(places)
     if n < FEWEST:
         return {}
@@ -108,21 +128,32 @@ def _opposed(updates: Updates, places: Sequence[int], this_round: Round) -> dict
         agreement = _mean_of_pairs(cosines[[others[k] for k in opposed]][:, opposed])
         if agreement >= AGREE:
             found[updates.ids[place]] = (
-                f"opposes the cluster that it chose: {len(opposed)} of its {n} members, which have "
-                f"a mean cosine of {agreement:.2f} with each other, and of "
-                f"{float(cosines[member, opposed].mean()):.2f} with it"
+                f"the update opposes the cluster that the client chose: {len(opposed)} of its {n} "
+                f"members, which have a mean cosine of {agreement:.2f} with each other, and of "
+                f"{float(cosines[member, opposed].mean()):.2f} with the update"
             )
     return found
 
 
 def _cosines(updates: Tensor, others: Sequence[int]) -> Tensor:
-    """Return the cosines, float64 ``[n, r]`` on the CPU, of updates ``[n, D]`` with r of them."""
+    """Return the cosines of n updates with r of these updates, float64 ``[n, r]`` on the CPU.
+
+    Parameters
+    ----------
+    updates
+        Updates ``[n, D]`` (one row for each client, one column for each model parameter).
+    others
+        Rows of the r updates to compare with.
+    """
     norms = row_norms(updates).clamp(min=torch.finfo(torch.float64).tiny)
     products = (updates @ updates[list(others)].T).double().cpu()
     return products / norms[:, None] / norms[list(others)]
 
 
 def _mean_of_pairs(cosines: Tensor) -> float:
-    """Return the mean of a symmetric matrix ``[k, k]`` off its diagonal, k at least 2."""
+    """Return the mean cosine of all pairs of k updates, k at least 2.
+
+    This is the mean of the symmetric matrix of cosines ``[k, k]`` without its diagonal.
+    """
     k = len(cosines)
     return float((cosines.sum() - cosines.diagonal().sum()) / (k * (k - 1)))

@@ -1,10 +1,11 @@
 """Local differential privacy of clients: updates are clipped and get noise before they leave.
 
-The guarantee is a local one: it holds against the server and all others that read the traffic. It
-protects all the data of a client: with any other data, everything that the server sees of the
-client's *updates* would be almost as likely (ε, δ). This is the relation of replacing a client's
-data. Adding or removing a client, the usual relation where a trusted server adds the noise, would
-have half the sensitivity, but has no meaning here, since the server knows which clients take part.
+The guarantee is local: it holds against the server and all other parties that read the traffic. It
+protects all the data of a client: with any other data, everything that the server receives of the
+client's *updates* would be almost as likely (ε, δ). This is the neighbouring relation "replace all
+data of one client". The relation "add or remove a client", which is usual where a trusted server
+adds the noise, would have half the sensitivity, but has no meaning here, since the server knows
+which clients participate.
 
 Not covered are the number of a client's examples (|D_i| is the weight of its update), its scores on
 validation and test data, and whether it replies. Training losses, subspaces and sums of the data
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -28,66 +29,90 @@ from torch import Tensor
 from fedclade.channel.accounting import LEVELS, Ledger, epsilon_of
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
-    Ask,
     ConfigError,
     DataQuery,
-    Evaluation,
     EvaluationQuery,
     Query,
-    R,
     Round,
-    UpdateQuery,
+    TrainQuery,
     Updates,
+    about,
     check_declared,
+    check_settings,
     checked,
+    document_settings,
+    in_range,
     require,
     rng,
+    setting,
 )
 
 # Queries that private clients refuse: all that reveal their training data without noise.
 
 
 class Withholding(Middleware):
-    """Middleware that passes updates and most scores, and refuses all other queries.
+    """Middleware of private clients that refuses all queries but those for updates and for scores.
 
-    Scores on validation and test data pass, and scores on training data are refused. A query is
-    also refused if its class does not declare what its replies reveal.
+    Queries for scores on validation and test data pass; queries for scores on training data are
+    refused. A query is also refused if its class does not declare what its replies reveal.
     """
 
-    def __call__(self, query: Query[R], ask: Ask) -> R:
-        """Send a query; raise a ConfigError if its class does not declare what it discloses."""
+    def before(self, query: Any) -> Any:
+        """Return the query unchanged, or refuse it.
+
+        Raises
+        ------
+        ConfigError
+            If the query's class does not declare what its replies disclose, or the reply would
+            reveal training data without noise.
+        """
         check_declared(type(query))
-        return super().__call__(query, ask)
-
-    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return scores on validation or test data; raise a ConfigError for training data."""
-        if query.split == "train":
-            raise refusal("training losses")
-        return ask(query)
-
-    def data(self, query: DataQuery[R], ask: Ask) -> R:
-        """Return a reply that depends on no client's data; raise a ConfigError for others."""
+        if isinstance(query, TrainQuery):
+            return query
+        if isinstance(query, EvaluationQuery):
+            if query.split == "train":
+                raise refusal_to_reveal("training losses")
+            return query
         if query.mechanism != "public":
-            raise refusal(query.reveals or described_class(query))
-        return ask(query)
+            reveals = query.reveals if isinstance(query, DataQuery) else ""
+            raise refusal_to_reveal(reveals or described_class(query))
+        return query
 
-    def other(self, query: Query[Any], ask: Ask) -> Any:
-        """Return a reply that depends on no client's data; raise a ConfigError for others."""
-        if query.mechanism != "public":
-            raise refusal(described_class(query))
-        return ask(query)
+
+_COVERED = ("sizes", "losses", "norms", "deltas")
+"""Columns that leave a private client: the noisy update, its norm, and the number of examples.
+
+Losses are replaced by NaN.
+"""
+
+
+def withhold_losses(updates: Updates) -> Updates:
+    """Return updates without the data that gets no noise.
+
+    Training losses are replaced by NaN, and columns that a method adds to updates are removed.
+    """
+    added = {name: None for name in updates.columns if name not in _COVERED}
+    withheld = torch.full_like(updates.losses, math.nan)
+    return updates.with_columns(**{**added, "losses": withheld})
 
 
 def described_class(query: Query[Any]) -> str:
-    """Describe a query for a refusal: what its replies disclose, and the name of its class."""
+    """Describe for an error message what replies to a query disclose, and name its class."""
     return f"{query.discloses} (a {type(query).__name__})"
 
 
-def refusal(what: str) -> ConfigError:
-    """Return the error for a query to private clients about a quantity without noise."""
+def refusal_to_reveal(what: str) -> ConfigError:
+    """Return the error for a query that asks private clients for a quantity without noise.
+
+    Parameters
+    ----------
+    what
+        The quantity that clients do not reveal, such as ``training losses``.
+    """
     return ConfigError(
-        f"clients with differential privacy do not tell {what}, since no noise is put on that; "
-        "take an algorithm that goes by updates alone, or leave out privacy.clip_norm"
+        f"clients with differential privacy do not reveal {what}, because no noise would be added "
+        "to the reply; choose an algorithm and settings that need only updates, or remove "
+        "privacy.clip_norm"
     )
 
 
@@ -99,24 +124,17 @@ It returns ``size`` standard normal numbers, float64, for what a client sends: `
 """
 
 Book = Callable[[int, Round], None]
-"""Function that is called before a client trains. Its errors keep the client from training."""
+"""Function of a client id and a round that counts a release before the client trains.
+
+If the function raises an error, the client does not train.
+"""
 
 
 @checked()
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class DifferentialPrivacy:
     """Settings of the Gaussian mechanism (Dwork and Roth 2014, appendix A) on whole updates.
-
-    Parameters
-    ----------
-    clip_norm
-        Largest L2 norm C of an update ``[S]``, parameters and buffers together, in parameter units.
-        A longer update is scaled down to it.
-    noise_multiplier
-        z: every entry gets noise of standard deviation z·C. With 0 updates are only clipped, and ε
-        is infinite.
-    delta
-        δ at which ε is stated, well below one over the number of clients.
 
     Raises
     ------
@@ -124,24 +142,33 @@ class DifferentialPrivacy:
         If a value is out of range; one line for each.
     """
 
-    clip_norm: float
-    noise_multiplier: float = 0.0
-    delta: float = 1e-5
+    clip_norm: float = field(
+        metadata=about(
+            doc="""Largest L2 norm C of an update ``[S]``, parameters and buffers together, in parameter
+        units. A longer update is scaled down to it.""",
+            allowed=in_range("(0, inf)", "greater than 0 and finite"),
+        )
+    )
+    noise_multiplier: float = setting(
+        0.0,
+        in_range("[0, inf)", "at least 0 and finite"),
+        doc="""z: every entry gets noise of standard deviation z·C. With 0 updates are only clipped,
+        and ε is infinite.""",
+    )
+    delta: float = setting(
+        1e-5,
+        in_range("(0, 1)", "greater than 0 and less than 1"),
+        doc="δ at which ε is stated, well below one over the number of clients.",
+    )
 
     def __post_init__(self) -> None:
-        clip = self.clip_norm
-        noise = self.noise_multiplier
-        require(
-            ("privacy.clip_norm", clip, 0 < clip < math.inf, "greater than 0 and finite"),
-            ("privacy.noise_multiplier", noise, 0 <= noise < math.inf, "at least 0 and finite"),
-            ("privacy.delta", self.delta, 0 < self.delta < 1, "greater than 0 and less than 1"),
-        )
+        check_settings(self, "privacy")
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> DifferentialPrivacy | None:
-        """Return the settings in the ``[privacy]`` section of a config, or None if it has none.
+        """Return the settings in the ``[privacy]`` section of a config.
 
-        None is also returned for another level.
+        The result is None if the section sets no ``clip_norm``, or if its level is ``example``.
 
         Raises
         ------
@@ -163,27 +190,27 @@ class DifferentialPrivacy:
             )
         noise = section.get("noise_multiplier", 0.0)
         require(
-            ("privacy.noise_multiplier", noise, noise == 0, "0 where privacy.clip_norm is not set")
+            ("privacy.noise_multiplier", noise, noise == 0, "0 if privacy.clip_norm is not set")
         )
         return None
 
     @property
     def section(self) -> dict[str, Any]:
-        """``[privacy]`` section of a config with these settings."""
+        """``[privacy]`` section of a config with these settings of client-level privacy."""
         return asdict(self)
 
     def released(self, update: Tensor, normal: Tensor) -> Tensor:
-        """Return the update ``[S]`` that leaves the client: clipped and with noise.
+        """Return the update that leaves the client: clipped and with noise.
 
-        An update that is not finite counts as zeros: to refuse it would reveal that training
-        diverged on this data.
+        An update that is not finite counts as zeros: to refuse the update would reveal that
+        training diverged on this data.
 
         Parameters
         ----------
         update
-            The update as trained, ``[S]``.
+            The update as trained, ``[S]`` (one number for each parameter and buffer).
         normal
-            Standard normal numbers, float64 ``[S]``.
+            Standard normal numbers, float64 ``[S]``, which are scaled to the noise.
         """
         exact = update.double()
         if not bool(torch.isfinite(exact).all()):
@@ -201,17 +228,21 @@ class DifferentialPrivacy:
         )
 
     def epsilon(self, releases: int) -> float:
-        """Return ε after this number of releases of one client.
+        """Return the joint ε after a number of releases of one client.
 
-        Raises as :func:`~fedclade.channel.accounting.epsilon_of`.
+        The method raises the errors of :func:`~fedclade.channel.accounting.epsilon_of`.
         """
         return epsilon_of({self.noise_multiplier: releases}, self.delta)
 
     def spent(self, releases: int) -> dict[str, Any]:
-        """Return the privacy entries of a run's summary.
+        """Return the privacy entries of a run's summary, by name.
 
-        ``releases`` is the largest number of releases of one client. An ε of None means that there
-        is no bound.
+        An ε of None means that there is no bound.
+
+        Parameters
+        ----------
+        releases
+            Largest number of updates that any client released.
         """
         epsilon = self.epsilon(releases)
         said = {
@@ -226,13 +257,13 @@ class DifferentialPrivacy:
 class Privatizing(Withholding):
     """Middleware that clips updates and gradients, adds noise, and refuses other queries.
 
-    Training losses, subspaces and sums of the data are refused, and the training losses of updates
-    are NaN: withheld. If no updates travel, so that clients store what they train, models are not
-    changed.
+    Queries for training losses, subspaces and sums of the data are refused, and the training losses
+    of updates are replaced by NaN. If clients store the models that they train and send no updates,
+    nothing is clipped and no noise is added.
 
     An update is booked before its client trains. So a client whose training fails, or whose process
-    is stopped meanwhile, has spent as much as one that replies, and failures cannot be used to
-    query it for free.
+    is stopped meanwhile, has spent as much of its budget as a client that replies, and failures
+    cannot be used to query a client for free.
 
     Parameters
     ----------
@@ -242,45 +273,57 @@ class Privatizing(Withholding):
         Source of the noise: :func:`keyed_noise` in a simulation, :func:`system_noise` on a real
         client.
     book
-        Called with each client before it trains; None to book nothing.
+        Function that is called with each client before it trains, to record its release; None to
+        record nothing.
     """
 
     privacy: DifferentialPrivacy
     noise: Noise
     book: Book | None = None
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return updates, clipped and with noise."""
-        this_round = query.round
-        if query.kind == "train" and not this_round.sends_updates:
-            updates = ask(query)
-            return replace(updates, losses=torch.full_like(updates.losses, math.nan))
-        if self.book is not None:
+    def before(self, query: Any) -> Any:
+        """Record the updates that a query requests in the clients' budgets; return the query.
+
+        The method raises the errors of :class:`Withholding` for queries that have no private reply.
+        """
+        query = super().before(query)
+        if isinstance(query, TrainQuery) and self.book is not None and query.work.sends_update:
             for client in query.ids:
-                self.book(client, this_round)
-        updates = ask(query)
-        what = "updates" if query.kind == "train" else "gradients"
+                self.book(client, query.round)
+        return query
+
+    def after(self, query: Any, reply: Any) -> Any:
+        """Return updates clipped and with noise; replies to other queries are unchanged."""
+        if not isinstance(query, TrainQuery):
+            return reply
+        updates: Updates = reply
+        if not query.work.sends_update:
+            return withhold_losses(updates)
+        what = "gradients" if query.work.is_gradient else "updates"
         sent = torch.empty_like(updates.required_deltas)
         for row, client, update in zip(sent, updates.ids, updates.required_deltas, strict=True):
-            row.copy_(
-                self.privacy.released(update, self.noise(len(update), client, this_round, what))
-            )
+            noise = self.noise(len(update), client, query.round, what)
+            row.copy_(self.privacy.released(update, noise))
         sizes = [int(size) for size in updates.sizes.tolist()]
         unknown = torch.zeros_like(updates.losses)
         received = Updates.received(
-            updates.ids, sizes, sent, updates.n_parameters, unknown, this_round.number
+            updates.ids, sizes, sent, updates.n_parameters, unknown, query.round.number
         )
-        withheld = torch.full_like(received.losses, math.nan)
-        return replace(
-            received, losses=withheld, left_out={**updates.left_out, **received.left_out}
-        )
+        left_out = {**updates.left_out, **received.left_out}
+        return replace(withhold_losses(received), left_out=left_out)
 
 
 def keyed_noise(keys: Mapping[int, int]) -> Noise:
-    """Return the source of noise of a simulation, which makes runs repeatable.
+    """Return a source of reproducible noise for simulations.
 
-    The noise depends on seed, round, query and the client's key. Anyone that knows the seed can
-    subtract it. It shows the cost of privacy, and protects no client.
+    The noise depends on the seed, the round, the query and the client's key. Any party that knows
+    the seed can subtract the noise. So the noise demonstrates the cost of privacy, and protects no
+    client.
+
+    Parameters
+    ----------
+    keys
+        Key of each client, by client id.
     """
 
     def noise(size: int, client: int, this_round: Round, what: str) -> Tensor:
@@ -292,11 +335,12 @@ def keyed_noise(keys: Mapping[int, int]) -> Noise:
 
 
 def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor:
-    """Return the noise of a real client, from 52 random bits of the operating system per number.
+    """Return noise for a real client: ``size`` standard normal numbers from the operating system.
 
-    The run's seed is not used, since the server knows it and could subtract the noise. A generator
-    with a seed of its own is not used either: torch seeds its CPU generator with 32 bits, few
-    enough to try all of them.
+    The run's seed is not used, since the server knows the seed and could subtract the noise. A
+    generator with another seed is not used either: torch seeds its CPU generator with 32 bits, few
+    enough for an attacker to try all seeds. The other parameters are those of every source of noise
+    (``Noise``), and are ignored.
     """
     return system_normal(size)
 
@@ -307,20 +351,29 @@ def system_normal(size: int) -> Tensor:
 
 
 def system_uniform(size: int) -> NDArray[Any]:
-    """Return numbers ``[size]`` uniform in (0, 1) from the operating system, float64.
+    """Return random numbers ``[size]``, uniform in (0, 1), from the operating system, float64.
 
-    Each is made from 52 random bits.
+    Each number is made from 52 random bits.
     """
     words = np.frombuffer(secrets.token_bytes(8 * size), dtype=np.uint64)
     return ((words >> np.uint64(12)) + 0.5) * 2.0**-52
 
 
 def booked(privacy: DifferentialPrivacy, ledger: Ledger, run: str) -> Privatizing:
-    """Return the privacy middleware of a client that is not simulated.
+    """Return the privacy middleware of a real (not simulated) client.
 
-    Its noise comes from the operating system. Each release is booked before it leaves. The ledger
-    belongs to the client and records ``run`` with each release. With a budget, it refuses releases
-    that would exceed the budget.
+    The noise comes from the operating system. Each release is booked in the client's ledger before
+    it leaves the client. If the ledger has a budget, releases that would exceed the budget are
+    refused.
+
+    Parameters
+    ----------
+    privacy
+        Clip norm and noise.
+    ledger
+        Ledger of the client's releases.
+    run
+        Name of the run, which the ledger records with each release.
     """
     return Privatizing(
         privacy, system_noise, lambda _, r: ledger.book(privacy.noise_multiplier, run, r.number)

@@ -1,13 +1,13 @@
-"""Replies query by query: absent clients, simulated faults, repeated queries and failed rounds."""
+"""Middleware for missing replies: absent clients, simulated faults, and repeated queries."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,90 +22,90 @@ from fedclade.core import (
     REJECTED_SUM,
     TOO_LATE,
     Ask,
-    DataQuery,
     DataSpec,
     Evaluation,
     EvaluationQuery,
     Event,
     LeftOut,
     Limited,
-    R,
+    Query,
     Released,
     Retried,
     Round,
     RowQuery,
     Stepped,
+    TrainQuery,
     UpdateError,
-    UpdateQuery,
     Updates,
+    check_settings,
     checked,
+    document_settings,
     has_replied,
-    require,
+    in_range,
     rng,
+    setting,
 )
 
-# Absent clients are not queried, and a round goes on without them.
+# Absent clients are not queried, and a round continues without them.
 
-AWAY = f"{NOT_ASKED}, as it is away"
+AWAY = f"{NOT_ASKED}, because the client is absent in this round"
 """Reason for leaving out a client that is absent in the round."""
 
 
 class Absence(Middleware):
     """Middleware that leaves out absent clients, and sends them nothing.
 
-    The clients ``away`` may change between rounds. They are left out of all queries of a method:
-    updates, gradients, losses on training data, and rows of numbers about the data. An evaluation
-    on test data measures a simulation from outside, and includes all clients.
+    The absent clients (``away``) may change between rounds. They are left out of all queries of a
+    method: for updates, gradients, losses on training data, and rows of numbers about the data. An
+    evaluation on test data measures a simulation from outside, and includes all clients.
 
     Parameters
     ----------
     n_parameters
-        Number of parameters of the model, D.
+        Number of parameters of the model.
     spec
         Specification of the examples of all clients.
+
+    Attributes
+    ----------
+    away
+        Ids of the clients that are absent in the current round.
     """
+
+    queries = (TrainQuery, EvaluationQuery, RowQuery)
 
     def __init__(self, n_parameters: int, spec: DataSpec) -> None:
         self.away: frozenset[int] = frozenset()
         self._n_parameters = n_parameters
         self._spec = spec
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates of the clients that are not absent."""
-        if not (away := self._left_out(query.ids)):
-            return ask(query)
+    def handles(self, query: Query[Any]) -> bool:
+        """Return whether any client of a query is absent."""
+        return not self.away.isdisjoint(query.ids) and super().handles(query)
+
+    def around(self, query: TrainQuery | EvaluationQuery | RowQuery, ask: Ask) -> Any:
+        """Query the clients that are not absent (for scores on test data: all clients).
+
+        In a reply with one row for each client, the rows of absent clients are zero.
+        """
+        away = {client: AWAY for client in query.ids if client in self.away}
+        if isinstance(query, TrainQuery):
+            return self._updates(query, ask, away)
+        if isinstance(query, EvaluationQuery):
+            return ask(query) if query.split == "test" else _scores(query, ask, away)
+        return self._rows(query, ask)
+
+    def _updates(self, query: TrainQuery, ask: Ask, away: Mapping[int, str]) -> Updates:
+        """Return the updates of the clients that are not ``away``, which has reasons by client."""
         there = [client for client in query.ids if client not in away]
         if not there:
-            return Updates.of_nobody(away, query.models, self._n_parameters)
+            return Updates.of_nobody(away, query.models.vectors, self._n_parameters)
         updates = ask(query.select(there))
         return replace(updates, left_out={**away, **updates.left_out})
 
-    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return the scores of the clients that are not absent; on test data, of all clients."""
-        if query.split == "test" or not (away := self._left_out(query.ids)):
-            return ask(query)
-        places = [place for place, client in enumerate(query.ids) if client not in away]
-        if not places:
-            none = torch.zeros(0, dtype=torch.float64)
-            return Evaluation((), none[:, None], none, none.to(torch.int64), away)
-        ids = [query.ids[place] for place in places]
-        rows = [query.assignment[place] for place in places]
-        found = ask(replace(query, ids=ids, assignment=rows))
-        return replace(found, left_out={**away, **found.left_out})
-
-    def data(self, query: DataQuery[R], ask: Ask) -> R:
-        """Return the rows of the clients that are not absent, and zeros for absent clients.
-
-        Replies to queries without rows include all clients.
-        """
-        if isinstance(query, RowQuery):
-            return cast("R", self._rows(query, ask))
-        return ask(query)
-
     def _rows(self, query: RowQuery, ask: Ask) -> Tensor:
-        if not (away := self._left_out(query.ids)):
-            return ask(query)
-        places = [place for place, client in enumerate(query.ids) if client not in away]
+        """Return one row of numbers for each client; the rows of absent clients are zero."""
+        places = [place for place, client in enumerate(query.ids) if client not in self.away]
         if not places:
             return query.no_rows(self._spec)
         found = ask(replace(query, ids=[query.ids[place] for place in places]))
@@ -113,8 +113,27 @@ class Absence(Middleware):
         rows[places] = found
         return rows
 
-    def _left_out(self, ids: Collection[int]) -> dict[int, str]:
-        return {client: AWAY for client in ids if client in self.away} if self.away else {}
+
+def _scores(query: EvaluationQuery, ask: Ask, away: Mapping[int, str]) -> Evaluation:
+    """Return the scores of the clients that are not absent.
+
+    Parameters
+    ----------
+    query
+        Query to all clients.
+    ask
+        Function that sends a query on.
+    away
+        Reason for leaving out each absent client, by client id.
+    """
+    places = [place for place, client in enumerate(query.ids) if client not in away]
+    if not places:
+        none = torch.zeros(0, dtype=torch.float64)
+        return Evaluation((), none[:, None], none, none.to(torch.int64), away)
+    ids = [query.ids[place] for place in places]
+    rows = [query.assignment[place] for place in places]
+    evaluation = ask(replace(query, ids=ids, assignment=rows))
+    return replace(evaluation, left_out={**away, **evaluation.left_out})
 
 
 # Simulated faults: clients drop out of a round, reply too late, or send updates that cannot be
@@ -127,47 +146,38 @@ CORRUPTIONS = (*_BAD_ENTRIES, "misshapen")
 
 
 @checked()
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """Probabilities with which a client fails when it is requested to train, drawn for each query.
-
-    Parameters
-    ----------
-    dropout
-        Share of replies that never arrive.
-    slow
-        Share of replies that arrive too late to be waited for.
-    corrupt
-        Share of replies that cannot be used: with an entry that is NaN, infinite or huge, or of a
-        wrong shape.
+    """Probabilities of simulated faults, which are drawn for each client in each training query.
 
     Raises
     ------
     ConfigError
-        If a share is not in [0, 1], or all together are more than 1; one line for each.
+        If a share is not in [0, 1], or the sum of all shares is more than 1; one line for each.
     """
 
-    dropout: float = 0.0
-    slow: float = 0.0
-    corrupt: float = 0.0
+    dropout: float = setting(0.0, in_range("[0, 1]"), doc="Share of replies that never arrive.")
+    slow: float = setting(
+        0.0, in_range("[0, 1]"), doc="Share of replies that arrive too late to be waited for."
+    )
+    corrupt: float = setting(
+        0.0,
+        in_range("[0, 1]"),
+        doc="""Share of replies that cannot be used: with an entry that is NaN, infinite or huge, or
+        of a wrong shape.""",
+    )
 
     def __post_init__(self) -> None:
-        shares = {
-            "faults.dropout": self.dropout,
-            "faults.slow": self.slow,
-            "faults.corrupt": self.corrupt,
-        }
-        require(
-            *((name, share, 0 <= share <= 1, "in [0, 1]") for name, share in shares.items()),
-            ("the sum of faults", sum(shares.values()), sum(shares.values()) <= 1, "at most 1"),
-        )
+        total = self.dropout + self.slow + self.corrupt
+        check_settings(self, "faults", ("the sum of faults", total, total <= 1, "at most 1"))
 
     def __bool__(self) -> bool:
-        """Whether there are any faults."""
+        """Whether any fault has a probability above 0."""
         return self.dropout + self.slow + self.corrupt > 0
 
     def drawn(self, draw: np.random.Generator) -> str | None:
-        """Draw the fault of one reply; None, mostly, for no fault."""
+        """Draw the fault of one reply from a generator; None if the reply has no fault."""
         at = draw.random()
         if at < self.dropout:
             return DROPPED_OUT
@@ -182,52 +192,67 @@ class Faults:
 
 @dataclass(frozen=True)
 class FaultInjection(Middleware):
-    """Middleware that injects faults when clients are requested to train or for gradients.
+    """Middleware that injects simulated faults into clients' replies to training queries.
 
-    A fault depends on seed, round, query and the client's key. So it does not depend on the other
-    clients of the query, nor on the block in which a client trains. Models that clients store (a
-    round in which no updates travel) cannot arrive corrupt. Replies about subspaces, which belong
-    to no round, never fail. Updates are corrupted as they travel, so after their permutation.
+    A fault depends on seed, round, query and the client's key. So a fault does not depend on the
+    other clients of the query, nor on the group in which a client trains. If clients store their
+    models and send no updates, no update can be corrupted. Replies about subspaces, which belong to
+    no round, never fail. Updates are corrupted as the server receives them: after their
+    permutation.
 
     Parameters
     ----------
     faults
         Probabilities of faults.
     keys
-        Key of each client.
+        Key of each client, by client id.
     n_parameters
-        Number of parameters of the model, D.
+        Number of parameters of the model.
     """
+
+    queries = (TrainQuery,)
 
     faults: Faults
     keys: Mapping[int, int]
     n_parameters: int
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates that arrive and can be used."""
+    def around(self, query: TrainQuery, ask: Ask) -> Updates:
+        """Return the updates that arrive and can be used, with the reasons why others do not."""
         draws = {client: self._draw(client, query.round) for client in query.ids}
         wrong = {client: why for client, draw in draws.items() if (why := self.faults.drawn(draw))}
         absent = {client: why for client, why in wrong.items() if why not in CORRUPTIONS}
         there = [client for client in query.ids if client not in absent]
         if not there:
-            return Updates.of_nobody(absent, query.models, self.n_parameters)
-        updates = ask(query.select(there))
+            return Updates.of_nobody(absent, query.models.vectors, self.n_parameters)
+        # No sink may receive updates early: these updates would not be corrupted.
+        updates = ask(query.select(there), None)
         corrupt = {
             client: (wrong[client], draws[client]) for client in updates.ids if client in wrong
         }
-        if corrupt and query.round.sends_updates:
-            updates = _spoilt(updates, corrupt, query.round.number)
+        if corrupt and query.work.sends_update:
+            updates = _corrupt_updates(updates, corrupt, query.round.number)
         return replace(updates, left_out={**absent, **updates.left_out})
 
     def _draw(self, client: int, this_round: Round) -> np.random.Generator:
+        """Return the generator of a client's fault in one query of a round."""
         key = this_round.number, this_round.query, self.keys[client]
         return rng.generator(this_round.seed, f"faults in {this_round.purpose}", *key)
 
 
-def _spoilt(
+def _corrupt_updates(
     updates: Updates, corrupt: Mapping[int, tuple[str, np.random.Generator]], number: int
 ) -> Updates:
-    """Corrupt the updates of some clients, and receive them again, which leaves them out."""
+    """Corrupt the updates of some clients, and check them on arrival, so that they are left out.
+
+    Parameters
+    ----------
+    updates
+        Updates of all clients.
+    corrupt
+        Kind of corruption and generator of each client whose update is corrupted, by client id.
+    number
+        Number of the round.
+    """
     theirs = updates.select(list(corrupt))
     size = theirs.required_deltas.shape[1]
     rows = [
@@ -249,9 +274,10 @@ def spoil(update: Tensor, how: str, draw: np.random.Generator) -> Tensor:
     update
         The update, ``[S]``.
     how
-        One of :data:`CORRUPTIONS`; ``misshapen`` for the first half.
+        Kind of corruption, from :data:`CORRUPTIONS`; ``misshapen`` keeps only the first half of the
+        entries.
     draw
-        Generator of the position.
+        Generator of the position of the bad entry.
     """
     if how == "misshapen":
         return update[: len(update) // 2]
@@ -265,12 +291,12 @@ RETRIES = 2
 
 
 class Retrying(Middleware):
-    """Middleware that repeats queries, and counts the clients that reply.
+    """Middleware that repeats queries without replies, and records the clients that do not reply.
 
     A query is repeated up to ``retries`` times: if no client replied, or, with ``require_all``,
-    until all have. Clients that already replied, or are absent for the whole round, are not queried
-    again. Algorithms receive the replies that came, even if there are none. Only a round in which
-    no reply arrived to any query is an error.
+    until all clients have replied. Clients that already replied, or are absent for the whole round,
+    are not queried again. Algorithms receive the replies that arrived, even if there are none. It
+    is an error only if no reply arrived to any query of a round.
 
     Parameters
     ----------
@@ -280,9 +306,11 @@ class Retrying(Middleware):
         Whether a round reports the number of updates that each client sent, usable or not. This
         number determines the privacy that clients spend.
     sizes
-        Numbers of examples of clients that train by DP-SGD; the round then also reports the number
-        of noisy steps that each client took. None without DP-SGD.
+        Number of examples of each client that trains by DP-SGD, by client; the round then also
+        reports the number of noisy steps that each client took. None without DP-SGD.
     """
+
+    queries = (TrainQuery, EvaluationQuery, RowQuery)
 
     def __init__(
         self,
@@ -295,17 +323,26 @@ class Retrying(Middleware):
         self._sizes = sizes
         self._begin()
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates of the clients that reply, in the order of the query."""
+    def around(self, query: TrainQuery | EvaluationQuery | RowQuery, ask: Ask) -> Any:
+        """Return the replies that arrive, and record the clients that do not reply."""
+        if isinstance(query, TrainQuery):
+            return self._updates(query, ask)
+        if isinstance(query, EvaluationQuery):
+            return self._evaluation(query, ask)
+        # A row of zeros means that a client did not reply, unless zeros are a possible reply.
+        return ask(query) if query.zeros_are_a_reply else self._rows(query, ask)
+
+    def _updates(self, query: TrainQuery, ask: Ask) -> Updates:
+        """Send a training query, repeat it if needed, and return updates in the query's order."""
         what = query.round.purpose if query.kind == "train" else query.kind
-        updates = self._asked(query, ask)
+        updates = self._send_once(query, ask)
         for _ in range(self._retries):
             absent = [
                 client for client in query.ids if _may_reply(updates.left_out.get(client, AWAY))
             ]
-            if not absent or (updates.ids and not query.round.require_all):
+            if not absent or (updates.ids and not query.require_all):
                 break
-            more = self._asked(query.select(absent), ask)
+            more = self._send_once(query.select(absent), ask)
             self._events.append(Retried(0, what, clients=len(absent), answered=len(more.ids)))
             updates = updates.concat(more).select(query.ids)
         self._events += updates.events
@@ -319,11 +356,11 @@ class Retrying(Middleware):
             self._events.append(_left_out(what, absent))
         if updates.limited:
             self._events.append(Limited(0, what, dict(sorted(updates.limited.items()))))
-        self._count(updates, travels=query.round.sends_updates)
+        self._count(updates, travels=query.work.sends_update)
         return updates
 
-    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return the scores of the clients that reply, and report the clients that do not."""
+    def _evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return the scores that arrive, and record an event with the clients that do not reply."""
         evaluation = ask(query)
         if evaluation.left_out:
             self._events.append(_left_out(f"evaluate on {query.split} data", evaluation.left_out))
@@ -334,47 +371,47 @@ class Retrying(Middleware):
             self._count(evaluation, travels=True)
         return evaluation
 
-    def data(self, query: DataQuery[R], ask: Ask) -> R:
-        """Return a reply; clients without a row of numbers are queried again."""
-        if _shows_silence(query):
-            return cast("R", self._rows(cast("RowQuery", query), ask))
-        return ask(query)
-
     def _rows(self, query: RowQuery, ask: Ask) -> Tensor:
+        """Return one row of numbers for each client; query clients without a row again."""
         rows = ask(query)
         for _ in range(self._retries):
-            if not (absent := _silent(rows)):
+            if not (absent := _find_silent(rows)):
                 break
             rows = rows.clone()
             rows[absent] = ask(replace(query, ids=[query.ids[place] for place in absent]))
-        if absent := _silent(rows):
+        if absent := _find_silent(rows):
             why = {query.ids[place]: DROPPED_OUT for place in absent}
             self._events.append(_left_out(query.kind, why))
         return rows
 
     def closed(self, number: int) -> tuple[Event, ...]:
-        """End the step of a round, and return the events of the clients that it left out.
+        """End the step of a round, and return its events, such as the clients that were left out.
+
+        Parameters
+        ----------
+        number
+            Number of the round, for the error message.
 
         Raises
         ------
         UpdateError
-            If clients were queried and none replied; states the reasons.
+            If clients were queried and no client replied; the message states the reasons.
         """
         queries = self._queries + self._evaluations
         left_out = self._left_out
-        # If the server awaits replies that travel, results that clients store are not replies. If
-        # nothing travels, they are the only replies.
+        # If some query of the round requests replies that are sent to the server, results that
+        # clients only store do not count as replies. Otherwise stored results are the only replies.
         unanswered = queries > 0 and self._awaited not in self._answered
         events = self.told()
         if unanswered:
             raise UpdateError(
-                f"round {number}: nobody answered, though asked {queries} times: "
-                f"{_reasons(left_out)}"
+                f"round {number}: no client replied to any of {queries} queries: "
+                f"{_describe_reasons(left_out)}"
             )
         return events
 
     def told(self) -> tuple[Event, ...]:
-        """Return the events since the last call, and forget them.
+        """Return the events since the last call, and clear the list.
 
         Events of an evaluation after the step are returned by the next call.
         """
@@ -391,6 +428,7 @@ class Retrying(Middleware):
         return tuple(events)
 
     def _begin(self) -> None:
+        """Clear the events and counts of the last step."""
         self._events: list[Event] = []
         self._sent: Counter[int] = Counter()
         self._steps: defaultdict[float, Counter[int]] = defaultdict(Counter)
@@ -403,7 +441,12 @@ class Retrying(Middleware):
     def _count(self, reply: Updates | Evaluation, *, travels: bool) -> None:
         """Record whether a query of the round had a reply.
 
-        ``travels`` states whether the reply is sent to the server.
+        Parameters
+        ----------
+        reply
+            The reply, which may be empty.
+        travels
+            Whether the query requests a reply that is sent to the server.
         """
         self._awaited |= travels
         # Clients whose sum was rejected did reply. The round continues, since otherwise one
@@ -412,15 +455,18 @@ class Retrying(Middleware):
         self._answered |= {travels} if reply.ids or is_rejected else set()
         self._left_out |= reply.left_out
 
-    def _asked(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Send one query; clients without a reply or a reason have dropped out."""
+    def _send_once(self, query: TrainQuery, ask: Ask) -> Updates:
+        """Send a training query once, and record its releases and noisy steps.
+
+        Clients without a reply and without another reason are recorded as dropped out.
+        """
         updates = ask(replace(query, round=replace(query.round, query=self._queries)))
         self._queries += 1
-        if query.round.sends_updates:
-            self._sent.update(updates.senders * query.round.replicates)
+        if query.work.sends_update:
+            self._sent.update(updates.senders * query.work.split_count)
         if (sizes := self._sizes) is not None:
             for client in updates.senders:
-                for rate, steps in noisy_steps(query.round, sizes[client]).items():
+                for rate, steps in noisy_steps(query, sizes[client]).items():
                     self._steps[rate][client] += steps
         known = {*updates.ids, *updates.left_out}
         silent = {client: DROPPED_OUT for client in query.ids if client not in known}
@@ -433,36 +479,32 @@ def _may_reply(why: str) -> bool:
 
 
 def _left_out(query: str, why: Mapping[int, str]) -> LeftOut:
+    """Return the event that clients were left out of a query, with the reasons by client."""
     return LeftOut(0, query, {client: why[client] for client in sorted(why)})
 
 
-def _shows_silence(query: DataQuery[Any]) -> bool:
-    """Return whether the reply to a query shows which clients did not reply."""
-    return isinstance(query, RowQuery) and not query.zeros_are_a_reply
-
-
-def _silent(rows: Tensor) -> list[int]:
-    """Return the positions of the clients whose rows ``[n, ...]`` did not arrive."""
+def _find_silent(rows: Tensor) -> list[int]:
+    """Return the positions of the clients whose row of numbers ``[n, ...]`` did not arrive."""
     return (~has_replied(rows)).nonzero().flatten().tolist()
 
 
-def _reasons(left_out: dict[int, str]) -> str:
-    """Describe why clients were left out.
+def _describe_reasons(left_out: dict[int, str]) -> str:
+    """Describe why clients were left out of a round, with advice to the user.
 
-    Each kind of reason is stated once, with the numbers of one client and the count of similar
-    clients.
+    Reasons that differ only in their numbers are stated once: for one client, with the number of
+    further clients.
     """
     kinds: dict[str, list[int]] = {}
     for client, why in left_out.items():
         kinds.setdefault(re.sub(r"\d[\d.e+]*", "#", why), []).append(client)
     reasons = [
         f"client {first}: {left_out[first]}"
-        + (f" (and {len(others)} more like it)" if others else "")
+        + (f" (and {len(others)} more with a similar reason)" if others else "")
         for first, *others in sorted(kinds.values(), key=len, reverse=True)
     ]
     absent = all(why.startswith((DROPPED_OUT, TOO_LATE, NOT_ASKED)) for why in left_out.values())
     advice = (
-        "raise client_fraction to ask more of them"
+        "raise client_fraction to query more clients"
         if absent
         else "if training diverged, lower local.lr"
     )

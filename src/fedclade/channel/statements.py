@@ -1,4 +1,4 @@
-"""False statements of adversaries about models: swapped losses and scores."""
+"""False reports of adversaries (malicious simulated clients) about losses and scores of models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from fedclade.core import Evaluation
 
 
 def reversed_claims(found: Evaluation, adversaries: Collection[int]) -> Evaluation:
-    """Return scores in which adversaries swap the reports about their models.
+    """Return an evaluation in which each adversary swaps its reports about several models.
 
     An adversary reports the loss, scores and wins of the model with the largest loss for the model
-    with the smallest loss, and so on in between. So all numbers are numbers that an honest client
-    could report. With a single model it reports the truth.
+    with the smallest loss, the second largest for the second smallest, and so on. So an honest
+    client could report the same numbers. An adversary that evaluates a single model reports the
+    truth.
+
+    Parameters
+    ----------
+    found
+        True evaluation, with one row for each pair of a client and a model.
+    adversaries
+        Ids of the clients that report falsely.
     """
     rows = defaultdict[int, list[int]](list)
     for row, client in enumerate(found.ids):
@@ -31,7 +39,15 @@ def reversed_claims(found: Evaluation, adversaries: Collection[int]) -> Evaluati
 
 
 def in_order(found: Evaluation, order: Tensor) -> Evaluation:
-    """Return the rows of scores in another order, int64 ``[n]``."""
+    """Return an evaluation with its n rows in another order.
+
+    Parameters
+    ----------
+    found
+        The evaluation.
+    order
+        Numbers of the rows in their new order, int64 ``[n]``.
+    """
     return replace(
         found,
         ids=tuple(found.ids[row] for row in order.tolist()),

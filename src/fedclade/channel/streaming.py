@@ -1,4 +1,7 @@
-"""Rounds that stream: the server stores sums and signatures of updates instead of all updates."""
+"""Middleware for rounds that stream: the server adds up updates as they arrive.
+
+A round that streams stores only sums and signatures of updates, in place of all updates.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,16 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import Ask, Sums, UpdateQuery, Updates
+from fedclade.core import Ask, Sums, TrainQuery, Updates
 
 
 @dataclass(frozen=True)
 class Streaming(Middleware):
-    """Middleware that replaces updates by sums and signatures, with few updates in memory.
+    """Middleware that replaces updates by their sums and signatures, with few updates in memory.
 
-    Memory grows with (clients at a time) × S + models × S + n × R, instead of n × S. Full
-    signatures (R = D) would lose this advantage.
+    With n clients, S entries of a model and R entries of a signature, memory grows with (clients at
+    a time) × S + models × S + n × R, instead of n × S. Full signatures (as long as an update) would
+    lose this advantage.
 
     Parameters
     ----------
@@ -33,20 +37,27 @@ class Streaming(Middleware):
         sums.
     """
 
+    queries = (TrainQuery,)
+
     sizes: Mapping[int, int] | None = None
     at_once: int = 1
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return sums of the updates."""
-        # The replies to a secret query are empty.
-        if query.is_secret:
-            return reduce(Updates.concat, map(ask, self._slices(query))).select(query.ids)
+    def around(self, query: TrainQuery, ask: Ask) -> Updates:
+        """Query a few clients at a time, and return sums and signatures of their updates."""
+        slices = self._slices(query)
+        # Without updates there is nothing to sum.
+        if not query.work.sends_update:
+            return reduce(Updates.concat, [ask(some) for some in slices]).select(query.ids)
         tally = Tally(query)
-        for some in self._slices(query):
-            tally.add(ask(replace(some, sink=tally.add)))
+        for some in slices:
+            tally.add(ask(some, tally.add))
         return tally.total()
 
-    def _slices(self, query: UpdateQuery) -> list[UpdateQuery]:
+    def _slices(self, query: TrainQuery) -> list[TrainQuery]:
+        """Divide a query into queries to at most ``at_once`` clients each.
+
+        Clients are sorted by their number of training examples, the largest number first.
+        """
         if (sizes := self.sizes) is None:
             return [query]
         by_size = sorted(query.ids, key=lambda client: (-sizes[client], client))
@@ -55,14 +66,20 @@ class Streaming(Middleware):
 
 
 class Tally:
-    """Sums and signatures of the updates of a query, added a few clients at a time."""
+    """Sums and signatures of the updates of a query, to which clients are added in groups.
 
-    def __init__(self, query: UpdateQuery) -> None:
+    Parameters
+    ----------
+    query
+        The query to which all clients reply.
+    """
+
+    def __init__(self, query: TrainQuery) -> None:
         self._ids = query.ids
-        self._row_of = dict(zip(query.ids, query.assignment, strict=True))
+        self._row_of = dict(zip(query.ids, query.models.start, strict=True))
         self._place_of = {client: place for place, client in enumerate(query.ids)}
-        # A query for a mixture names only one row, which stands for all its models together.
-        self._rows = len(query.models)
+        # A query for a mixture names only one row, which refers to all models of the mixture.
+        self._rows = len(query.models.vectors)
         self._group = torch.full((len(query.ids),), -1)
         self._sums: Tensor | None = None
         self._components: Tensor | None = None
@@ -71,7 +88,10 @@ class Tally:
         self._limited: dict[int, str] = {}
 
     def add(self, updates: Updates) -> None:
-        """Add the updates of some clients; the order of calls determines the rounding of sums."""
+        """Add the updates of some clients to the sums.
+
+        The order in which updates are added determines the rounding of the sums.
+        """
         self._kept = self._kept or self._room_like(updates)
         self._left_out |= updates.left_out
         self._limited |= updates.limited
@@ -119,19 +139,19 @@ class Tally:
         sums = Sums(
             self._kept.norms.new_zeros(0, 0) if self._sums is None else self._sums, self._group
         )
-        whole = replace(self._kept, sums=sums, components=self._components)
+        whole = self._kept.with_columns(components=self._components).with_common(sums=sums)
         return replace(whole.select(answered), left_out=self._left_out, limited=self._limited)
 
     def _room_like(self, some: Updates) -> Updates:
-        """Return empty updates for all clients of the query, with the shapes of ``some``.
+        """Allocate empty updates for all clients of the query, with the shapes of ``some`` updates.
 
-        They are allocated in one piece, before further slices arrive and are freed. Small tensors
-        allocated in between would fragment the memory that the slices free, so that the next slice
-        could not use it.
+        All tensors are allocated once, before further updates arrive and are freed. Small tensors
+        allocated in between would fragment the memory that updates free, so that the next updates
+        could not use this memory.
         """
         sizes, losses, norms = torch.zeros(3, len(self._ids), dtype=torch.float64)
         sketches = some.signatures.new_zeros(len(self._ids), some.signatures.shape[1])
-        return Updates(
+        return Updates.of(
             ids=tuple(self._ids),
             sizes=sizes,
             losses=losses,

@@ -1,23 +1,22 @@
-"""Traffic between clients and the server, and the time that clients take."""
+"""Middleware that counts the traffic between clients and server, and the time that clients take."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from time import perf_counter
+from typing import Any
 
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     OWN,
-    Ask,
+    OWN_COLUMNS,
     DataQuery,
-    Evaluation,
     EvaluationQuery,
     Query,
-    R,
-    UpdateQuery,
+    TrainQuery,
     Updates,
     has_replied,
     models_of,
@@ -26,7 +25,11 @@ from fedclade.core import (
 
 @dataclass
 class Meter:
-    """Bytes that all clients have sent and received, and seconds spent waiting for them."""
+    """Counts of the bytes that all clients have sent and received, and of the seconds they took.
+
+    ``bytes_up`` are bytes from clients to the server, and ``bytes_down`` from the server to
+    clients. The seconds are those in which the server waited for clients to train or to evaluate.
+    """
 
     bytes_up: int = 0
     bytes_down: int = 0
@@ -34,30 +37,45 @@ class Meter:
     seconds_evaluate: float = 0.0
 
     def readings(self) -> dict[str, float]:
-        """Return the readings, by column of ``metrics.parquet``."""
+        """Return the current counts, by column name of ``metrics.parquet``."""
         return asdict(self)
 
     def since(self, before: Mapping[str, float], seconds: float) -> dict[str, float]:
-        """Return the traffic and the times since a reading.
+        """Return the traffic and the times since an earlier call of :meth:`readings`.
 
-        Of the total ``seconds`` since then, the server spent the part that clients did not.
+        Parameters
+        ----------
+        before
+            Counts that the earlier call returned.
+        seconds
+            Time since then, in seconds. The part that was not spent waiting for clients counts as
+            time of the server (``seconds_server``).
         """
         used = {name: value - before[name] for name, value in self.readings().items()}
         server = seconds - used["seconds_train"] - used["seconds_evaluate"]
         return {**used, "seconds_server": server, "seconds": seconds}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Timing(Middleware):
-    """Middleware that counts the seconds of clients, separately for evaluation and the rest."""
+    """Middleware that measures the seconds that the server waits for clients.
+
+    Evaluations are measured separately; all other queries count as training.
+    """
 
     meter: Meter
+    _since: float = 0.0
 
-    def __call__(self, query: Query[R], ask: Ask) -> R:
-        """Count the seconds until the reply."""
-        start = perf_counter()
-        reply = ask(query)
-        seconds = perf_counter() - start
+    def before(self, query: Query[Any]) -> Query[Any]:
+        """Start to measure the time that clients take for a query; return the query unchanged."""
+        self._since = perf_counter()
+        return query
+
+    def after(self, query: Query[Any], reply: Any) -> Any:
+        """Count the seconds since a query was sent, or since the last updates; return the reply."""
+        now = perf_counter()
+        seconds = now - self._since
+        self._since = now
         if isinstance(query, EvaluationQuery):
             self.meter.seconds_evaluate += seconds
         else:
@@ -69,56 +87,71 @@ class Timing(Middleware):
 class Traffic(Middleware):
     """Middleware that counts the bytes that would travel between simulated clients and the server.
 
-    Before a client trains, it receives a model. It receives a second model if the proximal term
-    pulls it towards another one, or if its local rule needs one. It sends an update back, unless
-    the round specifies less communication. Gradients are taken at a model that the client already
-    has. Before it trains a mixture, it receives all models of the mixture. A client that drops out
-    has received its models and sends nothing. Replies that are late or unusable were sent and
-    count.
+    Before a client trains, it receives a model, unless the server has sent the models earlier in
+    the round. The client receives a second model if training needs an anchor (a second vector of a
+    model's size, as in a proximal term) other than the start model. The client sends an update
+    back, unless the query requests none. A query for full-batch gradients sends no model, since
+    the client already has the model at which the gradient is computed. Before a client trains a
+    mixture, it receives all models of the mixture. A client that drops out has received its models
+    and sends nothing. Late or unusable replies count, since they were sent.
 
-    Evaluation is not counted, since a client has its model anyway. Exception: for an evaluation on
-    training data, by which a client chooses among several models, each of them is first sent to the
-    client.
+    Evaluations are not counted, since a client has its model anyway. Exception: for an evaluation
+    on training data, by which a client chooses among several models, each model is first sent to
+    the client. Single numbers about the data are not counted, just as scores are not.
     """
+
+    queries = (TrainQuery, EvaluationQuery, DataQuery)
 
     meter: Meter
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Count models down and updates up."""
-        updates = ask(query)
-        models = query.models
-        if query.kind == "train" and query.round.communicates in ("all", "models"):
-            pulled_to = query.assignment
-            if query.anchors is not None and (query.round.uses_anchors or query.shares):
-                pulled_to = query.anchors
-            rows = query.assignment
-            sent = sum((row != OWN) + (a != row) for a, row in zip(pulled_to, rows, strict=True))
-            if (mixture := query.mixture) is not None:
-                sent = len(rows) * len(models)
-                self.meter.bytes_down += len(rows) * (
-                    0 if mixture.rates is None else mixture.rates.nbytes
-                )
-            self.meter.bytes_down += sent * models[0].nbytes
-        if query.kind == "gradients" or query.round.sends_updates:
-            self.meter.bytes_up += (
-                len(updates.senders) * updates.required_deltas.shape[1] * models.itemsize
-            )
-        return updates
+    def before(self, query: Any) -> Any:
+        """Count the bytes of the models that the server sends with a query; return the query."""
+        if isinstance(query, TrainQuery):
+            if not query.work.is_gradient and not query.models.sent_before:
+                self.meter.bytes_down += _bytes_of_models(query)
+        elif isinstance(query, EvaluationQuery):
+            if query.split == "train":
+                self.meter.bytes_down += len(query.ids) * query.models[0].nbytes
+        else:
+            for model in models_of(query).values():
+                self.meter.bytes_down += len(query.ids) * model.nbytes
+        return query
 
-    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Count models down if clients choose among them."""
-        if query.split == "train":
-            self.meter.bytes_down += len(query.ids) * query.models[0].nbytes
-        return ask(query)
-
-    def data(self, query: DataQuery[R], ask: Ask) -> R:
-        """Count models down and rows up.
-
-        Single numbers are not counted, just as scores are not.
-        """
-        reply = ask(query)
-        for model in models_of(query).values():
-            self.meter.bytes_down += len(query.ids) * model.nbytes
-        if isinstance(reply, Tensor) and reply.dim() > 1:
+    def after(self, query: Any, reply: Any) -> Any:
+        """Count the bytes of updates and of rows of numbers in a reply; return the reply."""
+        if isinstance(query, TrainQuery):
+            if query.work.sends_update:
+                self.meter.bytes_up += _bytes_of_updates(query, reply)
+        elif isinstance(query, DataQuery) and isinstance(reply, Tensor) and reply.dim() > 1:
             self.meter.bytes_up += reply[has_replied(reply)].nbytes
         return reply
+
+
+def _bytes_of_models(query: TrainQuery) -> int:
+    """Return the number of bytes of all models that clients receive before they train."""
+    models = query.models.vectors
+    rows = query.models.start
+    if (mixture := query.work.mixture) is not None:
+        of_rates = 0 if mixture.rates is None else mixture.rates.nbytes
+        return len(rows) * (models.nbytes + of_rates)
+    sent = sum(row != OWN for row in rows)
+    if query.models.anchor is not None and query.work.needs_anchor:
+        pairs = zip(query.models.anchor, rows, strict=True)
+        sent += sum(anchor != row for anchor, row in pairs)
+    return sent * models[0].nbytes
+
+
+def _bytes_of_updates(query: TrainQuery, updates: Updates) -> int:
+    """Return the number of bytes of all updates that clients have sent, usable or not.
+
+    The vectors that a method adds to updates (columns) count as well, but not the columns that the
+    library computes at the server.
+    """
+    length = updates.required_deltas.shape[1]
+    if updates.parts is not None:
+        length += updates.parts.shape[1:].numel()
+    added = 0
+    for name, column in updates.columns.items():
+        if name not in OWN_COLUMNS:
+            added += column.shape[1:].numel() * column.itemsize
+    return len(updates.senders) * (length * query.models.vectors.itemsize + added)

@@ -1,7 +1,8 @@
-"""Command line: thin commands over the library.
+"""Command line of fedclade.
 
-No other package of fedclade imports it; packages that add a command import the shared options from
-here. Each command parses its arguments, calls the library, and prints the result.
+Each command parses its arguments, calls the library, and prints the result. No other package of
+fedclade imports the command line; external packages that add a command import the shared options
+from here.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ __all__ = ["DataDir", "Device", "app", "interruptible", "main", "new_console"]
 
 
 def main() -> None:
-    """Run the command line; print errors of the library as messages, without a traceback."""
-    sys.path.insert(0, "")  # names such as module:factory are searched in the current folder
+    """Run the command line, and print errors of the library as messages without a traceback."""
+    sys.path.insert(0, "")  # so that names such as module:factory are found in the current folder
     try:
         app()
     except RunInterrupted as interrupted:
@@ -40,7 +41,7 @@ def main() -> None:
 
 
 def _exit_with_error(text: str) -> NoReturn:
-    """Print an error, of one problem or one a line, and exit."""
+    """Print an error message, in which each line is one problem, and exit with status 2."""
     message = text.strip()
     problems = message.split("\n")
     if len(problems) > 1:

@@ -1,4 +1,4 @@
-"""Command ``assign``: assigns newcomers to the clusters of a finished run."""
+"""Command ``assign``: assign newcomers to the clusters of a finished run."""
 
 from __future__ import annotations
 
@@ -91,24 +91,24 @@ def assign_newcomers(
 
 
 def _read_config_of_run(run: Run, folder: Path) -> Config:
-    """Return the config of a run; a RunError if it was not made from one."""
+    """Return the config of a run; raise a RunError if the run was not started from a config."""
     try:
         return check_config(run.config)
     except UntrustedNameError:
         raise
     except ConfigError as error:
         raise RunError(
-            f"{folder} was not made from a config, so its clients cannot be loaded again; in "
-            f"Python, pass them to fedclade.assign ({str(error).splitlines()[0]})"
+            f"{folder} was not made from a config, so its clients cannot be loaded again; pass the "
+            f"newcomers to fedclade.assign in Python ({str(error).splitlines()[0]})"
         ) from error
 
 
 def _load_held_back(config: Config, folder: Path, data_dir: Path | None) -> Federation:
-    """Return the clients that a run's config held back."""
+    """Return the newcomers that a run's config excluded from training."""
     if config.newcomers.clients == 0:
         raise RunError(
-            f"{folder} held no clients back; specify newcomers with --config NEW.toml, or run its "
-            "config again with --set newcomers.clients=10"
+            f"the run {folder} held back no clients as newcomers; specify newcomers with --config "
+            "NEW.toml, or run its config again with --set newcomers.clients=10"
         )
     newcomers = config.federation(data_dir).newcomers
     assert newcomers is not None  # their number is above 0
@@ -116,15 +116,16 @@ def _load_held_back(config: Config, folder: Path, data_dir: Path | None) -> Fede
 
 
 def _load_all(path: Path, run_config: Config, data_dir: Path | None) -> Federation:
-    """Return all clients of another config.
+    """Return all clients of another config as newcomers.
 
-    Their true clusters are known only if they are numbered as those of the run.
+    The true clusters of these clients are used only if they are numbered as in the run. This is the
+    case if both configs have the same seed, and the same values of the keys :data:`TRUTH_KEYS`.
     """
     config = read_config(path)
     if "model" in read_toml(path) and config.model != run_config.model:
         raise ConfigError(
-            f"{path}: [model] should be that of the run, {run_config.model}, or left out, got "
-            f"{config.model}: newcomers get one of the run's models"
+            f"{path}: [model] should be the model of the run, {run_config.model}, or left out, got "
+            f"{config.model}, because newcomers receive one of the run's models"
         )
     federation = config.federation(data_dir)
     if federation.newcomers is not None:

@@ -198,12 +198,13 @@ def compare(
 
 
 def _find_paths(names: Sequence[str], scale: str | None) -> list[Path]:
-    """Return the files of configs or scenarios.
+    """Return the files of the configs or scenarios to compare.
 
     Raises
     ------
     ConfigError
-        If two have the same name, configs are mixed with scenarios, or they have a scale.
+        If two files have the same name, configs are mixed with scenarios, or a scale is given for
+        configs, which have no scales.
     """
     paths: list[Path] = []
     for name in names:
@@ -212,19 +213,24 @@ def _find_paths(names: Sequence[str], scale: str | None) -> list[Path]:
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
         raise ConfigError(
-            f"each config can be compared once, got more than one named {', '.join(repeated)}"
+            f"configs to compare should have different names, got several of {', '.join(repeated)}"
         )
     ordinary = [path.stem for path in paths if not is_scenario(path)]
-    if ordinary and (scale is not None or len(ordinary) < len(paths)):
-        reason = "has no scales" if scale is not None else "cannot be compared with scenarios"
+    if ordinary and scale is not None:
         raise ConfigError(
-            f"the config {ordinary[0]} {reason}; give scenarios only, such as those in "
-            "configs/suite"
+            f"the config {ordinary[0]} is not a scenario, so it does not support --scale; leave "
+            "out --scale, or pass only scenarios, such as those in configs/suite"
+        )
+    if 0 < len(ordinary) < len(paths):
+        raise ConfigError(
+            f"the config {ordinary[0]} is not a scenario, so it cannot be compared with scenarios; "
+            "pass only scenarios, such as those in configs/suite, or only configs"
         )
     return paths
 
 
 def _read_suite(paths: Sequence[Path], changes: Sequence[str], scale: str | None) -> list[Scenario]:
+    """Read the scenarios of all files, and check that they use different folders."""
     scenarios: list[Scenario] = []
     for path in paths:
         scenarios += read_scenarios(path, changes, scale)
@@ -233,23 +239,24 @@ def _read_suite(paths: Sequence[Path], changes: Sequence[str], scale: str | None
 
 
 def _check_folders(scenarios: Sequence[Scenario]) -> None:
-    """Check that no two scenarios share a folder: their runs would be mixed."""
+    """Check that no two scenarios use the same folder, in which their runs would be mixed."""
     names: dict[str, str] = {}
     for scenario in scenarios:
         if scenario.folder in names:
             raise ConfigError(
-                f"scenarios should have names of their own, got {shown(names[scenario.folder])} "
-                f"and {shown(scenario.name)}, which share the folder {scenario.folder}"
+                f"scenarios should have different names, got {shown(names[scenario.folder])} and "
+                f"{shown(scenario.name)}, which would share the folder {scenario.folder}"
             )
         names[scenario.folder] = scenario.name
 
 
 def _run_prefix(scenario: Scenario) -> str:
+    """Return the beginning of the names of a scenario's runs; empty for ordinary configs."""
     return f"{scenario.name}: " if scenario.name else ""
 
 
 def _match_runs(pattern: str, scenarios: Sequence[Scenario], seeds: int | None) -> set[str]:
-    """Return the names of runs that match a pattern; a ConfigError if there is none."""
+    """Return the names of runs that match a pattern; raise a ConfigError if no run matches."""
     names: list[str] = []
     for scenario in scenarios:
         prefix = _run_prefix(scenario)
@@ -267,7 +274,7 @@ def _match_runs(pattern: str, scenarios: Sequence[Scenario], seeds: int | None) 
 def _compare_suite(
     scenarios: Sequence[Scenario], comparisons: dict[str, Comparison]
 ) -> SuiteComparison:
-    """Return the comparison of several scenarios, with the figures published for them."""
+    """Return the comparison of several scenarios, with published results where they are known."""
     published = {s.printed.name: s.printed for s in scenarios if s.printed is not None}
     return SuiteComparison(comparisons, list(published.values()))
 
@@ -275,7 +282,7 @@ def _compare_suite(
 def _save_comparison(
     comparison: Comparison | SuiteComparison, target: Path, console: Console
 ) -> None:
-    """Write a comparison with its figures or, if these cannot be drawn, without them."""
+    """Write a comparison to a folder, with its figures if these can be drawn."""
     with tolerate_missing_figures(console):
         comparison.save(target)
         return
@@ -283,7 +290,7 @@ def _save_comparison(
 
 
 def _raise_failures(batch: Batch) -> None:
-    """Raise a RunError with each error and the runs that it ended; do nothing if all finished."""
+    """Raise a RunError that lists each error with the failed runs; do nothing without errors."""
     if batch.failures:
         problems = [f"{shortened(names)}: {error}" for error, names in batch.failures.items()]
         raise RunError("\n".join(problems))

@@ -37,7 +37,7 @@ def build(
 ) -> None:
     """Write the clients' data into a folder that runs can map into memory, in place of loading it.
 
-    To use it, set folder = "DIR" in the [data] section of a config, without keys of partitions.
+    To use it, set folder = "DIR" in the section "data" of a config, without keys of partitions.
 
     'planted' generates synthetic clients: --set data.clients=1000000 --set data.clusters=4.
 
@@ -74,11 +74,11 @@ def schema(
 ) -> None:
     """Write the schema of tables: columns, categories, labels and words for encoding the data.
 
-    To use it, set schema = "FILE" in the [data] section of a config of every client. The file
-    contains values of the data: check it before you share it, and add values that only other
-    clients have.
+    To use it, set schema = "FILE" in the section "data" of a config. In a federation over a
+    network, only the server needs the file. The file contains values of the data: check it before
+    you share it, and add values that only other clients have.
 
-    Example: fedclade data schema hospitals --set data.target=readmitted --out schema.json
+    Example: fedclade data schema hospitals/hospitals.toml --out schema.json
     """
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another file, or remove it")

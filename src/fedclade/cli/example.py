@@ -1,4 +1,4 @@
-"""The command ``example``: copy an example data set that comes with fedclade."""
+"""Command ``example``: copy an example data set that is part of fedclade."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from fedclade.cli.options import new_console, say
 from fedclade.core import ConfigError, RunError, appear, unknown
 
 EXAMPLES = Path(__file__).parent / "examples"
-"""A folder for each example: the clients' CSV files and a config, both named as in the documentation.
+"""Folder with a folder for each example: the clients' CSV files, and a config.
+
+The files are named as in the documentation.
 
 ``examples/hospitals.py`` made the files of ``hospitals``.
 """
@@ -48,5 +50,5 @@ def copy_example(
 
 
 def list_examples() -> list[str]:
-    """List the names of the examples."""
+    """Return the names of all examples."""
     return sorted(folder.name for folder in EXAMPLES.iterdir() if folder.is_dir())

@@ -1,4 +1,4 @@
-"""Command ``ls``: lists built-in and installed algorithms, data sets, models and more."""
+"""Command ``ls``: list built-in and installed algorithms, data sets, models and more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedclade.training import ENGINES, REMOTE
 
 
 class Kind(StrEnum):
-    """Kind of entries to list."""
+    """Kind of entries that the command ``ls`` can list."""
 
     ALGORITHMS = "algorithms"
     DATASETS = "datasets"
@@ -40,15 +40,20 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Entries of one kind: summaries of the built-in ones, and the source of installed ones."""
+    """Entries of one kind, such as algorithms.
+
+    ``own`` has the summaries of built-in entries by name. Entries of installed packages are found
+    in the group ``group`` of entry points.
+    """
 
     own: Mapping[str, str]
     group: Group
     get: Callable[[str], object]
-    """Loads an installed entry by name; raises a ConfigError."""
+    """Function that loads an installed entry by name, or raises a ConfigError."""
 
 
 def _summarize(entries: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the summary of each entry, by name."""
     return {name: summary_of(entry) for name, entry in entries.items()}
 
 
@@ -62,10 +67,12 @@ def _load_task(name: str) -> object:
 
 
 def _load_dataset(name: str) -> object:
+    """Return the data set that an installed package adds with this name."""
     return named("data", name, {}, "dataset")
 
 
 def _load_callback(name: str) -> object:
+    """Return the callback that an installed package adds with this name."""
     return named("callbacks", name, {}, "callback")
 
 
@@ -108,7 +115,7 @@ def list_known(
 
 
 def _list_entries(kind: Kind) -> Iterator[tuple[str, str]]:
-    """Yield the name and the summary of every entry."""
+    """Yield the name and the summary of every entry of a kind."""
     if kind is Kind.CONFIGS:
         for file in sorted(config_folder().glob("*.toml")):
             yield file.stem, _read_first_comment(file)
@@ -124,7 +131,17 @@ def _list_entries(kind: Kind) -> Iterator[tuple[str, str]]:
 
 
 def _describe_installed(name: str, value: str, catalogue: Catalogue) -> str:
-    """Return the summary of a package's entry, or the reason why it cannot be used."""
+    """Return the summary of an entry of a package, or the reason why the entry cannot be used.
+
+    Parameters
+    ----------
+    name
+        Name of the entry.
+    value
+        Object that the entry point names, as ``module:object``.
+    catalogue
+        Entries of the same kind.
+    """
     if name in catalogue.own:
         return f"hidden by the built-in entry of this name: use {value}"
     try:
@@ -134,5 +151,6 @@ def _describe_installed(name: str, value: str, catalogue: Catalogue) -> str:
 
 
 def _read_first_comment(file: Path) -> str:
+    """Return the comment in the first line of a config, or an empty text."""
     line = file.read_text(encoding="utf-8").partition("\n")[0]
     return line.removeprefix("#").strip() if line.startswith("#") else ""

@@ -1,4 +1,4 @@
-"""Options that several commands share, and helpers for consoles, interrupts and folders."""
+"""Options that several commands share, and helpers for output, interrupts and folders."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fedclade.training import ENGINES, REMOTE, choose_device, memory_bytes
 from fedclade.training import Actors as RayActors
 
 WIDTH_OF_FILES = 100
-"""Columns of output that goes to a file or a pipe."""
+"""Width in characters of output that goes to a file or a pipe."""
 
 
 def new_console() -> Terminal:
-    """Return the console that commands print to.
+    """Create the console to which a command prints.
 
-    It is as wide as the terminal. Output to a file or a pipe has 100 columns, unless ``COLUMNS`` is
-    set.
+    The console is as wide as the terminal. For output to a file or a pipe it is 100 characters
+    wide, unless the environment variable ``COLUMNS`` is set.
     """
     console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -39,7 +39,7 @@ def new_console() -> Terminal:
 
 
 def say(console: Console, line: str) -> None:
-    """Print a line without wrapping, so that paths in it can be copied, and without markup."""
+    """Print a line without wrapping, so that paths can be copied, and without markup."""
     console.print(line, soft_wrap=True, markup=False)
 
 
@@ -48,7 +48,7 @@ def say(console: Console, line: str) -> None:
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-"""Signals of Ctrl-C, shutdowns and closed terminals; Windows has no SIGHUP."""
+"""Signals of Ctrl-C, shutdowns and closed terminals. SIGHUP is missing on Windows."""
 
 _MESSAGE = b"\nstopping after this round; Ctrl-C again stops at once\n"
 _STDERR = 2
@@ -56,21 +56,21 @@ _STDERR = 2
 
 @contextmanager
 def interruptible(then: Callable[[], str]) -> Generator[Callable[[], bool]]:
-    """Let Ctrl-C, SIGTERM or SIGHUP stop the work in the block, such as after the current round.
+    """Let Ctrl-C, SIGTERM or SIGHUP stop the work of a ``with`` block at the next opportunity.
 
-    A second signal stops it at once. Outside the main thread, which alone receives signals, nothing
-    is caught.
+    A run stops after the current round. A second signal stops the work at once. Outside the main
+    thread signals are not handled, since only the main thread receives them.
 
     Parameters
     ----------
     then
-        Returns the advice to the user after an interrupt, for the message.
+        Function that returns advice to the user after an interrupt, for the error message.
 
     Yields
     ------
     Callable
-        Function without arguments that returns True once a signal has arrived: ``stop`` of
-        :func:`fedclade.simulate`.
+        Function without arguments that returns whether a signal has arrived; it can be passed as
+        ``stop`` to :func:`fedclade.simulate`.
 
     Raises
     ------
@@ -87,11 +87,12 @@ def interruptible(then: Callable[[], str]) -> Generator[Callable[[], bool]]:
         if number == getattr(signal, "SIGHUP", None):
             _redirect_closed_terminal()
         with suppress(OSError):  # the terminal may be closed
-            # print is not reentrant: it would raise if the signal interrupted another print.
+            # print is not reentrant: it would raise an error if the signal interrupted another
+            # print.
             os.write(_STDERR, _MESSAGE)
 
     previous_handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # only this one can handle signals
+    if threading.current_thread() is threading.main_thread():  # only it can handle signals
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 previous_handlers[number] = signal.signal(number, request_stop)
@@ -100,14 +101,17 @@ def interruptible(then: Callable[[], str]) -> Generator[Callable[[], bool]]:
     except RunInterrupted as interrupted:
         raise RunInterrupted(interrupted.happened, then()) from None
     except KeyboardInterrupt:
-        raise RunInterrupted("stopped at once", then()) from None
+        raise RunInterrupted("the command was stopped at once", then()) from None
     finally:
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 def _redirect_closed_terminal() -> None:
-    """Redirect output to a closed terminal into nothing: an attempt to write there ends the run."""
+    """Redirect standard output and error of a closed terminal to the null device.
+
+    Otherwise the next attempt to write to the terminal would end the run.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
         if stat.S_ISCHR(os.fstat(stream).st_mode):
@@ -132,7 +136,10 @@ DataDir = Annotated[
         help="Folder with <dataset>/<split>.parquet. Default: download from the Hugging Face Hub.",
     ),
 ]
-"""The option ``--data-dir`` of a command, also set by ``FEDCLADE_DATA_DIR``; None if unset."""
+"""Type of the option ``--data-dir`` of a command.
+
+The environment variable ``FEDCLADE_DATA_DIR`` also sets the option; None if unset.
+"""
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -141,7 +148,7 @@ Set = Annotated[
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-"""The option ``--device`` of a command."""
+"""Type of the option ``--device`` of a command."""
 Engine = Annotated[
     str | None,
     typer.Option(
@@ -215,32 +222,52 @@ Quiet = Annotated[
 
 
 def overrides(override: Sequence[str] | None, **settings: int | str | None) -> list[str]:
-    """Return the overrides of ``--set``, followed by those of options that stand for a key."""
+    """Return all overrides of config keys, as texts ``KEY=VALUE``.
+
+    These are the values of ``--set``, followed by options that set a key, such as ``--rounds``.
+
+    Parameters
+    ----------
+    override
+        Values of ``--set``; None if unset.
+    settings
+        Value of each other option by config key; None if unset.
+    """
     from_options = [f"{key}={value}" for key, value in settings.items() if value is not None]
     return [*(override or []), *from_options]
 
 
 def collect_actors(actors: int | None, cores: int | None, address: str | None) -> RayActors | None:
-    """Return the settings of Ray actors; None if no option about actors was given."""
+    """Return the settings of Ray actors from command-line options; None if no option is set.
+
+    Parameters
+    ----------
+    actors
+        Number of actors.
+    cores
+        CPU cores of each actor.
+    address
+        Address of a running Ray cluster.
+    """
     if actors is None and cores is None and address is None:
         return None
     return RayActors(count=actors, cores=cores, address=address)
 
 
 def build_callbacks(log: Sequence[str] | None) -> list[Callback]:
-    """Create the callbacks that ``--log`` names, each once."""
+    """Create the callbacks that ``--log`` names; a name that is repeated counts once."""
     return [build_callback(name) for name in dict.fromkeys(log or ())]
 
 
 def check_machine(device: str, memory: str | None) -> None:
-    """Check the device and the memory, before any data is loaded."""
+    """Check the options ``--device`` and ``--memory`` before any data is loaded."""
     choose_device(device)
     if memory is not None:
         memory_bytes(memory)
 
 
 def make_parent_folder(out: Path | None) -> None:
-    """Create the folder of an output file before the work begins.
+    """Create the parent folder of an output file, so that a run does not fail only at its end.
 
     Raises
     ------
@@ -253,35 +280,50 @@ def make_parent_folder(out: Path | None) -> None:
         make_folder(out.parent)
     except OSError as error:
         raise RunError(
-            f"cannot make the folder {out.parent}: {error}; choose another file with --out"
+            f"cannot create the folder {out.parent}: {error}; choose another file with --out"
         ) from error
 
 
 def target_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
-    """Return the output folder: ``out``, which must be free, or the first free one in ``runs``.
+    """Return the output folder of a command.
+
+    Parameters
+    ----------
+    out
+        Folder of the option ``--out``. If None, the result is the first unused folder in ``runs``
+        with this ``name``.
+    name
+        Default name of the folder.
+    resume
+        Whether a sweep or a comparison is continued in ``out``; otherwise ``out`` must not be used.
 
     Raises
     ------
     ConfigError
-        If a sweep or comparison is to be resumed without ``--out``, or in the folder of one run.
+        If a sweep or a comparison is to be continued without ``--out``, or in the folder of a
+        single run.
     RunError
-        If ``out`` is not free.
+        If ``out`` is used already.
     """
     if out is None:
         if resume:
-            raise ConfigError("--resume needs the folder to continue in; set it with --out")
+            raise ConfigError(
+                "--resume needs the folder of the sweep or comparison to continue; set it with "
+                "--out"
+            )
         return _find_free_folder(name)
     if not resume:
         return check_free(out, take_over=True)
     if is_finished(out) or is_unfinished(out):
         raise ConfigError(
-            f"{out} is the folder of a single run, not of several that can be continued; choose "
-            "another with --out"
+            f"{out} is the folder of a single run, not of a sweep or comparison that --resume can "
+            "continue; choose another folder with --out"
         )
     return out
 
 
 def _find_free_folder(name: str) -> Path:
+    """Return the first folder ``runs/NAME``, ``runs/NAME-2``, ... that does not exist."""
     target = Path("runs") / name
     n = 1
     while target.exists():

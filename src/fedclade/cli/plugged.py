@@ -1,4 +1,4 @@
-"""Commands that installed packages add to the command line."""
+"""Commands that other installed packages add to the command line by entry points."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typer.core import TyperGroup
 from fedclade.core import ConfigError, FedcladeError, MissingExtraError, installed, loaded, shown
 
 DISTRIBUTIONS = {"reproduce": "fedclade-papers"}
-"""Commands that have a distribution of their own, and its name."""
+"""Names of commands that another distribution provides, with the name of the distribution."""
 
 
 class PluggedGroup(TyperGroup):
-    """Commands of fedclade, then those that packages add by entry points of ``fedclade.commands``.
+    """Group of fedclade's commands and of commands that other packages add.
 
-    A package is imported when its command is called, or when help is shown: all other commands
-    start as fast as without it. No package replaces a command of fedclade.
+    Packages add commands by entry points in the group ``fedclade.commands``. A package is imported
+    only when its command is called, or when help is displayed, so that all other commands start as
+    fast as without the package. A package cannot replace a command of fedclade.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -30,10 +31,13 @@ class PluggedGroup(TyperGroup):
             self.commands.setdefault(name, _failing_command(name, missing, hidden=True))
         for name in sorted(installed("commands")):
             if name not in self._own:
-                self.commands[name] = click.Command(name)  # only its name counts, see get_command
+                self.commands[name] = click.Command(name)  # replaced in get_command
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, imported if a package adds it; None if there is none of that name."""
+        """Return the command with a given name, or None if there is no such command.
+
+        If another package adds the command, the package is imported.
+        """
         point = installed("commands").get(cmd_name)
         if point is None or cmd_name in self._own:
             return super().get_command(ctx, cmd_name)
@@ -52,14 +56,15 @@ def _import_command(point: EntryPoint) -> click.Command:
 
 
 def _as_command(name: str, value: Any) -> click.Command:
-    """Return a function, or a Typer app, as a command."""
+    """Convert a function or a Typer app into a command; raise a ConfigError for other objects."""
     if isinstance(value, typer.Typer):
         command = typer.main.get_command(value)
         command.name = name
         return command
     if not callable(value):
         raise ConfigError(
-            f"command {name!r} should name a function or a typer.Typer, got {shown(value)}"
+            f"the entry point of command {name!r} should name a function or a typer.Typer, got "
+            f"{shown(value)}"
         )
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     app.command(name)(value)
@@ -67,7 +72,10 @@ def _as_command(name: str, value: Any) -> click.Command:
 
 
 def _failing_command(name: str, error: FedcladeError, *, hidden: bool = False) -> click.Command:
-    """Return a command that raises an error whatever its arguments are, and has it as its help."""
+    """Return a command that accepts any arguments and always raises the given error.
+
+    The help of the command is the text of the error.
+    """
 
     def fail() -> NoReturn:
         raise error

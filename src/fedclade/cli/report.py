@@ -11,21 +11,34 @@ import typer
 from rich.console import Console
 
 from fedclade.cli import options
-from fedclade.cli.options import new_console, say
-from fedclade.config import find_config, is_scenario, known_scales, read_config, read_scenarios
-from fedclade.core import RunError
+from fedclade.cli.options import interruptible, new_console, say
+from fedclade.cli.references import references_announced
+from fedclade.config import (
+    find_config,
+    is_own_data,
+    is_scenario,
+    known_scales,
+    read_config,
+    read_scenarios,
+)
+from fedclade.core import ConfigError, RunError, UntrustedNameError, reading_folder
+from fedclade.data import Federation, read_attributes
 from fedclade.report import (
     Comparison,
     add_figures,
     cite_name,
     cluster_table,
+    count,
     decision_tables,
+    gain_tables,
     run_table,
     shortened,
     tree_view,
+    with_attributes,
 )
 from fedclade.report.page import REPORT, RunView, comparison_page, run_labels, run_page, write_page
 from fedclade.runs import (
+    CONFIG,
     Run,
     export_adapter,
     export_model,
@@ -89,15 +102,51 @@ def export(
     say(new_console(), f"model: {written}; model card: {cards}")
 
 
-def validate(config: options.ConfigFile) -> None:
-    """Check a config without running it, and report all its errors at once."""
+def validate(
+    config: options.ConfigFile,
+    data_dir: options.DataDir = None,
+    without_data: Annotated[
+        bool, typer.Option("--without-data", help="Check the config alone, and open no data.")
+    ] = False,
+) -> None:
+    """Check a config and open its data, without training; report all errors of the config at once.
+
+    Data of your own is always opened, a data set of fedclade only with --data-dir.
+    """
     path = find_config(config)
+    console = new_console()
     if is_scenario(path):
         for scale in (None, *known_scales(path)):
             read_scenarios(path, scale=scale)
-    else:
-        read_config(path)
-    say(new_console(), f"{path} is valid")
+        say(console, f"{path} is valid")
+        return
+    checked = read_config(path)
+    lines: list[str] = []
+    if not without_data and (data_dir is not None or is_own_data(checked.data)):
+        lines = describe_federation(checked.federation(data_dir))
+    # Only now, since the data may contradict the config.
+    say(console, f"{path} is valid")
+    for line in lines:
+        say(console, line)
+
+
+def describe_federation(federation: Federation) -> list[str]:
+    """Describe the data of a config in lines of text: examples, inputs, targets and newcomers."""
+    pool = federation.pool
+    clients = federation.clients
+    rows = [len(client.train) + len(client.validation) + len(client.test) for client in clients]
+    tested = sum(len(client.test) for client in clients)
+    lines = [
+        f"data: {federation}, {min(rows):,} to {max(rows):,} examples each, {sum(rows):,} in all, "
+        f"of which {tested:,} are for tests",
+        f"inputs: {' × '.join(map(str, pool.x.shape[1:]))} for each example",
+        f"target: {pool.task}, {count(pool.outputs, 'output')} of a model",
+    ]
+    if federation.newcomers is not None:
+        lines.append(f"held back: {count(len(federation.newcomers), 'newcomer')}")
+    if pool.columns is not None and pool.columns.labels:
+        lines.append(f"labels: {shortened(pool.columns.labels)}")
+    return lines
 
 
 def cite(
@@ -109,8 +158,11 @@ def cite(
     typer.echo(cite_name(name))
 
 
+GAINS_CSV = "gains.csv"
+"""Name of the file in a run folder with the table of clients."""
+
 NEWCOMERS = "newcomers.json"
-"""Result of ``fedclade assign`` in a run folder."""
+"""Name of the file in a run folder with the result of ``fedclade assign``."""
 
 
 def report(
@@ -137,14 +189,39 @@ def report(
             help="File to write. Default: RUN/report.html for one run, ./report.html for several.",
         ),
     ] = None,
+    references: Annotated[
+        bool,
+        typer.Option(
+            "--references",
+            help="Also train the references, each client alone and one model for all, and compare "
+            "the run with them.",
+        ),
+    ] = False,
+    attributes: Annotated[
+        Path | None,
+        typer.Option(
+            "--attributes",
+            metavar="FILE",
+            help="Table with a row of attributes for each client, in which clusters may differ.",
+        ),
+    ] = None,
+    data_dir: options.DataDir = None,
+    device: options.Device = "auto",
+    trust: options.Trust = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write the report of a run as one HTML page, print its tables, and draw its figures again.
 
     The page needs no network connection. Several runs, or the folder of 'fedclade compare' or
-    'fedclade demo', are compared on one page.
+    'fedclade demo', are compared on one page. The table of clients is also written as
+    RUN/gains.csv.
 
-    Examples: fedclade report RUN --against FEDAVG_RUN --open; fedclade report A B C --out abc.html
+    With --references, two references are trained on the data of the run's config and stored in the
+    run folder: a model of each client alone, and one model for all clients. --data-dir, --device
+    and --trust are for this training, and have no effect without --references.
+
+    Examples: fedclade report RUN --against FEDAVG_RUN --open; fedclade report A B C --out abc.html;
+    fedclade report RUN --references --attributes sites.csv
     """
     if out is not None and out.suffix != ".html":
         raise RunError(f"--out should end in .html, got {out}")
@@ -152,11 +229,18 @@ def report(
     runs = _find_run_folders(folders)
     console = new_console()
     if len(runs) == 1:
-        page = _report_run(runs[0], against, out, console)
+        if references:
+            options.check_machine(device, None)
+            with references_announced(console):
+                _train_references(runs[0], data_dir, device, trust=trust)
+        page = _report_run(runs[0], against, out, attributes=attributes, console=console)
+    elif references or attributes is not None:
+        option = "--references" if references else "--attributes"
+        raise RunError(f"{option} needs a report of one run, got {len(runs)} runs")
     elif against is not None:
         raise RunError(
-            "--against needs a report of one run; several runs are compared with FedAvg if it is "
-            "among them"
+            "--against needs a report of one run, got several; several runs are compared with "
+            "FedAvg if one of them is a run of FedAvg"
         )
     else:
         page = _report_comparison(runs, out, console)
@@ -165,9 +249,52 @@ def report(
         webbrowser.open(page.resolve().as_uri())
 
 
-def _report_run(folder: Path, against: Path | None, out: Path | None, console: Console) -> Path:
+def _train_references(folder: Path, data_dir: Path | None, device: str, *, trust: bool) -> None:
+    """Train the references of a finished run in its folder, and compute its gains again.
+
+    References are models of each client alone, and one model of all clients.
+    """
+    run = Run.load(folder)
+    if "network" in run.config:
+        raise RunError(
+            f"{folder} is the run of a network, whose clients' data never leaves them, so the "
+            "references cannot be trained here; run fedavg and local over the same network, and "
+            "compare the runs with --against"
+        )
+
+    def advise_after_interrupt() -> str:
+        return "continue with the same command"
+
+    with reading_folder(trust=trust):
+        try:
+            config = read_config(folder / CONFIG)
+        except UntrustedNameError:
+            raise
+        except ConfigError as error:
+            raise RunError(
+                f"{folder} was not made from a config, so its data cannot be loaded again; in "
+                "Python, repeat the call of fedclade.simulate with folder= and references=True "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+        with interruptible(advise_after_interrupt) as stop:
+            federation = config.federation(data_dir)
+            config.run(
+                federation, device=device, folder=folder, stop=stop, progress=False, references=True
+            )
+
+
+def _report_run(
+    folder: Path,
+    against: Path | None,
+    out: Path | None,
+    *,
+    attributes: Path | None,
+    console: Console,
+) -> Path:
     """Print the tables of a run, draw its figures and write its page; return the page's path."""
     run = Run.load(folder)
+    if attributes is not None:
+        run = with_attributes(run, read_attributes(attributes))
     newcomers_file = folder / NEWCOMERS
     newcomers = read_newcomers(newcomers_file) if newcomers_file.exists() else None
     other = None
@@ -175,9 +302,14 @@ def _report_run(folder: Path, against: Path | None, out: Path | None, console: C
     if against is not None:
         other, label = _load_baseline(run, folder, against)
     console.print(run_table(run))
-    console.print(cluster_table(run))
-    for table in decision_tables(run):
+    if not run.has_diverged:
+        console.print(cluster_table(run))
+        for table in decision_tables(run):
+            console.print(table)
+    for table in gain_tables(run):
         console.print(table)
+    if run.gains is not None:
+        say(console, f"clients: {run.gains.save_csv(folder / GAINS_CSV)}")
     if add_figures(run, folder, console):
         say(console, f"figures: {folder / 'figures'}")
     view = RunView(run, other, label, newcomers, folder=folder)
@@ -185,20 +317,27 @@ def _report_run(folder: Path, against: Path | None, out: Path | None, console: C
 
 
 def _load_baseline(run: Run, folder: Path, against: Path) -> tuple[Run, str]:
-    """Return the run of ``--against`` with its label, after a check that it can be compared."""
+    """Load the run of the option ``--against``, and check that it can be compared.
+
+    Returns
+    -------
+    tuple of Run and str
+        The run, and its label in the report.
+    """
     baseline = Run.load(against)
     clients = {row["client"] for row in run.client_rows}
     baseline_clients = {row["client"] for row in baseline.client_rows}
     if missing := clients - baseline_clients:
         raise RunError(
             f"--against should be a run of the same clients: {against} has no client "
-            f"{min(missing)} ({folder} has)"
+            f"{min(missing)}, which {folder} has"
         )
     metric = read_metrics(run.summary)[0].name
     baseline_metrics = [entry.name for entry in read_metrics(baseline.summary)]
     if metric not in baseline_metrics:
         raise RunError(
-            f"--against should be a run of the same task: {against} has no {metric} ({folder} has)"
+            f"--against should be a run of the same task: {against} has no metric {metric}, which "
+            f"{folder} has"
         )
     views = [RunView(run, folder=folder), RunView(baseline, folder=against)]
     return baseline, run_labels(views)[1]
@@ -221,17 +360,17 @@ def _find_run_folders(folders: Sequence[Path]) -> list[Path]:
         if is_finished(folder) or is_unfinished(folder):
             found.append(folder)
         else:
-            # A folder without runs is kept: to load it fails with an error that names it.
+            # A folder without runs remains in the list: loading it fails with a clear error.
             found += _list_compared_runs(folder) or [folder]
     resolved = [folder.resolve() for folder in found]  # one folder can have several paths
     for i, folder in enumerate(found):
         if resolved[i] in resolved[:i]:
-            raise RunError(f"each run can be compared once, got {folder} more than once")
+            raise RunError(f"each run can be compared only once, got {folder} more than once")
     return found
 
 
 def _list_compared_runs(folder: Path) -> list[Path]:
-    """Return the finished runs in the folder of a comparison; nothing if it is not one."""
+    """Return the finished runs in the folder of a comparison; empty for any other folder."""
     runs = sorted(path.parent for path in folder.glob("*/seed-*/summary.json"))
     if runs:
         return runs
@@ -239,7 +378,7 @@ def _list_compared_runs(folder: Path) -> list[Path]:
     scenarios = sorted({str(path.parent.parent) for path in scenario_runs})
     if len(scenarios) > 1:
         raise RunError(
-            f"{folder} compares several tasks, each of which has a report of its own; choose one "
-            f"of {shortened(scenarios)}"
+            f"{folder} compares several tasks, each of which needs a separate report; choose one "
+            f"of the folders {shortened(scenarios)}"
         )
     return [path for path in scenario_runs if is_finished(path)]

@@ -11,6 +11,7 @@ import typer
 
 from fedclade.cli import options
 from fedclade.cli.options import interruptible, new_console, say
+from fedclade.cli.references import references_announced
 from fedclade.config import Config, find_config, read_config
 from fedclade.core import (
     ConfigError,
@@ -21,13 +22,22 @@ from fedclade.core import (
 )
 from fedclade.report import RunProgress, add_figures, show_run
 from fedclade.report.page import PORT, Dashboard
-from fedclade.runs import CONFIG, Callback, Run, is_finished, is_unfinished, read_run_config
+from fedclade.runs import (
+    CONFIG,
+    Callback,
+    Run,
+    has_begun_references,
+    is_finished,
+    is_unfinished,
+    lacks_references,
+    read_run_config,
+)
 from fedclade.training import Actors
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Execution:
-    """Options of a run that do not belong to its config."""
+    """Options of a run that are not stored in its config, such as the device and callbacks."""
 
     data_dir: Path | None
     device: str
@@ -35,7 +45,7 @@ class _Execution:
     memory: str | None
     callbacks: list[Callback]
     port: int | None
-    """Port of the dashboard; None without one."""
+    """Port of the dashboard; None for no dashboard."""
     quiet: bool
 
 
@@ -107,9 +117,10 @@ def resume(
 ) -> None:
     """Continue a run from its last checkpoint; the results are those of an uninterrupted run.
 
-    The config is the run's own; the data is loaded as by 'fedclade run'. A finished run can be
-    given more rounds. With --finish, an interrupted run is evaluated after the last saved round and
-    its results are written, so that it can be exported, reported and compared.
+    The config is the run's own; the data is loaded as by 'fedclade run'. A finished run
+    continues if --rounds is larger than its number of rounds, or if the training of its
+    references was interrupted. With --finish, an interrupted run is evaluated after the last
+    saved round and its results are written, so that it can be exported, reported and compared.
 
     Example: fedclade resume runs/cfl-mnist-label-swap-seed0 --data-dir DIR
     """
@@ -117,20 +128,22 @@ def resume(
         raise RunError(f"{folder} is not a run folder: it has no {CONFIG}")
     if finish and rounds is not None:
         raise ConfigError(
-            f"--finish adds no rounds, and --rounds {rounds} would; leave one of them out"
+            f"--finish trains no further rounds, but --rounds {rounds} requests a number of "
+            "rounds; use only one of both options"
         )
     if is_finished(folder):
-        done = Run.load(folder).summary["rounds"]
-        if done >= (rounds or 0):
+        run = Run.load(folder)
+        done = run.summary["rounds"]
+        if done >= (rounds or 0) and (finish or not lacks_references(run, folder)):
             message = f"{folder} is finished after {done} rounds; there is nothing to continue"
             say(new_console(), message)
             return
     if "network" in read_run_config(folder):
         if not finish:
             raise RunError(
-                f"{folder} is the run of a network, which only its clients can continue: start its "
-                "ServerApp again with the same run config, and it continues after the last "
-                "checkpoint"
+                f"{folder} is the run of a network, which can continue only with its clients: "
+                "start its ServerApp again with the same run config, and the run continues after "
+                "the last checkpoint"
             )
         with reading_folder(trust=trust):
             _finish_and_show(folder, quiet)
@@ -149,23 +162,25 @@ def resume(
             port=port if dashboard else None,
             quiet=quiet,
         )
-        _run_and_show(config, folder, folder.name, execution, finish=finish)
+        # The references of a run may have been begun by 'fedclade report RUN --references'.
+        references = True if has_begun_references(folder) else None
+        _run_and_show(config, folder, folder.name, execution, finish=finish, references=references)
 
 
 def _read_config_of_folder(folder: Path, rounds: int | None) -> Config:
-    """Read a run's config, with another number of rounds if given."""
+    """Read the config in a run folder, with another number of rounds if given."""
     try:
         return read_config(folder / CONFIG, options.overrides(None, rounds=rounds))
     except UntrustedNameError:
         raise
     except ConfigError as error:
         raise ConfigError(
-            f"{error}\na run begun by fedclade.simulate is continued by the same call"
+            f"{error}\nif fedclade.simulate started the run, repeat the same call to continue it"
         ) from error
 
 
 def _finish_and_show(folder: Path, quiet: bool) -> None:
-    """Finish the run of a network on its server, without clients, and print the results."""
+    """Finish the run of a network from its folder, without clients, and print the results."""
     from fedclade.flower import finish_run  # an optional dependency
 
     run = finish_run(folder)
@@ -177,13 +192,36 @@ def _finish_and_show(folder: Path, quiet: bool) -> None:
 
 
 def _run_and_show(
-    config: Config, folder: Path, name: str, execution: _Execution, *, finish: bool = False
+    config: Config,
+    folder: Path,
+    name: str,
+    execution: _Execution,
+    *,
+    finish: bool = False,
+    references: bool | None = None,
 ) -> None:
-    """Run a config in a folder, from its last checkpoint if there is one, and print the results."""
+    """Run a config in a folder, from the last checkpoint if there is one, and print the results.
+
+    Parameters
+    ----------
+    config
+        The config.
+    folder
+        Run folder.
+    name
+        Name of the run in progress bars and on the dashboard.
+    execution
+        Options that are not stored in the config.
+    finish
+        Whether to train no further round, and only evaluate and write the results.
+    references
+        Whether to train the references of the run (each client alone, and one model for all); None:
+        the config decides.
+    """
 
     def advise_after_interrupt() -> str:
         if not folder.exists():
-            return "nothing was kept"
+            return "nothing was stored"
         trust = " --trust" if has_imported_names() else ""
         return f"continue with: fedclade resume {folder}{trust}"
 
@@ -193,6 +231,8 @@ def _run_and_show(
     progress = RunProgress(console, quiet=execution.quiet)
     with ExitStack() as stack:
         stack.enter_context(progress.shown())
+        if not execution.quiet:
+            stack.enter_context(references_announced(console))
         stop = stack.enter_context(interruptible(advise_after_interrupt))
         if execution.port is not None:
             dashboard = stack.enter_context(Dashboard(name, rounds, folder, execution.port))
@@ -208,6 +248,7 @@ def _run_and_show(
             folder=folder,
             stop=stop,
             finish=finish,
+            references=references,
         )
     add_figures(run, folder, console)
     if not execution.quiet:

@@ -1,4 +1,4 @@
-"""Command ``sweep``: searches for the settings with the best score on validation data."""
+"""Command ``sweep``: search for the settings with the best score on validation data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedclade.training import Actors
 
 
 class Sampler(StrEnum):
-    """Sampler of trials."""
+    """Name of a sampler, which chooses the settings of the trials of a sweep."""
 
     TPE = "tpe"
     RANDOM = "random"

@@ -1,9 +1,11 @@
 """Clustering of clients by signatures of their updates.
 
-The package has similarities and distances, bi-partition, linkage, FedGroup's EDC, subspace angles,
-the split-half test and the test by parts, CFL's criteria, and the assignment of newcomers. It has
-functions of tensors and trees, which need neither a run nor clients; only the assignment of
-newcomers sends queries to clients. It imports :mod:`fedclade.core` only.
+The package contains similarities and distances, bi-partition, linkage, FedGroup's EDC (Euclidean
+distance of decomposed cosine similarity), subspace angles, significance tests for clusters (by
+halves and by parts of each client's data), CFL's criteria, and the assignment of newcomers, which
+are clients that join after training. Its functions work on tensors and parameter trees, without a
+run or clients; only the assignment of newcomers sends queries to clients. The package imports only
+:mod:`fedclade.core`.
 """
 
 from fedclade.clustering.descriptors import (
@@ -13,6 +15,7 @@ from fedclade.clustering.descriptors import (
     compute_point_distances,
     require_descriptors,
 )
+from fedclade.clustering.explained import PERMUTATIONS, Explained, explain_differences
 from fedclade.clustering.far_branches import FarGroup, find_far_groups
 from fedclade.clustering.linkage import (
     CENTROID,
@@ -26,6 +29,8 @@ from fedclade.clustering.linkage import (
     merge_by_centroids,
 )
 from fedclade.clustering.part_test import (
+    CUT,
+    LARGEST_TESTED_BY_PARTS,
     VIEWS,
     PartFinding,
     average_client_similarity,
@@ -34,9 +39,20 @@ from fedclade.clustering.part_test import (
     compute_gain_by_parts,
     compute_lowest_p_value,
     compute_part_similarity,
+    count_shuffles,
     estimate_gammas,
     estimate_noise,
     find_by_parts,
+)
+from fedclade.clustering.parts_in_turn import compute_e_value_by_parts, find_clusters_by_parts
+from fedclade.clustering.repeated_test import (
+    MOST_SHUFFLES,
+    RepeatedTest,
+    compute_largest_e_value,
+    compute_least_share,
+    compute_rank_e_value,
+    find_smallest_group,
+    is_due,
 )
 from fedclade.clustering.routing import (
     Assignment,
@@ -85,6 +101,7 @@ from fedclade.clustering.similarity import (
 )
 from fedclade.clustering.spanning_tree import find_optimal_bipartition, single_linkage
 from fedclade.clustering.split_half import (
+    LARGEST_TESTED_BY_HALVES,
     Finding,
     Replicates,
     compute_gain,
@@ -94,13 +111,19 @@ from fedclade.clustering.split_half import (
 
 __all__ = [
     "CENTROID",
+    "CUT",
+    "LARGEST_TESTED_BY_HALVES",
+    "LARGEST_TESTED_BY_PARTS",
     "LINKAGES",
     "METRICS",
     "MOST_PAIRED",
+    "MOST_SHUFFLES",
+    "PERMUTATIONS",
     "VIEWS",
     "Assignment",
     "DescriptorSpace",
     "Distances",
+    "Explained",
     "FarGroup",
     "Finding",
     "Labels",
@@ -108,6 +131,7 @@ __all__ = [
     "Merges",
     "PartFinding",
     "Points",
+    "RepeatedTest",
     "Replicates",
     "Similarity",
     "SplitCriteria",
@@ -129,30 +153,39 @@ __all__ = [
     "compute_angles",
     "compute_cosines",
     "compute_distances",
+    "compute_e_value_by_parts",
     "compute_gain",
     "compute_gain_by_parts",
+    "compute_largest_e_value",
     "compute_leaf_losses",
+    "compute_least_share",
     "compute_lowest_p_value",
     "compute_nearest_angles",
     "compute_part_similarity",
     "compute_point_distances",
+    "compute_rank_e_value",
     "compute_training_losses",
     "convert_sign_cosines",
     "cosine_similarity",
     "count_clusters_by_gap",
+    "count_shuffles",
     "cut",
     "draw_cell_points",
     "estimate_by_loss",
     "estimate_gammas",
     "estimate_noise",
+    "explain_differences",
     "find_by_parts",
     "find_cell_centres",
     "find_clusters",
+    "find_clusters_by_parts",
     "find_cut_height",
     "find_directions",
     "find_far_groups",
     "find_optimal_bipartition",
+    "find_smallest_group",
     "gamma_bound",
+    "is_due",
     "is_same_partition",
     "k_means",
     "merge_by_centroids",

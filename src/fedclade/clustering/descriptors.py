@@ -1,4 +1,12 @@
-"""Clusters by descriptors of clients' data (FLUX): scaling, the knee, and the nearest mean."""
+"""Clusters by descriptors of clients' data, as in the method FLUX.
+
+A descriptor is a matrix of statistics of a client's data. The latent of each example (the
+representation that a model computes) is projected on C directions. The rows of a descriptor, with C
+numbers each, are: the largest entry of all latents, repeated; the C components of a point near the
+middle of the space; and blocks with means and standard deviations of the components, over all
+examples and over the examples of each label. The module scales descriptors, chooses the distance ε
+of DBSCAN, and assigns newcomers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +25,7 @@ from fedclade.core import ParameterTree, UpdateError
 Points = NDArray[np.float64]
 
 REACH = 1.02
-"""Side of the cube that components are centred in, as a multiple of the largest latent entry."""
+"""Side of the cube in which components are centred, as a multiple of the largest latent entry."""
 
 ROUNDING = 1e-9
 """Rounding of a difference curve, in [-1, 1]. Two clients that are each other's nearest make many
@@ -29,9 +37,12 @@ FARTHEST = 2.0
 
 @dataclass(frozen=True, eq=False)
 class DescriptorSpace:
-    """Space in which descriptors are compared: centred, and each block scaled to [0, 1].
+    """Space in which descriptors of clients' data are compared.
 
-    A block has C numbers. Its minimum and its maximum are over all clients and components from
+    A descriptor has blocks of C numbers: means or standard deviations of C components of the
+    client's data. First, the components of a point near the middle of the space are subtracted from
+    the means. Then each block is scaled so that its smallest number becomes 0 and its largest
+    number becomes 1. These are the smallest and the largest of all C numbers of all clients from
     which the space is made.
     """
 
@@ -41,7 +52,14 @@ class DescriptorSpace:
 
     @classmethod
     def of(cls, descriptors: Tensor) -> DescriptorSpace:
-        """Return the space of FLUX's descriptors of clients, ``[n, 2 + B, C]``."""
+        """Return the space in which the given clients' descriptors are compared.
+
+        Parameters
+        ----------
+        descriptors
+            Descriptors of n clients, ``[n, 2 + B, C]``: the largest latent entry, the components of
+            a central point, and B blocks of C numbers.
+        """
         numbers = descriptors.double().cpu().numpy()
         reach = REACH * float(numbers[:, 0].max())
         blocks = _center_blocks(numbers, reach)
@@ -50,7 +68,19 @@ class DescriptorSpace:
         return cls(reach, low, np.where(high > low, high - low, 1.0))
 
     def points(self, descriptors: Tensor) -> Points:
-        """Return descriptors ``[n, 2 + B', C]``, with the first B' blocks, as points ``[n, B' C]``."""
+        """Scale descriptors to points of the space.
+
+        Parameters
+        ----------
+        descriptors
+            Descriptors of n clients, ``[n, 2 + B', C]``. They may have only the first B' of the
+            space's blocks, such as those that need no labels.
+
+        Returns
+        -------
+        numpy.ndarray
+            Points, ``[n, B' C]``.
+        """
         blocks = _center_blocks(descriptors.double().cpu().numpy(), self.reach)
         count = blocks.shape[1]
         scaled = (blocks - self.low[:count, None]) / self.span[:count, None]
@@ -58,9 +88,23 @@ class DescriptorSpace:
 
 
 def _center_blocks(numbers: Points, reach: float) -> Points:
-    """Return the blocks ``[n, B, C]``, with means relative to the middle of the cube.
+    """Subtract the middle of the space from the blocks of means in descriptors.
 
-    The means and deviations of a label with fewer than two examples are −1, and stay −1.
+    Blocks of standard deviations are unchanged. The means and deviations of a label with fewer than
+    two examples are −1, and remain −1.
+
+    Parameters
+    ----------
+    numbers
+        Descriptors of n clients, ``[n, 2 + B, C]``.
+    reach
+        Side of the cube that contains the clients' data. The middle of the cube is this side times
+        the central point in a descriptor.
+
+    Returns
+    -------
+    numpy.ndarray
+        The blocks, ``[n, B, C]``, with means relative to the middle of the cube.
     """
     centre = numbers[:, 1:2]
     blocks = numbers[:, 2:].copy()
@@ -73,7 +117,7 @@ def _center_blocks(numbers: Points, reach: float) -> Points:
 
 
 def compute_point_distances(points: Points) -> Distances:
-    """Return the Euclidean distances of all pairs of points ``[n, d]``, condensed."""
+    """Return the Euclidean distances of all pairs of points ``[n, d]``, in SciPy's format."""
     return np.asarray(scipy.spatial.distance.pdist(points), dtype=np.float64)
 
 
@@ -83,12 +127,13 @@ def choose_epsilon_by_knee(distances: Distances) -> float:
     Parameters
     ----------
     distances
-        Of all pairs of points, condensed.
+        Distances of all pairs of points, in SciPy's condensed form.
 
     Returns
     -------
     float
-        The largest of the nearest distances if there is no knee, as then no point stands out.
+        The distance at the knee. Without a knee no point is an outlier, and the result is the
+        largest of the distances to the nearest neighbours.
     """
     others = scipy.spatial.distance.squareform(distances)
     np.fill_diagonal(others, np.inf)
@@ -100,15 +145,18 @@ def choose_epsilon_by_knee(distances: Distances) -> float:
 def find_knee(values: NDArray[np.float64]) -> int | None:
     """Find where ascending values begin to rise steeply (Kneedle, Satopaa et al. 2011).
 
-    The sensitivity is 1. The curve is scanned from the top, for its last peak above a straight
-    line. A peak is a knee if the curve falls more than one step of that line below it or, after a
-    dip, below the line itself. This is the behaviour of kneed 0.8.5, which FLUX's authors used;
-    from 0.8.6 on, no knee is found between a dip and the next peak.
+    The n values are scanned from the largest to the smallest, and their curve is compared with the
+    straight line between its ends. The difference between curve and line is scaled so that the line
+    falls by 1/(n − 1) per value. A peak (local maximum) of the difference is the knee if the
+    difference then falls below a threshold before the next peak. The threshold is the height of
+    the peak minus 1/(n − 1) (Kneedle's sensitivity 1) and, after a dip (local minimum), 0. This is
+    the behaviour of kneed 0.8.5, which FLUX's authors used; from 0.8.6 on, no knee is found between
+    a dip and the next peak.
 
     Returns
     -------
     int or None
-        Place of the knee in ``values``, or None if there is no knee.
+        Index of the knee in ``values``, or None if there is no knee.
     """
     count = len(values)
     span = float(values[-1] - values[0])
@@ -136,9 +184,9 @@ def require_descriptors(ids: Sequence[int], found: Tensor) -> dict[int, Tensor]:
     Parameters
     ----------
     ids
-        The newcomers.
+        Ids of the newcomers.
     found
-        Their descriptors, one row each; zeros for a client that did not reply.
+        Descriptors of the newcomers, one row each; zeros for a newcomer that did not reply.
 
     Raises
     ------
@@ -149,7 +197,8 @@ def require_descriptors(ids: Sequence[int], found: Tensor) -> dict[int, Tensor]:
     missing = [client for client, row in by_client.items() if not row.any()]
     if missing:
         raise UpdateError(
-            f"a newcomer without a descriptor cannot be assigned: {missing}; take it out"
+            f"newcomers {missing} sent no descriptor, so they cannot be assigned to a cluster; "
+            "remove them from the newcomers"
         )
     return by_client
 
@@ -160,26 +209,27 @@ def assign_to_nearest_descriptor(
     members: Mapping[int, Tensor],
     space: DescriptorSpace,
 ) -> list[Assignment]:
-    """Assign newcomers to the leaf with the nearest mean descriptor, without labels.
+    """Assign newcomers to the leaf with the nearest mean descriptor, without using labels.
 
-    A newcomer fits if it is at most :data:`FARTHEST` times as far from the mean as the farthest
-    member, or if the leaf has one member only, which shows no range.
+    A newcomer fits into its leaf if it is at most :data:`FARTHEST` times as far from the mean as
+    the farthest member, or if the leaf has only one member, from which no range of distances is
+    known.
 
     Parameters
     ----------
     tree
-        The parameter tree that has the leaves.
+        Parameter tree, whose leaves are the clusters.
     newcomers
-        Descriptor ``[4, C]`` of each newcomer, by client.
+        Descriptor ``[4, C]`` of each newcomer, by client. It has no blocks that need labels.
     members
         Descriptors of each leaf's members ``[k, 2 + B, C]``, by leaf.
     space
-        Space in which they are compared.
+        Space in which descriptors are compared.
 
     Returns
     -------
     list of Assignment
-        One for each newcomer.
+        One assignment for each newcomer.
     """
     means: dict[int, Points] = {}
     farthest: dict[int, float] = {}  # distance of the farthest member from the mean

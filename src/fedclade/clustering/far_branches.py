@@ -1,4 +1,4 @@
-"""Groups of clients that are far from all others, to be separated before the rest is clustered."""
+"""Far groups: clients far from all other clients, separated before the rest is clustered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedclade.clustering.linkage import agglomerate
 
 FARTHER = 1.25
-"""Least distance of a far group from all others, as a multiple of the usual distance.
+"""Smallest distance of a far group from all other clients, as a multiple of the usual distance.
 
 For honest clients on digits and MNIST with two or four label swaps, with rotations, or with
 Dirichlet label shares, the last merge was at 0.97 to 1.05 times the usual distance.
@@ -26,17 +26,17 @@ If no cluster has more than four fifths of the clients, this is the distance to 
 
 @dataclass(frozen=True)
 class FarGroup:
-    """Clients that are far from all others; several clients are near to each other."""
+    """Group of clients that are near to each other and far from all other clients."""
 
     places: tuple[int, ...]  # row numbers of the clients, ascending
-    distance: float  # from the group to all others
-    usual: float  # usual distance within the rest
+    distance: float  # distance between the group and all other clients
+    usual: float  # usual distance among the other clients
 
 
 def find_far_groups(
     apart: NDArray[np.float64], most: int, method: str = "average"
 ) -> list[FarGroup]:
-    """Find groups of clients that are far from all others.
+    """Find groups of clients that are far from all other clients.
 
     Clients are merged, the nearest first. While the last merge joins a small group to the rest at
     more than :data:`FARTHER` times the usual distance of the rest, the group is separated and the
@@ -84,19 +84,29 @@ def find_far_groups(
 
 
 def compute_usual_distance(apart: NDArray[np.float64]) -> float:
-    """Return the median over clients of the :data:`USUAL` quantile of their distances to others.
+    """Return the usual distance of clients, with which the distance of a far group is compared.
+
+    It is the median over clients of the :data:`USUAL` quantile of their distances to other clients.
 
     Parameters
     ----------
     apart
-        Distances ``[n, n]`` of at least two clients.
+        Distances of n clients, ``[n, n]``, n at least 2.
     """
     others = apart[~np.eye(len(apart), dtype=bool)].reshape(len(apart), -1)
     return float(np.median(np.quantile(others, USUAL, axis=1, method="lower")))
 
 
 def _split_last_merge(merges: NDArray[np.float64]) -> tuple[list[int], list[int]]:
-    """Return the smaller and the larger of the two clusters that merge last, each ascending."""
+    """Return the members of the smaller and of the larger of the two clusters that merge last.
+
+    Members are row numbers in ascending order.
+
+    Parameters
+    ----------
+    merges
+        Merges of all clients in SciPy's format.
+    """
     count = len(merges) + 1
     members = {client: [client] for client in range(count)}
     pairs = merges[:-1, :2].astype(int).tolist()

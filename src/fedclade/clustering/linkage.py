@@ -1,4 +1,8 @@
-"""Agglomerative clustering: dendrograms, where to cut them, and their best prunings."""
+"""Agglomerative clustering: dendrograms, the choice of their cut, and their best prunings.
+
+A dendrogram is a binary tree of merges of clients into clusters. A cut undoes the last merges; a
+pruning may undo different numbers of merges in different branches.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +18,38 @@ from fedclade.clustering.similarity import Distances, Labels, compute_cosines, c
 from fedclade.core import ConfigError, UpdateError, unknown
 
 Merges = NDArray[np.float64]
-"""Merges of n clients in SciPy's format, ``[n-1, 4]``: two clusters, their distance, their size."""
+"""Merges of n clients in SciPy's format, ``[n-1, 4]``.
+
+Each row has the numbers of the two clusters that merge, their distance, and the size of the result.
+"""
 
 LINKAGES = ("single", "complete", "average", "ward")
-"""Linkages that need only the distances of all pairs of clients."""
+"""Names of linkages (distances of two clusters) that need only the distances of clients."""
 
 CENTROID = "centroid"
 """Linkage by the distance of the clusters' means; see :func:`merge_by_centroids`."""
 
 
 def agglomerate(apart: Distances, method: str) -> Merges:
-    """Merge clients, then clusters, the two nearest first, until one cluster remains.
+    """Merge the two nearest clusters of clients repeatedly, until one cluster remains.
 
     Parameters
     ----------
     apart
-        Distances of m clients, condensed ``[m(m-1)/2]``. Ties are broken by the order of clients.
+        Distances of all pairs of m clients, in SciPy's condensed form ``[m(m-1)/2]``. Ties are
+        broken by the order of clients.
     method
         Distance of two clusters: ``single``, the smallest distance of their members; ``complete``,
         the largest; ``average``, the mean over all pairs; ``ward``, √(2·a·b/(a + b)) times the
-        distance of the means of a and b members. Its square is twice the growth of the sum of
-        squares. Ward needs Euclidean distances.
+        distance of the means of a and b members. The square of Ward's distance is twice the growth
+        of the sum of squares; ``ward`` needs Euclidean distances.
 
     Returns
     -------
     numpy.ndarray
-        ``[m-1, 4]`` in SciPy's format: two columns with the clusters that merge (0 to m-1 are
-        single clients, merged clusters are numbered from m on), the distance at which they merge,
-        which never falls, and the size of the merged cluster.
+        Merges, ``[m-1, 4]``, in SciPy's format: two columns with the clusters that merge (0 to m-1
+        are single clients, merged clusters are numbered from m on), the distance at which they
+        merge, which never falls, and the size of the merged cluster.
 
     Raises
     ------
@@ -54,14 +62,16 @@ def agglomerate(apart: Distances, method: str) -> Merges:
         raise ConfigError(unknown("linkage", method, LINKAGES))
     invalid = np.count_nonzero(~np.isfinite(apart))
     if invalid:
-        raise UpdateError(f"distances should be finite, got {invalid} that are not")
+        raise UpdateError(
+            f"distances of clients should be finite, got {invalid} that are NaN or infinite"
+        )
     if len(apart) == 0:
         return np.empty((0, 4))
     return scipy.cluster.hierarchy.linkage(apart, method=method)
 
 
 def merge_by_centroids(vectors: Tensor, metric: str) -> Merges:
-    """Merge clients, then clusters, the two with the nearest means first, until one remains.
+    """Merge the two clusters with the nearest means repeatedly, until one cluster remains.
 
     "Average linkage averages the samples within each cluster and compares distances based on these
     averages" (Briggs et al. 2020, section I-C). In contrast to the linkages of
@@ -70,15 +80,15 @@ def merge_by_centroids(vectors: Tensor, metric: str) -> Merges:
     Parameters
     ----------
     vectors
-        Updates or other signatures of m clients, ``[m, R]``. A float64 copy is in memory meanwhile.
+        Updates or other signatures of m clients, ``[m, R]``. The function makes a float64 copy.
     metric
         ``l1``, ``l2`` or ``cosine``.
 
     Returns
     -------
     numpy.ndarray
-        ``[m-1, 4]`` in SciPy's format; see :func:`agglomerate`. Of pairs with equal distances, the
-        first pair of clients merges.
+        Merges, ``[m-1, 4]``, in SciPy's format; see :func:`agglomerate`. Of pairs with equal
+        distances, the first pair of clients merges.
 
     Raises
     ------
@@ -89,7 +99,9 @@ def merge_by_centroids(vectors: Tensor, metric: str) -> Merges:
     """
     invalid = int((~torch.isfinite(vectors).all(dim=1)).sum())
     if invalid:
-        raise UpdateError(f"updates to be clustered should be finite, got {invalid} that are not")
+        raise UpdateError(
+            f"updates to be clustered should be finite, got {invalid} with NaN or infinite entries"
+        )
     m = len(vectors)
     if m < 2:
         return np.empty((0, 4))
@@ -97,7 +109,7 @@ def merge_by_centroids(vectors: Tensor, metric: str) -> Merges:
     np.fill_diagonal(apart, np.inf)
     means = vectors.double().clone()
     rows = np.arange(m)
-    # Row i stands for a cluster as long as its distances are finite: for cluster numbers[i].
+    # Row i belongs to cluster numbers[i] as long as some distances in the row are finite.
     numbers = np.arange(m)
     sizes = np.ones(m, dtype=np.int64)
     nearest = apart.argmin(axis=1)
@@ -132,7 +144,7 @@ def merge_by_centroids(vectors: Tensor, metric: str) -> Merges:
 
 
 def _distances_to(mean: Tensor, others: Tensor, metric: str) -> Distances:
-    """Return the distances of a mean ``[R]`` to k others ``[k, R]``, float64 ``[k]``."""
+    """Return the distances of a cluster mean ``[R]`` to k other means ``[k, R]``, as ``[k]``."""
     if metric == "cosine":
         return 1.0 - compute_cosines(mean[None], others)[0]
     p = 1.0 if metric == "l1" else 2.0
@@ -141,20 +153,20 @@ def _distances_to(mean: Tensor, others: Tensor, metric: str) -> Distances:
 
 
 def cut(merges: Merges, n_clusters: int) -> Labels:
-    """Return the clusters of m clients that remain if the last merges are undone.
+    """Cut a dendrogram of m clients into a number of clusters, by undoing its last merges.
 
     Parameters
     ----------
     merges
-        ``[m-1, 4]`` in SciPy's format.
+        Merges, ``[m-1, 4]``, in SciPy's format.
     n_clusters
         Number of clusters, 1 to m.
 
     Returns
     -------
     numpy.ndarray
-        The cluster of each client, ``[m]``. Clusters are numbered from the largest to the smallest;
-        of clusters of equal size, the one with the first client comes first.
+        Cluster of each client, ``[m]``. Clusters are numbered from the largest to the smallest;
+        clusters of equal size are ordered by their first client.
     """
     m = len(merges) + 1
     if n_clusters == 1:
@@ -170,9 +182,10 @@ def cut(merges: Merges, n_clusters: int) -> Labels:
 
 
 def find_largest_gap(heights: NDArray[np.float64]) -> int:
-    """Return the number of clusters that a cut at the largest relative gap leaves.
+    """Return the number of clusters after a cut at the largest relative gap between merge heights.
 
-    Heights of centroid linkage may fall; a merge then counts with the largest height up to it.
+    The height of a merge is the distance of the two clusters that merge. Heights of centroid
+    linkage may fall; a merge then counts with the largest height up to this merge.
 
     Parameters
     ----------
@@ -182,7 +195,8 @@ def find_largest_gap(heights: NDArray[np.float64]) -> int:
     Returns
     -------
     int
-        From 2 to m/2, as two clients that happen to be similar are no cluster; 1 if m < 4.
+        Number of clusters: 1 if m < 4, otherwise from 2 to m/2. More clusters are not considered,
+        since the gap after the first few merges only shows that a few clients happen to be similar.
     """
     heights = _raise_to_running_maximum(heights)
     m = len(heights) + 1
@@ -197,19 +211,24 @@ def find_largest_gap(heights: NDArray[np.float64]) -> int:
 
 
 def count_clusters_by_gap(heights: NDArray[np.float64]) -> int:
-    """Estimate the number of clusters: cut at the largest relative gap of heights, or not at all.
+    """Estimate the number of clusters from the largest relative gap between merge heights.
 
-    Clusters show as a gap between the heights at which their members merge and the heights at which
-    they merge themselves. Clients of a single cluster have a largest gap, too. A gap therefore
-    counts only if it is wider than t₀.₉₇₅(n − 1)·s, where s is the standard deviation of the n
-    heights below it and t the quantile of Student's distribution: 2 for many heights, more for few.
-    (Mojena's rule of 1977 cuts above the mean height plus a multiple of s; this rule starts from
-    the largest height below the gap instead.)
+    Clusters cause a gap between the heights at which members of one cluster merge and the heights
+    at which whole clusters merge. Clients of a single cluster have some largest gap, too. A gap
+    therefore counts only if it is wider than t₀.₉₇₅(n − 1)·s, where s is the standard deviation of
+    the n heights below it and t the quantile of Student's distribution: 2 for many heights, more
+    for few. (Mojena's rule of 1977 cuts above the mean height plus a multiple of s; this rule
+    starts from the largest height below the gap instead.)
 
     Parameters
     ----------
     heights
         Heights of the merges of m clients, ``[m-1]``.
+
+    Returns
+    -------
+    int
+        Number of clusters; 1 if the largest gap is too small.
     """
     heights = _raise_to_running_maximum(heights)
     n_clusters = find_largest_gap(heights)
@@ -234,7 +253,7 @@ def find_cut_height(heights: NDArray[np.float64], n_clusters: int) -> float | No
     Returns
     -------
     float or None
-        None for one cluster, as no merge is above the cut.
+        Height of the cut; None for one cluster, since no merge is above the cut.
     """
     if n_clusters == 1:
         return None
@@ -244,29 +263,34 @@ def find_cut_height(heights: NDArray[np.float64], n_clusters: int) -> float | No
 
 
 def _raise_to_running_maximum(heights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the largest height up to each merge: the lowest threshold that includes the merge."""
+    """Return for each merge the largest height of all merges up to and including this merge.
+
+    This is the lowest threshold at which a cut does not undo the merge.
+    """
     return np.maximum.accumulate(heights)
 
 
 def choose_cut(
     heights: NDArray[np.float64], threshold: float | str | None, n_clusters: int | None
 ) -> tuple[int, float | None]:
-    """Return the number of clusters and the height of the cut.
+    """Return the number of clusters, and the height at which a dendrogram is cut into them.
 
     Parameters
     ----------
     heights
         Heights of the merges of m clients, ``[m-1]``.
     threshold
-        Clusters merge until the next merge is above this height. With centroid linkage later merges
-        may be below it again; they are undone, too. If it is not a number, ``n_clusters`` decides.
+        Height of the cut: all merges from the first merge above this height on are undone. With
+        centroid linkage, these may include later merges below the height. If ``threshold`` is not a
+        number, ``n_clusters`` decides.
     n_clusters
         Number of clusters; if unset, :func:`count_clusters_by_gap` decides.
 
     Returns
     -------
     tuple of int and float or None
-        The height is None if no merge is undone and no threshold is given.
+        Number of clusters, and height of the cut. The height is None if no merge is undone and no
+        threshold is given.
     """
     if isinstance(threshold, int | float):
         above = np.flatnonzero(heights > threshold)
@@ -288,7 +312,7 @@ The batch takes n³ steps for each dendrogram, and SciPy n².
 
 
 def _merge_one_by_one(similarities: Matrix) -> tuple[Labels, Matrix]:
-    """Make b dendrograms of average linkage, one after the other, with SciPy.
+    """Make the dendrograms of average linkage of b similarity matrices, one by one, with SciPy.
 
     Returns
     -------
@@ -308,20 +332,21 @@ def _merge_one_by_one(similarities: Matrix) -> tuple[Labels, Matrix]:
 
 
 def _merge_in_batch(similarities: Matrix) -> tuple[Labels, Matrix]:
-    """Make b dendrograms as :func:`_merge_one_by_one`, step by step for all of them together.
+    """Make the dendrograms of average linkage of b similarity matrices, all in one batch.
 
-    For few clients this is faster than one call of SciPy for each dendrogram.
+    The result is that of :func:`_merge_one_by_one`. For few clients, each merge step for the whole
+    batch is faster than a call of SciPy for each dendrogram.
     """
     b, n, _ = similarities.shape
     rows = np.arange(b)
     diagonal = np.arange(n)
     merges = np.empty((b, n - 1, 2), dtype=np.int64)
     across = np.empty((b, n - 1))
-    # Column i stands for a cluster as long as it is alive: for cluster numbers[:, i].
+    # Column i belongs to cluster numbers[:, i] as long as alive[:, i] is true.
     numbers = np.tile(diagonal, (b, 1))
     sizes = np.ones((b, n))
     alive = np.ones((b, n), dtype=bool)
-    sums = similarities.copy()  # over all pairs of a client of one and a client of another cluster
+    sums = similarities.copy()  # sums over all pairs of clients of two clusters
     means = similarities.copy()
     means[:, diagonal, diagonal] = -np.inf
     for step in range(n - 1):
@@ -357,7 +382,7 @@ class Dendrograms:
     Parameters
     ----------
     similarities
-        ``[b, n, n]``, symmetric.
+        Similarities of n clients in b symmetric matrices, ``[b, n, n]``.
     """
 
     def __init__(self, similarities: Matrix) -> None:
@@ -379,18 +404,26 @@ class Dendrograms:
             self._worth[:, cluster] = inside[:, cluster] / (sizes[:, cluster] - 1)
 
     def _iterate_merges(self) -> Iterator[tuple[int, Labels, Labels]]:
-        """Yield each merged cluster, and its two children ``[b]``, from the leaves up."""
+        """Yield the number of each merged cluster with its two children, from the leaves up.
+
+        The children are arrays with one cluster number for each of the b dendrograms.
+        """
         for step in range(self.n - 1):
             yield self.n + step, self._merges[:, step, 0], self._merges[:, step, 1]
 
     def _prune(self, cost: Matrix) -> tuple[Matrix, Matrix, NDArray[np.bool_]]:
-        """Find the best prunings at costs ``[b]`` of each cluster.
+        """Find the pruning of each dendrogram with the largest worth minus costs.
+
+        Parameters
+        ----------
+        cost
+            Cost of a cluster in each of the b dendrograms, ``[b]``.
 
         Returns
         -------
         tuple of numpy.ndarray
-            The worth and the number of clusters of each pruning, ``[b]``, and which clusters of the
-            dendrogram are not split, ``[b, 2n-1]``.
+            The worth of each pruning, ``[b]``; its number of clusters, ``[b]``; and whether each
+            cluster of the dendrogram remains whole, ``[b, 2n-1]``.
         """
         worth = self._worth.copy()
         counts = np.ones_like(self._worth)
@@ -406,10 +439,13 @@ class Dendrograms:
         return worth[:, -1], counts[:, -1], whole
 
     def find_critical_costs(self) -> Matrix:
-        """Return Λ, ``[b]``: the largest cost of a cluster at which more than one pays, or 0.
+        """Return Λ of each dendrogram, ``[b]``, the statistic of the permutation test by parts.
 
-        Each pruning is worth as much as one cluster at some cost. The next pruning is made at that
-        cost. It has fewer clusters, so there are at most n steps.
+        Λ is the largest cost of a cluster at which the best pruning still has more than one
+        cluster; 0 if there is no such cost above 0. The search begins with the best pruning at a
+        cost of 0. In each step, the cost rises to the value at which the current pruning is worth
+        no more than a single cluster, and the best pruning at this cost is found. It has fewer
+        clusters than the pruning before, so there are at most n steps.
         """
         cost = np.zeros(len(self._rows))
         while True:
@@ -421,7 +457,13 @@ class Dendrograms:
             cost = np.maximum(cost, ties)
 
     def find_labels(self, cost: float) -> Labels:
-        """Return the clusters ``[n]`` of the best pruning of the first dendrogram."""
+        """Return the cluster of each client ``[n]`` in the best pruning of the first dendrogram.
+
+        Parameters
+        ----------
+        cost
+            Cost of a cluster.
+        """
         _, _, whole = self._prune(np.full(len(self._rows), cost))
         labels = np.zeros(self.n, dtype=np.int64)
         next_label = 0

@@ -7,31 +7,32 @@ not matter which client owns which part. The test shuffles the parts over all cl
 with four parts each can be split into three and three in 24!/(12!·12!) ways, and even a single
 client can be compared with others by its parts.
 
-*Clusters.* The similarity of two clients is the mean cosine of a part of one and a part of the
-other. The similarity of a client with itself is that of two different parts. Average linkage makes
-a dendrogram. A cluster c is worth |c| times the mean similarity of its pairs, and a single client
-is worth its similarity with itself. The worth of a partition is the sum over its clusters, so the
-best pruning of the dendrogram, at a cost λ of each cluster, is found from the leaves up.
+*Clusters.* The similarity of two clients is the mean cosine of a part of one client and a part of
+the other. The similarity of a client with itself is the mean cosine of two different parts of this
+client. Average linkage makes a dendrogram. A cluster c is worth |c| times the mean similarity of
+its pairs, and a single client is worth its similarity with itself. The worth of a partition is the
+sum over its clusters, so the best pruning of the dendrogram, at a cost λ of each cluster, is found
+from the leaves up.
 
-*Statistic.* It is Λ, the largest cost of a cluster at which more than one cluster still pays. As
-it is the gain per cluster, it detects one client that differs as well as two halves that differ.
-The p-value is the share of shuffles, including the true order, in which Λ is at least as large.
-Linkage and pruning are repeated for each shuffle.
+*Statistic.* The test statistic is Λ, the largest cost of a cluster at which the best pruning still
+has more than one cluster. Since Λ is the gain per cluster, the test detects one client that differs
+as well as two halves that differ. The p-value is the share of shuffles, including the true order,
+in which Λ is at least as large. Linkage and pruning are repeated for each shuffle.
 
-*Views.* All of this is done in two views of the parts (:func:`build_views`), each at half the
-level: the cosines, and the cosines after the directions of largest variance are scaled down.
+*Views.* The test is done in two views of the parts (:func:`build_views`), each at half the level:
+the cosines, and the cosines after the directions of largest variance are scaled down.
 
-*Cut.* If a test rejects that there is one cluster, the dendrogram is pruned at the cost that Λ
+*Cut.* If a test rejects the hypothesis of one cluster, the dendrogram is pruned at the cost that Λ
 exceeds in one of twenty shuffles. Then single clients change their cluster as long as this makes
-the partition worth more. Of the views in which the clusters gain more than the noise of an update
-each, the one that rejects most clearly counts. Each of its clusters is tested again by itself,
-until no test rejects.
+the partition worth more. Of the views in which the clusters have a positive gain
+(:func:`compute_gain_by_parts`), the view that rejects most clearly is used. Each of its clusters
+is tested again by itself, until no test rejects.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +40,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.clustering.linkage import Dendrograms, Matrix
+from fedclade.clustering.repeated_test import compute_rank_e_value
 from fedclade.clustering.similarity import Labels, are_signs, convert_sign_cosines, number_clusters
 
 # Similarity of clients by the updates of parts of their data, and the worth of a partition.
@@ -47,27 +49,31 @@ VIEWS = 2
 """Number of views in which parts are compared; see :func:`build_views`."""
 
 EVENED = 10
-"""Multiple of the median variance at which a direction is scaled by half in the second view."""
+"""Multiple of the median variance at which the second view scales a direction by one half."""
 
 LEAST_GAIN = 1e-9
-"""Least gain of moving a client: less is rounding, and such moves might go on for ever."""
+"""Smallest gain for which a client is moved.
+
+Smaller gains are rounding errors, for which moves might never end.
+"""
 
 NOTHING = 1e-6
-"""Variance, as a share of the largest, below which a direction is rounding."""
+"""Share of the largest variance below which the variance of a direction is a rounding error."""
 
 
 def compute_part_similarity(signatures: Tensor) -> Matrix:
-    """Compute the cosines of all parts.
+    """Compute the cosines of the updates from all parts of all clients' data.
 
     Parameters
     ----------
     signatures
-        Of r parts of each of n clients, ``[n, r, R]``.
+        Signatures (vectors of R numbers) of the updates from r parts of each of n clients,
+        ``[n, r, R]``.
 
     Returns
     -------
     numpy.ndarray
-        ``[n·r, n·r]``, with zeros on the diagonal.
+        Cosines, ``[n·r, n·r]``, with zeros on the diagonal.
     """
     rows = signatures.flatten(0, 1)
     unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
@@ -79,19 +85,21 @@ def compute_part_similarity(signatures: Tensor) -> Matrix:
 
 
 def average_client_similarity(cosines: Matrix, parts: int) -> Matrix:
-    """Average the similarities of parts over pairs of clients.
+    """Average the cosines of parts to similarities of clients.
 
     Parameters
     ----------
     cosines
-        Of all parts, ``[..., n·r, n·r]``, with zeros on the diagonal.
+        Cosines of the updates from all parts of n clients, ``[..., n·r, n·r]``, with zeros on the
+        diagonal.
     parts
         Number r of parts of each client.
 
     Returns
     -------
     numpy.ndarray
-        ``[..., n, n]``. The diagonal has the mean over each client's pairs of different parts.
+        Similarities of clients, ``[..., n, n]``. The diagonal has the mean over each client's
+        pairs of different parts.
     """
     *batch, size, _ = cosines.shape
     n = size // parts
@@ -103,7 +111,17 @@ def average_client_similarity(cosines: Matrix, parts: int) -> Matrix:
 
 
 def compute_worth(similarity: Matrix, labels: Labels) -> float:
-    """Return the worth of a partition ``[n]``: Σ |c| times the mean similarity of pairs in c."""
+    """Return the worth of a partition: the sum over clusters of size times mean similarity.
+
+    A cluster of one client is worth the client's similarity with itself.
+
+    Parameters
+    ----------
+    similarity
+        Similarities of n clients, ``[n, n]``.
+    labels
+        Cluster of each client, ``[n]``.
+    """
     worth = 0.0
     for cluster in np.unique(labels):
         members = np.flatnonzero(labels == cluster)
@@ -116,25 +134,25 @@ def compute_worth(similarity: Matrix, labels: Labels) -> float:
 
 
 def improve_partition(similarity: Matrix, labels: Labels, cost: float) -> Labels:
-    """Move single clients to other clusters while the worth, less the costs, grows.
+    """Move single clients to other clusters while this improves the partition.
 
-    A dendrogram never undoes a merge, so a single noisy client may be in the wrong branch. The move
-    that gains most is made first. If the partition pays, merging all clients into one cluster gains
-    nothing.
+    A partition improves if its worth minus the cost of its clusters grows. A dendrogram never
+    undoes a merge, so a single noisy client may be in the wrong branch. The move with the largest
+    gain is made first, until no move has a gain.
 
     Parameters
     ----------
     similarity
-        Of clients, ``[n, n]``.
+        Similarities of n clients, ``[n, n]``.
     labels
-        The partition ``[n]``, with labels 0, 1, ...; it is not changed.
+        Cluster of each client, ``[n]``, with labels 0, 1, ...; the array is not changed.
     cost
         Cost of each cluster.
 
     Returns
     -------
     numpy.ndarray
-        The improved partition ``[n]``.
+        Cluster of each client in the improved partition, ``[n]``.
     """
     own = similarity.diagonal()
     labels = labels.copy()
@@ -168,9 +186,21 @@ def improve_partition(similarity: Matrix, labels: Labels, cost: float) -> Labels
 def _compute_remaining_worth(
     sizes: Matrix, inside: Matrix, single_worth: Matrix, *, cost: float
 ) -> Matrix:
-    """Return, for each client, the worth ``[n]`` of its cluster if the client left it.
+    """Return, for each of n clients, the worth of its cluster after the client has left it.
 
     A cluster of this client alone would become empty, which saves the cost of a cluster.
+
+    Parameters
+    ----------
+    sizes
+        Size of each client's cluster, ``[n]``.
+    inside
+        Sum of similarities over ordered pairs of the other members of each client's cluster,
+        ``[n]``.
+    single_worth
+        Sum of the other members' similarities with themselves, ``[n]``.
+    cost
+        Cost of a cluster.
     """
     many_worth = inside / np.maximum(sizes - 2, 1)
     of_others = np.where(sizes == 2, single_worth, many_worth)
@@ -178,18 +208,35 @@ def _compute_remaining_worth(
 
 
 def estimate_noise(similarity: Matrix, parts: int) -> float:
-    """Estimate σ², the noise of the mean of a client's r parts.
+    """Estimate σ², the noise of the mean update of a client's r parts.
 
-    It is 1/r of the noise of one part, which shows in the similarity of two parts of one client.
+    σ² is 1/r of the noise of one part, which is estimated from the similarity of two parts of one
+    client.
+
+    Parameters
+    ----------
+    similarity
+        Similarities of n clients, ``[n, n]``, each client's similarity with itself on the diagonal.
+    parts
+        Number r of parts of each client's data.
     """
     return max(0.0, 1 - float(similarity.diagonal().mean())) / parts
 
 
 def compute_gain_by_parts(similarity: Matrix, labels: Labels, noise: float) -> float:
-    """Return the gain of a partition ``[n]`` per client.
+    """Return the gain of a partition per client.
 
-    The gain is the worth of the partition, less that of one cluster, less the noise σ² for each
-    cluster but the first.
+    The gain is the worth of the partition, minus the worth of a single cluster of all clients,
+    minus the noise σ² for each cluster but the first.
+
+    Parameters
+    ----------
+    similarity
+        Similarities of n clients, ``[n, n]``.
+    labels
+        Cluster of each client, ``[n]``.
+    noise
+        Noise σ² of a client's mean update.
     """
     clusters = len(np.unique(labels))
     one_cluster = compute_worth(similarity, np.zeros_like(labels))
@@ -200,21 +247,23 @@ def compute_gain_by_parts(similarity: Matrix, labels: Labels, noise: float) -> f
 def build_views(cosines: Matrix, across: Matrix | None = None) -> tuple[Matrix, Matrix]:
     """Build two views of the similarity of parts: the cosines, and the evened cosines.
 
-    Updates often vary most for reasons of no interest: the number of examples of each label that a
-    part happens to have moves the whole last layer. In the second view the directions of variance
-    v (eigenvalues of the centred cosines) are therefore scaled to v/(v + λ), with λ ten times the
-    median of v. Directions of large variance then count about equally. The more parts there are,
-    the better this separates noise that all of them share from differences of some of them.
+    Updates often vary most for irrelevant reasons: for example, the random number of examples of
+    each label in a part moves the whole last layer. In the second view the directions of variance v
+    (eigenvalues of the centred cosines) are therefore scaled to v/(v + λ), with λ ten times the
+    median of v, so that directions of large variance count about equally ("evened"). The more parts
+    there are, the better this separates noise that all parts share from differences of some parts.
 
-    Neither view uses the clients that own the parts, so shuffling the parts shuffles the views.
+    Neither view depends on which client owns which part, so that shuffling the parts only shuffles
+    the views.
 
     Parameters
     ----------
     cosines
-        Of N parts (:func:`compute_part_similarity`), from which the views are made, ``[N, N]``.
+        Cosines of N parts (:func:`compute_part_similarity`), from which the views are made,
+        ``[N, N]``.
     across
-        Of M other parts with these, ``[M, N]``. If given, the views of these are returned instead,
-        and their rows may have any scale.
+        Cosines of M other parts with the N parts, ``[M, N]``. If given, the views of these cosines
+        are returned instead, and their rows may have any scale.
 
     Returns
     -------
@@ -239,9 +288,17 @@ def build_views(cosines: Matrix, across: Matrix | None = None) -> tuple[Matrix, 
 
 
 def estimate_gammas(similarity: Matrix, parts: int) -> Matrix:
-    """Estimate γ_i of CFL's eq. 39 for whole updates, ``[n]``.
+    """Estimate the relative noise γ_i of each client's whole update (CFL eq. 39), ``[n]``.
 
-    A whole update has 1/r of the noise of a part's update.
+    A whole update has 1/r of the squared noise of an update from one part. γ_i is infinite if the
+    client's parts are not similar at all.
+
+    Parameters
+    ----------
+    similarity
+        Similarities of n clients, ``[n, n]``, each client's similarity with itself on the diagonal.
+    parts
+        Number r of parts of each client's data.
     """
     own = similarity.diagonal()
     with np.errstate(divide="ignore"):
@@ -249,53 +306,56 @@ def estimate_gammas(similarity: Matrix, parts: int) -> Matrix:
 
 
 CUT = 0.05
-"""Share of shuffles in which Λ exceeds the cost of the cut."""
+"""Share of shuffles in which the statistic Λ exceeds the cost at which the dendrogram is pruned."""
 
 DRAWS_TO_RESOLVE = 4
-"""Number of shuffles in a sample, as a multiple of 1 / level."""
+"""Number of shuffles for a p-value, as a multiple of 1 / level."""
 
 FEWEST_DRAWS = 400
-"""Least number of shuffles, from which the cost of the cut is estimated."""
+"""Smallest number of shuffles, from which the cost of a cluster in the pruning is estimated."""
 
 MOST_DRAWS = 4_000_000
-"""Largest sample of shuffles. No result is significant at a level that needs more shuffles, and
-few of them show that as well."""
+"""Largest number of shuffles for a p-value. No result can be significant at a level that needs more
+shuffles, so only :data:`FEWEST_DRAWS` are drawn at such a level."""
 
 ENOUGH = 100
-"""Shuffles with as large a Λ after which sampling stops: the p-value is not small, whatever else
-would be drawn (Besag and Clifford 1991)."""
+"""Number of shuffles with at least the observed Λ after which no more shuffles are drawn.
 
-LARGEST_TESTED = 128
-"""Largest number of clients whose parts are shuffled. If there are more, a sample of this size is
+The p-value is then not small, whatever else would be drawn (Besag and Clifford 1991).
+"""
+
+LARGEST_TESTED_BY_PARTS = 128
+"""Largest number of clients whose parts are shuffled. Of more clients, a sample of this size is
 tested, and the other clients join the clusters of the sample."""
 
 ENTRIES_AT_ONCE = 2**21
-"""Similarities that are shuffled at a time: 16 MiB."""
+"""Number of similarities that are shuffled at a time: 16 MiB."""
 
 MOST_PARTS = 8
 """Largest number of parts of a client's data."""
 
 PLENTY = 150
-"""Examples in a part above which more parts improve the test more than larger parts do."""
+"""Number of examples in a part from which on more parts improve the test more than larger parts."""
 
 PARTS_OF_ALL = 160
-"""Largest number of parts of all clients together that plenty of data leads to."""
+"""Largest number of parts of all clients together to which :data:`PLENTY` of data leads."""
 
 
 @dataclass(frozen=True, eq=False)
 class PartFinding:
-    """Result of the test by parts."""
+    """Result of the permutation test by parts: clusters, p-value, e-value and similarities."""
 
-    labels: Labels  # the clusters [n]; zeros if no test rejects that there is one
+    labels: Labels  # cluster of each client [n]; zeros if no test rejects a single cluster
     p_value: float  # of the hypothesis of one distribution, from both views together
-    strength: float  # Λ over its critical value, in the view that gave the clusters; 0 if none did
-    view: int  # number of that view
+    strength: float  # Λ over its critical value in the view of the clusters; 0 without clusters
+    view: int  # number of the view in which the clusters were found
     tested: Labels  # clients [m] whose parts were shuffled: all, or a sample if there are many
     similarities: tuple[Matrix, ...]  # of the tested clients in each view, [m, m]
     parts: int
+    e_value: float  # of the same hypothesis: the mean of both views
 
     def compute_gains(self, labels: Labels) -> list[float]:
-        """Return the gain per client of a partition ``[n]``, in each view."""
+        """Return the gain per client of a partition of the n clients, in each view."""
         tested_labels = labels[self.tested]
         gains: list[float] = []
         for similarity in self.similarities:
@@ -307,10 +367,10 @@ class PartFinding:
 def choose_part_count(clients: int, examples: int, level: float, smallest: int) -> int:
     """Choose the number r of parts of each client's data.
 
-    It is the smallest r by which one client of n can be distinguished from the others at this
-    level, or a larger one if data are plenty. In a shuffle the r parts of some client stay together
-    with probability n/C(n·r, r). Fewer parts are larger, so a model learns more from each; more
-    parts give a better estimate of the noise.
+    The result is the smallest r by which one client of n can be distinguished from the other
+    clients at this level, or a larger r if clients have much data. In a shuffle the r parts of some
+    client stay together with probability n/C(n·r, r). Fewer parts are larger, so a model learns
+    more from each part; more parts give a better estimate of the noise.
 
     Parameters
     ----------
@@ -321,12 +381,13 @@ def choose_part_count(clients: int, examples: int, level: float, smallest: int) 
     level
         Significance level of the test.
     smallest
-        Least number of examples in a part. It is exceeded only to have two parts.
+        Smallest number of examples in a part. A part has fewer examples only if there would
+        otherwise be fewer than two parts.
 
     Returns
     -------
     int
-        From 2 to :data:`MOST_PARTS`.
+        Number of parts, from 2 to :data:`MOST_PARTS`.
     """
     needed = 2
     while needed < MOST_PARTS and clients / math.comb(clients * needed, needed) > level / 12:
@@ -335,10 +396,27 @@ def choose_part_count(clients: int, examples: int, level: float, smallest: int) 
     return max(2, min(max(needed, plenty), examples // smallest))
 
 
-def compute_lowest_p_value(clients: int, parts: int) -> float:
-    """Return the smallest possible p-value, for two clusters of equal size.
+def count_shuffles(level: float) -> int:
+    """Return the number of shuffles to draw for a test at a significance level.
 
-    It is at least the smallest p-value that the number of shuffles can resolve.
+    If the level needs more than :data:`MOST_DRAWS` shuffles, no result can be significant, and only
+    :data:`FEWEST_DRAWS` are drawn.
+    """
+    draws = max(FEWEST_DRAWS, math.ceil(DRAWS_TO_RESOLVE / level))
+    return draws if draws <= MOST_DRAWS else FEWEST_DRAWS
+
+
+def compute_lowest_p_value(clients: int, parts: int) -> float:
+    """Return the smallest possible p-value of the test, which two clusters of equal size have.
+
+    The result is at least the smallest p-value that the number of shuffles can resolve.
+
+    Parameters
+    ----------
+    clients
+        Number of clients.
+    parts
+        Number of parts of each client's data.
     """
     # Beyond 100 of 200 parts the number of shuffles is the limit, and the binomial is a huge
     # number.
@@ -354,14 +432,17 @@ def find_by_parts(
     level: float,
     draw: np.random.Generator,
     level_inside: float | None = None,
+    *,
+    shuffles: int | None = None,
+    is_better: Callable[[PartFinding], bool] | None = None,
 ) -> PartFinding:
-    """Find the clusters of n clients by the cosines of their parts.
+    """Find the clusters of n clients by a permutation test of the cosines of their parts.
 
     Parameters
     ----------
     cosines
-        Of the parts' updates, ``[n·r, n·r]``, with each client's parts in consecutive rows; see
-        :func:`compute_part_similarity`.
+        Cosines of the updates from r parts of each client, ``[n·r, n·r]``, with each client's parts
+        in consecutive rows; see :func:`compute_part_similarity`.
     parts
         Number r of parts of each client, at least 2.
     level
@@ -369,17 +450,33 @@ def find_by_parts(
     draw
         Generator of the shuffles.
     level_inside
-        Probability of splitting a found cluster of one distribution; ``level`` by default.
+        Probability of splitting a cluster, once found, whose clients have one distribution;
+        ``level`` by default.
+    shuffles
+        Largest number of shuffles in each view; by default as many as the level needs.
+    is_better
+        Function of preliminary clusters that returns whether the caller would use these clusters if
+        the test rejected. If they would not be used, only a few hundred shuffles are drawn, since
+        no decision depends on the p-value.
 
     Returns
     -------
     PartFinding
-        The clusters and the p-value.
+        The clusters, the p-value and the e-value.
     """
     inside = level_inside or level
+    draws = count_shuffles(level / VIEWS) if shuffles is None else shuffles
     n = len(cosines) // parts
-    if n > LARGEST_TESTED:
-        return _find_in_sample(cosines, parts, level, draw=draw, level_inside=inside)
+    if n > LARGEST_TESTED_BY_PARTS:
+        return _find_in_sample(
+            cosines,
+            parts,
+            level,
+            draw=draw,
+            level_inside=inside,
+            shuffles=shuffles,
+            is_better=is_better,
+        )
     views = build_views(cosines)
     similarities = tuple(average_client_similarity(view, parts) for view in views)
     best = PartFinding(
@@ -390,31 +487,108 @@ def find_by_parts(
         tested=np.arange(n),
         similarities=similarities,
         parts=parts,
+        e_value=0.0,
     )
     if n < 2:
         return best
-    for number, (view, similarity) in enumerate(zip(views, similarities, strict=True)):
-        labels, p_value, strength = _test_once(view, parts, level / VIEWS, draw=draw)
-        best = replace(best, p_value=min(best.p_value, VIEWS * p_value))
-        if not labels.any() or strength <= best.strength:
-            continue
-        _split_further(labels, view, parts, level=inside, draw=draw)
-        if compute_gain_by_parts(similarity, labels, estimate_noise(similarity, parts)) > 0:
-            best = replace(best, labels=number_clusters(labels), strength=strength, view=number)
-    return best
+    tests = [_ViewTest(view, parts, level / VIEWS) for view in views]
+    if is_better is not None:
+        first_looks = _look_first(tests, best, level_inside=inside, draw=draw)
+        if not any(map(is_better, first_looks)):
+            draws = FEWEST_DRAWS
+    e_values: list[float] = []
+    for number, test in enumerate(tests):
+        test.draw_shuffles(draws, draw)
+        e_values.append(compute_rank_e_value(1 + test.at_least, draws))
+        best = replace(best, p_value=min(best.p_value, VIEWS * test.p_value))
+        labels = test.find_labels(test.level)
+        if labels.any() and test.strength > best.strength:
+            best = _split_if_it_pays(best, test, labels, view=number, level=inside, draw=draw)
+    return replace(best, e_value=float(np.mean(e_values)))
+
+
+def _look_first(
+    tests: Sequence[_ViewTest],
+    nothing: PartFinding,
+    *,
+    level_inside: float,
+    draw: np.random.Generator,
+) -> list[PartFinding]:
+    """Return preliminary clusters of each view, from the first few hundred shuffles.
+
+    Views without clusters are left out.
+
+    Parameters
+    ----------
+    tests
+        Tests of all views, to which the shuffles are added.
+    nothing
+        Finding without clusters, from which the preliminary findings are made.
+    level_inside
+        Level of the tests that split the clusters further.
+    draw
+        Generator of the shuffles.
+    """
+    found: list[PartFinding] = []
+    for number, test in enumerate(tests):
+        test.draw_shuffles(FEWEST_DRAWS, draw)
+        labels = test.find_labels(max(CUT, test.level))
+        if labels.any():
+            found.append(
+                _split_if_it_pays(nothing, test, labels, view=number, level=level_inside, draw=draw)
+            )
+    return found
+
+
+def _split_if_it_pays(
+    best: PartFinding,
+    test: _ViewTest,
+    labels: Labels,
+    *,
+    view: int,
+    level: float,
+    draw: np.random.Generator,
+) -> PartFinding:
+    """Split the clusters of a view further where tests reject, and return them as a finding.
+
+    If the resulting clusters gain nothing compared with a single cluster, ``best`` is returned
+    unchanged.
+
+    Parameters
+    ----------
+    best
+        Best finding so far.
+    test
+        Test in the view.
+    labels
+        Cluster of each client in the view, ``[n]``; changed in place by further splits.
+    view
+        Number of the view.
+    level
+        Level of the tests inside the clusters.
+    draw
+        Generator of the shuffles.
+    """
+    _split_further(labels, test.view, test.parts, level=level, draw=draw)
+    similarity = best.similarities[view]
+    if compute_gain_by_parts(similarity, labels, estimate_noise(similarity, test.parts)) <= 0:
+        return best
+    return replace(best, labels=number_clusters(labels), strength=test.strength, view=view)
 
 
 def _split_further(
     labels: Labels, view: Matrix, parts: int, *, level: float, draw: np.random.Generator
 ) -> None:
-    """Test each cluster by itself, split it if the test rejects, and change ``labels`` in place."""
+    """Test each cluster by itself, and split it if the test rejects; change ``labels`` in place."""
     pending = list(range(labels.max() + 1))
     while pending:
         members = np.flatnonzero(labels == pending.pop())
         if len(members) < 2:
             continue
         rows = _list_part_rows(members, parts)
-        inner_labels = _test_once(view[np.ix_(rows, rows)], parts, level, draw=draw)[0]
+        test = _ViewTest(view[np.ix_(rows, rows)], parts, level)
+        test.draw_shuffles(count_shuffles(level), draw)
+        inner_labels = test.find_labels(level)
         for inner in range(1, inner_labels.max() + 1):
             labels[members[inner_labels == inner]] = labels.max() + 1
         if inner_labels.any():
@@ -422,86 +596,123 @@ def _split_further(
 
 
 def _list_part_rows(clients: Labels, parts: int) -> NDArray[np.int64]:
-    """Return the row numbers of the parts of some clients."""
+    """Return the row numbers of all parts of some clients, in the matrix of cosines."""
     return (clients[:, None] * parts + np.arange(parts)).ravel()
 
 
-def _test_once(
-    view: Matrix, parts: int, level: float, *, draw: np.random.Generator
-) -> tuple[Labels, float, float]:
-    """Test for clusters and prune once.
+class _ViewTest:
+    """Permutation test for clusters in one view, to which more shuffles can be added later.
 
-    Returns
-    -------
-    tuple of numpy.ndarray, float and float
-        The clusters ``[n]``, the p-value, and Λ over its critical value.
+    A view is a matrix of similarities between all parts; see :func:`build_views`.
+
+    Parameters
+    ----------
+    view
+        Cosines of all parts in this view, ``[n·r, n·r]``.
+    parts
+        Number r of parts of each client.
+    level
+        Significance level of the test in this view.
     """
-    similarity = average_client_similarity(view, parts)
-    trees = Dendrograms(similarity[None])
-    # A shuffle that differs by rounding only should count as equal, so that p is not too small.
-    observed = float(trees.find_critical_costs()[0]) - 1e-12
 
-    def count_at_least(costs: Matrix) -> int:
-        return int((costs >= observed).sum())
+    def __init__(self, view: Matrix, parts: int, level: float) -> None:
+        self.view = view
+        self.parts = parts
+        self.level = level
+        self.at_least = 0  # shuffles with Λ at least that of the true order
+        self._similarity = average_client_similarity(view, parts)
+        self._trees = Dendrograms(self._similarity[None])
+        # A shuffle that differs by rounding only should count as equal, so that p is not too small.
+        self._observed = float(self._trees.find_critical_costs()[0]) - 1e-12
+        self._batches: list[Matrix] = []
 
-    shuffled, at_least = _sample_critical_costs(
-        view, parts, level, draw=draw, count_at_least=count_at_least
-    )
-    p_value = (at_least + 1) / (len(shuffled) + 1)  # the true order is one of the shuffles
-    critical = float(np.quantile(shuffled, 1 - level))
-    strength = max(observed, 0.0) / max(critical, 1e-12)
-    if p_value > level:
-        return np.zeros(len(view) // parts, dtype=np.int64), p_value, strength
-    cost = float(np.quantile(shuffled, 1 - max(CUT, level)))
-    labels = improve_partition(similarity, trees.find_labels(cost), cost)
-    # Number the clusters by clients: the order in a dendrogram may depend on rounding.
-    return number_clusters(labels), p_value, strength
+    @property
+    def drawn(self) -> int:
+        """Number of shuffles that have been drawn so far."""
+        return sum(map(len, self._batches))
+
+    @property
+    def p_value(self) -> float:
+        """Share of orders in which the statistic Λ is at least as large as in the true order.
+
+        The true order itself counts as one of the orders.
+        """
+        return (self.at_least + 1) / (self.drawn + 1)
+
+    @property
+    def strength(self) -> float:
+        """Statistic Λ of the true order, divided by its critical value.
+
+        At the level p of the test, the critical value is the (1 − p) quantile of Λ over the
+        shuffles.
+        """
+        critical = float(np.quantile(np.concatenate(self._batches), 1 - self.level))
+        return max(self._observed, 0.0) / max(critical, 1e-12)
+
+    def draw_shuffles(self, draws: int, draw: np.random.Generator) -> None:
+        """Draw shuffles of the parts until there are ``draws`` shuffles in all.
+
+        Drawing stops early once :data:`ENOUGH` shuffles have at least the observed Λ.
+        """
+        size = len(self.view)
+        max_batch = max(1, ENTRIES_AT_ONCE // size**2)
+        drawn = self.drawn
+        while drawn < draws and self.at_least < ENOUGH:
+            # Small batches first: if there are no clusters, a few hundred shuffles usually suffice.
+            batch_size = min(max_batch, max(drawn, ENOUGH), draws - drawn)
+            orders = np.argsort(draw.random((batch_size, size)), axis=1)
+            shuffles = self.view[orders[:, :, None], orders[:, None, :]]
+            trees = Dendrograms(average_client_similarity(shuffles, self.parts))
+            costs = trees.find_critical_costs()
+            self._batches.append(costs)
+            self.at_least += int((costs >= self._observed).sum())
+            drawn += batch_size
+
+    def find_labels(self, level: float) -> Labels:
+        """Return the cluster of each client ``[n]`` if the test rejects at a level, or zeros."""
+        if self.p_value > level:
+            return np.zeros(len(self._similarity), dtype=np.int64)
+        shuffled = np.concatenate(self._batches)
+        cost = float(np.quantile(shuffled, 1 - max(CUT, level)))
+        labels = improve_partition(self._similarity, self._trees.find_labels(cost), cost)
+        # Number the clusters by clients: the order in a dendrogram may depend on rounding.
+        return number_clusters(labels)
 
 
-def _sample_critical_costs(
+def _find_in_sample(
     cosines: Matrix,
     parts: int,
     level: float,
     *,
     draw: np.random.Generator,
-    count_at_least: Callable[[Matrix], int],
-) -> tuple[Matrix, int]:
-    """Return Λ of as many shuffles as the level needs, and the number of those at least observed.
-
-    ``count_at_least`` counts the values of a batch that are at least as large as the true one.
-    """
-    size = len(cosines)
-    draws = max(FEWEST_DRAWS, math.ceil(DRAWS_TO_RESOLVE / level))
-    if draws > MOST_DRAWS:
-        draws = FEWEST_DRAWS
-    max_batch = max(1, ENTRIES_AT_ONCE // size**2)
-    batches: list[Matrix] = []
-    at_least = 0
-    drawn = 0
-    while drawn < draws and at_least < ENOUGH:
-        # Small batches first: if there are no clusters, a few hundred shuffles usually suffice.
-        batch_size = min(max_batch, max(drawn, ENOUGH), draws - drawn)
-        orders = np.argsort(draw.random((batch_size, size)), axis=1)
-        shuffles = cosines[orders[:, :, None], orders[:, None, :]]
-        costs = Dendrograms(average_client_similarity(shuffles, parts)).find_critical_costs()
-        batches.append(costs)
-        at_least += count_at_least(costs)
-        drawn += len(orders)
-    return np.concatenate(batches), at_least
-
-
-def _find_in_sample(
-    cosines: Matrix, parts: int, level: float, *, draw: np.random.Generator, level_inside: float
+    level_inside: float,
+    shuffles: int | None,
+    is_better: Callable[[PartFinding], bool] | None,
 ) -> PartFinding:
-    """Find the clusters of a sample of clients, and assign each other client to the most similar.
+    """Find the clusters of a sample of clients, and assign all other clients to these clusters.
 
-    The similarity of a client to a cluster is its mean similarity to the members in the sample.
+    A client joins the cluster with the largest mean similarity to its members in the sample. The
+    parameters are the same as for :func:`find_by_parts`.
     """
     n = len(cosines) // parts
-    sampled = np.sort(draw.choice(n, LARGEST_TESTED, replace=False))
+    sampled = np.sort(draw.choice(n, LARGEST_TESTED_BY_PARTS, replace=False))
     rows = _list_part_rows(sampled, parts)
     within = cosines[np.ix_(rows, rows)]
-    finding = find_by_parts(within, parts, level, draw=draw, level_inside=level_inside)
+
+    def is_better_in_sample(finding: PartFinding) -> bool:
+        labels = np.zeros(n, dtype=np.int64)
+        labels[sampled] = finding.labels
+        return is_better is not None and is_better(replace(finding, labels=labels, tested=sampled))
+
+    finding = find_by_parts(
+        within,
+        parts,
+        level,
+        draw=draw,
+        level_inside=level_inside,
+        shuffles=shuffles,
+        is_better=None if is_better is None else is_better_in_sample,
+    )
     members = np.eye(finding.labels.max() + 1)[finding.labels]  # [m, k]
     view = build_views(within, cosines[:, rows])[finding.view]
     to_sampled = view.reshape(n, parts, len(sampled), parts).mean((1, 3))

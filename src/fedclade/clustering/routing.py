@@ -1,25 +1,27 @@
 """Assignment of newcomers and members to leaves, by similarity of updates or by lowest loss.
 
-A newcomer gets the model of the leaf that it is assigned to (CFL Algorithm 4). It is also reported
-whether the newcomer fits there, and on request it gets the deepest model that fits. The papers do
-not define when a newcomer fits. The rules were chosen on MNIST with four label swaps, 20 members
-with 300 images each, and 20 newcomers for each of three seeds: honest ones with 300 or 40 images,
-and strangers that permute all labels (``benchmarks/newcomers.py``).
+A newcomer is a client that joins after training. It receives the model of the leaf to which it is
+assigned (CFL Algorithm 4). Whether the newcomer fits into this leaf is reported as well, and on
+request the newcomer receives the deepest model that fits. The papers do not define when a newcomer
+fits. The rules were chosen on MNIST with four label swaps, 20 members with 300 images each, and 20
+newcomers for each of three seeds: honest newcomers with 300 or 40 images, and strangers, which
+permute all labels (``benchmarks/newcomers.py``).
 
-- *By similarity.* The range within a branch is, over its members, the largest similarity to another
-  member. Newcomers are less similar to members than members are to each other, because the model
-  from which the members' updates were made had been trained on their examples: honest newcomers
-  were at 0.20 and above, where ranges end at 0.31 to 0.42. The range itself would reject them.
-  Strangers are nearly at right angles to all clients (at the root at most 0.19), whatever the
-  number of their examples. A newcomer therefore fits down to half of the range's lower end, midway
-  between a member and a stranger. This detected every stranger, and rejected one of 240 honest
+- *By similarity.* For each member of a branch, take its largest similarity to another member; these
+  numbers are the range of the branch. Newcomers are less similar to members than members are to
+  each other, because the members' updates were made from a model that had been trained on the
+  members' examples: honest newcomers were at 0.20 and above, where the lower ends of ranges were at
+  0.31 to 0.42. The range itself would reject these newcomers. Strangers are nearly at right angles
+  to all clients (at the root at most 0.19), whatever the number of their examples. A newcomer
+  therefore fits if its similarity is at least half of the range's lower end, midway between a
+  member and a stranger. This rule detected every stranger, and rejected one of 240 honest
   newcomers, which had 40 images.
-- *By loss.* Members are no measure, as the model has memorized their examples. A leaf fits a
-  newcomer if its model predicts the labels better than a model of zeros, for which all labels are
-  equally likely: the loss of that model is ln 10 = 2.3, the loss of honest newcomers was at most
-  1.9, and the loss of strangers at least 7.5. A model that overfits may have a larger loss where it
-  is wrong, however often it is right. A leaf therefore also fits if its loss is at most half of the
-  next leaf's.
+- *By loss.* The losses of members are no yardstick, since the model has memorized their examples. A
+  newcomer fits into a leaf if the leaf's model predicts the labels better than a model of zeros,
+  for which all labels are equally likely: the loss of that model is ln 10 = 2.3, the loss of honest
+  newcomers was at most 1.9, and the loss of strangers at least 7.5. A model that overfits may have
+  a large loss although most of its predictions are right. A newcomer therefore also fits if its
+  loss is at most half of the loss with the next best leaf.
 """
 
 from __future__ import annotations
@@ -47,22 +49,25 @@ from fedclade.core import (
 )
 
 MIDWAY = 0.5
-"""Least similarity with which a newcomer fits, as a share of the least similarity of a member."""
+"""Factor of the bounds on similarity and loss with which a newcomer fits.
+
+It multiplies the smallest similarity of a member, or the loss with the next best leaf.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class LossEstimate:
-    """Assignment of clients to leaves by their training losses.
+    """Assignment of clients to leaves by their training losses, with the mean losses.
 
     Parameters
     ----------
     tree
-        The tree with each client in its leaf.
+        The parameter tree with each client in its leaf.
     mean
         Mean of the clients' losses with the models of their leaves.
     trimmed
-        Mean without the lowest and the highest losses. The share removed at each end is that of
-        clients that may report false losses (:attr:`~fedclade.core.Evaluation.byzantine`).
+        Mean without the lowest and the highest losses. The share removed at each end is the share
+        of clients that may report false losses (:attr:`~fedclade.core.Evaluation.byzantine`).
     """
 
     tree: ParameterTree
@@ -72,23 +77,23 @@ class LossEstimate:
 
 @dataclass(frozen=True)
 class Step:
-    """Choice of a branch on a newcomer's path down the tree."""
+    """Choice of a branch at one node of a newcomer's path down the parameter tree."""
 
     node: int
     # A larger cosine similarity is better; a smaller loss (in nats) or distance is better.
     by: Literal["similarity", "loss", "distance"]
-    scores: Mapping[int, float]  # of each branch, by the node that it leads to
+    scores: Mapping[int, float]  # score of each branch, by the node that the branch leads to
     taken: int  # node of the chosen branch
     fits: bool  # whether the newcomer fits into the chosen branch
 
     @property
     def score(self) -> float:
-        """Score of the chosen branch."""
+        """Score of the chosen branch: a similarity, a loss or a distance, as :attr:`by` states."""
         return self.scores[self.taken]
 
     @property
     def other(self) -> float | None:
-        """Best score of the other branches, or None if there is no other branch."""
+        """Best score of the branches that were not chosen; None if there is only one branch."""
         others = [score for branch, score in self.scores.items() if branch != self.taken]
         if self.by == "similarity":
             return max(others, default=None)
@@ -96,7 +101,10 @@ class Step:
 
     @property
     def margin(self) -> float | None:
-        """Difference of the score to the best of the other branches; positive if it is better."""
+        """Difference between the score of the chosen branch and that of the best other branch.
+
+        It is positive if the chosen branch is better, and None if there is only one branch.
+        """
         if self.other is None:
             return None
         if self.by == "similarity":
@@ -106,7 +114,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Path of one newcomer from the root to a leaf, and the choices that led there."""
+    """Path of one newcomer from the root of the parameter tree to a leaf, with all choices.
+
+    ``client`` is the newcomer's id, ``path`` the ids of the nodes from the root to the leaf, and
+    ``steps`` the choices of branches on this path.
+    """
 
     client: int
     path: tuple[int, ...]
@@ -114,17 +126,17 @@ class Assignment:
 
     @property
     def node(self) -> int:
-        """Leaf at the end of the path (CFL Algorithm 4, line 14), whether or not it fits."""
+        """Leaf to which the newcomer is assigned (CFL Algorithm 4, line 14), even without a fit."""
         return self.path[-1]
 
     @property
     def fits(self) -> bool:
-        """Whether the newcomer fits at every step."""
+        """Whether the newcomer fits into the chosen branch at every node of its path."""
         return all(step.fits for step in self.steps)
 
     @property
     def fitting(self) -> tuple[int, ...]:
-        """Part of the path that fits: from the root to the last node before a step that does not."""
+        """Beginning of the newcomer's path, before the first branch into which it does not fit."""
         misfit = next(
             (place for place, step in enumerate(self.steps) if not step.fits), len(self.steps)
         )
@@ -132,12 +144,25 @@ class Assignment:
 
     @property
     def margin(self) -> float | None:
-        """Smallest margin on the path, or None if there was nothing to choose."""
+        """Smallest margin of all steps on the path; None if no step had more than one branch.
+
+        A margin is the difference between the chosen and the best other branch.
+        """
         return min((step.margin for step in self.steps if step.margin is not None), default=None)
 
     @classmethod
     def along(cls, tree: ParameterTree, client: int, steps: Sequence[Step]) -> Assignment:
-        """Return the assignment that results from choices, in order from the root."""
+        """Return the assignment of a newcomer that results from its choices of branches.
+
+        Parameters
+        ----------
+        tree
+            The parameter tree.
+        client
+            Id of the newcomer.
+        steps
+            Choices in order from the root; empty if the newcomer stays at the root.
+        """
         leaf = steps[-1].taken if steps else 0
         return cls(client, tuple(node.id for node in tree.above(leaf)), tuple(steps))
 
@@ -150,7 +175,7 @@ def assign_to_root(ids: Sequence[int]) -> list[Assignment]:
 def route(
     tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
 ) -> list[Assignment]:
-    """Assign newcomers by similarity if the tree has cached updates, and else by lowest loss.
+    """Assign newcomers to leaves by similarity if updates are cached, otherwise by lowest loss.
 
     Parameters
     ----------
@@ -161,8 +186,8 @@ def route(
     clients
         Clients that include the newcomers.
     this_round
-        Local training of the newcomers. If updates are cached, the round number is that of the
-        cached updates, so that both are comparable.
+        Settings of the newcomers' local training. If updates are cached, the newcomers train as in
+        the round of the cached updates, so that both are comparable.
     """
     if len(tree.nodes) == 1:
         return assign_to_root(ids)
@@ -174,9 +199,11 @@ def route(
 def assign_by_similarity(
     tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
 ) -> list[Assignment]:
-    """Assign newcomers by traversing the tree (CFL Algorithm 4), with any number of branches.
+    """Assign newcomers by traversing the parameter tree (CFL Algorithm 4).
 
-    All newcomers at a node train in one query, as in the round of the members' updates.
+    At each node, a newcomer chooses the branch with the most similar cached update. In contrast to
+    the paper, a node may have any number of branches. All newcomers at a node train in one query,
+    as in the round of the members' updates.
     """
     steps: dict[int, list[Step]] = {client: [] for client in ids}
     pending = {0: list(ids)}  # line 2
@@ -229,7 +256,10 @@ def walk_down(
 
 
 def _list_movable(tree: ParameterTree, moving: set[int]) -> dict[int, list[int]]:
-    """Return the clients that can move on, by the node where they are."""
+    """Return the clients that can move further down the tree, by their present node.
+
+    A client can move if it is in ``moving`` and its node has branches with cached updates.
+    """
     movable: dict[int, list[int]] = {}
     for node, waiting in tree.stragglers.items():
         here = [client for client in waiting if client in moving]
@@ -241,15 +271,24 @@ def _list_movable(tree: ParameterTree, moving: set[int]) -> dict[int, list[int]]
 def place_in_branches(
     tree: ParameterTree, node: int, updates: Updates
 ) -> tuple[ParameterTree, dict[int, list[int]]]:
-    """Move clients into the branches of a node with the most similar cached updates.
+    """Move each client into the branch of a node that has the most similar cached update.
 
-    This is CFL Algorithm 4, lines 6 to 12. The clients' updates, made from the node's model, are
-    added to the cached ones.
+    This is CFL Algorithm 4, lines 6 to 12. The clients' updates are added to the cached updates of
+    their branches.
+
+    Parameters
+    ----------
+    tree
+        The parameter tree.
+    node
+        Node whose branches the clients may join.
+    updates
+        Updates of the clients, made from the node's model.
 
     Returns
     -------
     tuple of ParameterTree and dict
-        The tree, and the clients that joined each branch, by branch.
+        The changed tree, and the clients that joined each branch, by branch.
     """
     branches = _list_branches(tree, node)
     joined: dict[int, list[int]] = {}
@@ -267,6 +306,7 @@ def place_in_branches(
 
 
 def _has_cached_branches(tree: ParameterTree, node: int) -> bool:
+    """Return whether a node has branches with members, all of which have cached updates."""
     branches = _list_branches(tree, node)
     return bool(branches) and all(branch.cached is not None for branch in branches)
 
@@ -277,7 +317,8 @@ def require_updates(ids: Sequence[int], updates: Updates) -> Updates:
     Raises
     ------
     UpdateError
-        If a newcomer did not reply with a usable update. The message names each and the reason.
+        If a newcomer did not reply with a usable update. The message names each such newcomer with
+        the reason.
     """
     missing = sorted(set(ids).difference(updates.ids))
     if not missing:
@@ -286,21 +327,34 @@ def require_updates(ids: Sequence[int], updates: Updates) -> Updates:
         f"newcomer {client}: {updates.left_out.get(client, DROPPED_OUT)}" for client in missing
     ]
     raise UpdateError(
-        f"a newcomer without an update cannot be assigned: {'; '.join(reasons)}; take it out, or "
-        "lower local.lr"
+        "newcomers without a usable update cannot be assigned to a cluster: "
+        f"{'; '.join(reasons)}; remove these newcomers or, if their training diverged, lower "
+        "local.lr"
     )
 
 
 def compute_branch_similarities(signatures: Tensor, branches: Sequence[Node]) -> Similarity:
-    """Return the largest cosine of each signature with those cached in each branch, ``[n, k]``."""
+    """Return the similarity of n newcomers to k branches, ``[n, k]``.
+
+    It is the largest cosine of the newcomer's signature with a signature that is cached in the
+    branch.
+
+    Parameters
+    ----------
+    signatures
+        Signatures of the newcomers' updates, ``[n, R]``.
+    branches
+        The branches, which all have cached signatures.
+    """
     columns = [compute_cosines(signatures, _get_cached(b)).max(axis=1) for b in branches]
     return np.stack(columns, axis=1)
 
 
 def find_least_similarity(branch: Node) -> float:
-    """Return the least similarity to some member with which a newcomer fits into a branch.
+    """Return the smallest similarity to a branch with which a newcomer still fits into it.
 
-    The module's docstring has the reasons for this bound.
+    It is half of the lower end of the branch's range, the smallest of the members' largest
+    similarities to other members. The module's docstring gives the reason.
     """
     if len(branch.members) < 2:  # one member alone shows no range
         return 0.0
@@ -312,10 +366,10 @@ def find_least_similarity(branch: Node) -> float:
 
 
 def assign_by_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> list[Assignment]:
-    """Assign newcomers to the leaf with the lowest loss on their training data; of equals the first.
+    """Assign each newcomer to the leaf whose model has the lowest loss on its training data.
 
-    Leaves without members are excluded, because no client has trained their models. A newcomer that
-    does not reply is not assigned.
+    Of leaves with equal losses, the first is chosen. Leaves without members are excluded, because
+    no client has trained their models. A newcomer that does not reply is not assigned.
     """
     losses = compute_leaf_losses(tree, ids, clients)
     taken = {client: min(by_leaf, key=by_leaf.__getitem__) for client, by_leaf in losses.items()}
@@ -330,7 +384,10 @@ def assign_by_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) ->
 def compute_leaf_losses(
     tree: ParameterTree, ids: Sequence[int], clients: Clients
 ) -> dict[int, dict[int, float]]:
-    """Return each newcomer's training loss with each leaf that has members, by client and leaf."""
+    """Return the training loss of each newcomer with the model of each leaf, by client and leaf.
+
+    Leaves without members are left out.
+    """
     leaves = [leaf.id for leaf in tree.leaves if leaf.members]
     models, rows = tree.models(leaves)
     losses = compute_training_losses(models, rows, ids, clients)
@@ -343,7 +400,7 @@ def check_fit_by_loss(
     tree: ParameterTree,
     clients: Clients,
 ) -> dict[int, bool]:
-    """Return whether each newcomer fits into its leaf.
+    """Return whether each newcomer fits into its leaf, judged by its training losses.
 
     Parameters
     ----------
@@ -359,7 +416,7 @@ def check_fit_by_loss(
     Returns
     -------
     dict
-        By newcomer.
+        Whether the newcomer fits, by newcomer.
     """
     zeros = torch.zeros_like(tree.nodes[0].params)[None]
     of_zeros = compute_training_losses(zeros, [0], [*losses], clients)
@@ -385,12 +442,12 @@ def assign_to_lowest_loss(
     clients
         Clients of the run.
     by_choice
-        Let clients report only which model has the lowest loss, and no losses.
+        Whether clients report only which model has the lowest loss, and no losses.
 
     Returns
     -------
     tuple of ParameterTree and float
-        The tree, and the mean of the lowest losses: infinite if no client replies, NaN with
+        The changed tree, and the mean of the lowest losses: infinite if no client replies, NaN with
         ``by_choice``.
     """
     estimate = estimate_by_loss(tree, ids, clients, by_choice=by_choice)
@@ -400,7 +457,11 @@ def assign_to_lowest_loss(
 def estimate_by_loss(
     tree: ParameterTree, ids: Sequence[int], clients: Clients, *, by_choice: bool = False
 ) -> LossEstimate:
-    """Move clients as :func:`assign_to_lowest_loss`, and return all statistics of the losses."""
+    """Move each client to the leaf with the lowest loss, and return statistics of the losses.
+
+    The parameters are the same as for :func:`assign_to_lowest_loss`. With ``by_choice``, the mean
+    losses are NaN.
+    """
     leaves = [leaf.id for leaf in tree.leaves]
     models, rows = tree.models(leaves)
     if by_choice:
@@ -420,23 +481,23 @@ def estimate_by_loss(
 def find_chosen_models(
     models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients
 ) -> dict[int, int]:
-    """Return the model with the lowest loss on each client's training data.
+    """Query each client for the model with the lowest loss on its training data.
 
     Parameters
     ----------
     models
-        ``[K, S]``.
+        Parameter vectors of K models, ``[K, S]``.
     rows
         Rows of the k models that are compared, ``[k]``.
     ids
-        Clients. Those that do not reply are left out of the result.
+        Ids of the clients. Clients that do not reply are left out of the result.
     clients
         Clients of the run.
 
     Returns
     -------
     dict
-        Place of the model in ``rows``, by client.
+        Index of the model in ``rows``, by client.
     """
     repeated_ids = [client for client in ids for _ in rows]
     reply = clients.ask(ChoiceQuery(repeated_ids, models, [*rows] * len(ids), "train"))
@@ -452,8 +513,19 @@ def compute_training_losses(
 ) -> dict[int, Tensor]:
     """Return the losses of k models on each client's training data, by client.
 
-    ``rows`` are the rows of the k models in ``[K, S]``. The losses ``[k]`` are in nats, and
-    infinite for a model that diverged. Clients that do not reply are left out.
+    The losses ``[k]`` of a client are in nats, and infinite for a model that diverged. Clients that
+    do not reply are left out.
+
+    Parameters
+    ----------
+    models
+        Parameter vectors of K models, ``[K, S]``.
+    rows
+        Rows of the k models to evaluate.
+    ids
+        Ids of the clients.
+    clients
+        Clients of the run.
     """
     evaluation = _evaluate_on_training_data(models, rows, ids, clients)
     return _group_losses(evaluation, len(rows))
@@ -462,19 +534,31 @@ def compute_training_losses(
 def _evaluate_on_training_data(
     models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients
 ) -> Evaluation:
-    """Return the scores of each of k models on the training data of each client."""
+    """Query each client for the scores of several models on its training data."""
     repeated_ids = [client for client in ids for _ in rows]
     return clients.evaluate(repeated_ids, models, [*rows] * len(ids), "train")
 
 
 def _group_losses(evaluation: Evaluation, models: int) -> dict[int, Tensor]:
-    """Return the losses of each client ``[k]``, given the number k of models."""
+    """Return the losses of each client with k models ``[k]``, by client.
+
+    Parameters
+    ----------
+    evaluation
+        Scores with k consecutive rows for each client.
+    models
+        Number k of models.
+    """
     losses = evaluation.losses.view(-1, models).nan_to_num(torch.inf)
     return dict(zip(evaluation.ids[::models], losses, strict=True))
 
 
 def _trimmed_mean(losses: Tensor, share: float) -> float:
-    """Return the mean without this share of the lowest and of the highest losses, rounded down."""
+    """Return the trimmed mean of losses.
+
+    The given share of the lowest and of the highest losses, each rounded down to whole losses, is
+    left out.
+    """
     # Round first: 0.3 · 10 is 2.9999999999999996 in floating point, and should cut 3.
     cut = math.floor(round(share * len(losses), 9))
     return float(losses.sort().values[cut : len(losses) - cut].mean())
@@ -486,5 +570,6 @@ def _list_branches(tree: ParameterTree, node: int) -> list[Node]:
 
 
 def _get_cached(branch: Node) -> Tensor:
+    """Return the signatures that are cached at a branch, which must have some."""
     assert branch.cached is not None  # callers have checked this
     return branch.cached

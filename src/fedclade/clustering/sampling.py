@@ -1,4 +1,9 @@
-"""Clusters from sums over clients or from a sample of clients, and assignment of the others."""
+"""Clusters from sums over clients, or from a sample of clients to which the rest is assigned.
+
+Sums are used under central privacy, where the server receives only noisy sums over clients: it
+divides the directions of updates into cells, and receives the number of clients and the sum of
+their directions in each cell.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +21,29 @@ from fedclade.clustering.similarity import Labels, compute_cosines
 # The sums have been released already, so nothing here costs privacy.
 
 RUNS = 50
-"""Number of k-means runs, of which the best counts."""
+"""Number of k-means runs with different first centres, of which the best is used."""
 
 LEAST_COUNT = 2.0
-"""Least count of a cell that is used, in standard deviations of the noise on a count."""
+"""Smallest count of a cell that is used, in standard deviations of the noise on a count."""
 
 
 def find_directions(moments: Tensor, dim: int, count: int) -> Tensor:
-    """Return the directions of largest second moment.
+    """Return the directions in which clients' signatures have the largest second moment.
 
     Parameters
     ----------
     moments
-        Sum of :class:`~fedclade.core.Moments`: an upper triangle, ``[R(R+1)/2]``.
+        Sum over clients of the replies to :class:`~fedclade.core.Moments`: the upper triangle of
+        the matrix of second moments, ``[R(R+1)/2]``.
     dim
-        R.
+        Number R of entries of a signature.
     count
         Number of directions.
 
     Returns
     -------
     torch.Tensor
-        ``[R, count]``, float64.
+        Orthonormal directions, ``[R, count]``, float64, in ascending order of their moments.
     """
     rows, columns = torch.triu_indices(dim, dim)
     matrix = torch.zeros(dim, dim, dtype=torch.float64)
@@ -47,7 +53,10 @@ def find_directions(moments: Tensor, dim: int, count: int) -> Tensor:
 
 
 def draw_cell_points(count: int, dim: int, draw: np.random.Generator) -> Tensor:
-    """Draw the middle points of cells, uniformly on the unit sphere, ``[count, dim]``."""
+    """Draw the centres of cells, uniformly on the unit sphere, ``[count, dim]``.
+
+    Each client counts in the cell whose centre is nearest to the direction of its update.
+    """
     normal = torch.from_numpy(draw.standard_normal((count, dim)))
     return functional.normalize(normal, dim=1)
 
@@ -60,7 +69,8 @@ def find_cell_centres(
     Parameters
     ----------
     sums
-        Sum ``[B (1 + d)]`` of :class:`~fedclade.core.Cells`.
+        Sum over clients of the replies to :class:`~fedclade.core.Cells`: the number of clients in
+        each of B cells, and the sum of their directions of d entries, ``[B (1 + d)]``.
     cells
         Number B of cells.
     k
@@ -74,7 +84,7 @@ def find_cell_centres(
     Returns
     -------
     torch.Tensor
-        Unit vectors, ``[k, d]``, float64.
+        Centres as unit vectors, ``[k, d]``, float64.
     """
     from sklearn.cluster import KMeans  # slow to import: only where used
 
@@ -98,16 +108,16 @@ ENTRIES_AT_ONCE = 2**21
 def assign_to_nearest_mean(
     signatures: Tensor, drawn: NDArray[np.int64], labels: Labels, metric: str
 ) -> Labels:
-    """Assign all clients to the clusters of a sample, by the nearest mean.
+    """Assign all clients to the clusters that were found in a sample, by the nearest cluster mean.
 
-    The mean is used whatever the linkage. It is less noisy than any member, so it recovers more of
-    the clusters that the linkage finds among all clients than the farthest or the nearest member
-    does (``benchmarks/pairs.py rules``).
+    The mean is used whatever the linkage of the clustering. A mean is less noisy than any member,
+    so it recovers more of the clusters that the linkage finds among all clients than the farthest
+    or the nearest member does (``benchmarks/pairs.py rules``).
 
     Parameters
     ----------
     signatures
-        ``[n, R]``.
+        Signatures (vectors by which clients are compared) of all n clients, ``[n, R]``.
     drawn
         Rows of the sampled clients, ``[m]``.
     labels
@@ -139,7 +149,21 @@ def assign_to_nearest_mean(
 def _compute_means(
     signatures: Tensor, drawn: NDArray[np.int64], labels: Labels, *, metric: str, batch_size: int
 ) -> Tensor:
-    """Return the means ``[k, R]`` of the clusters' members, or of their directions."""
+    """Return the mean signature of each of k clusters, ``[k, R]``.
+
+    With the metric ``cosine``, this is the mean of the members' directions (unit vectors).
+
+    Parameters
+    ----------
+    signatures
+        Signatures of all clients, ``[n, R]``.
+    drawn, labels
+        Rows and clusters of the m sampled clients, ``[m]`` each.
+    metric
+        Distance by which clients are compared.
+    batch_size
+        Number of rows that are converted to float64 at a time.
+    """
     n_clusters = int(labels.max()) + 1
     means = signatures.new_zeros(n_clusters, signatures.shape[1], dtype=torch.float64)
     for start in range(0, len(drawn), batch_size):

@@ -1,9 +1,11 @@
-"""Correctness of a bi-partition: CFL's Theorem 1, its corollary, and criterion (Sattler et al. 2019).
+"""Correctness of a bi-partition: CFL's Theorem 1, corollary and criterion (Sattler et al. 2019).
 
-The relative noise γ_i of a client's gradient is its distance from the gradient of the client's
-distribution, divided by the norm of the latter (eq. 16). From γ alone the theorem bounds how
-similar clients of two distributions can be across the best bi-partition, and how dissimilar clients
-of one distribution can be. If the bounds do not overlap, the bi-partition is correct.
+A bi-partition splits the clients of a cluster in two; it is correct if no two clients of one
+distribution are separated. The relative noise γ_i of a client's gradient is the distance of this
+gradient from the exact gradient of the client's distribution, divided by the norm of the exact
+gradient (eq. 16). From γ alone the theorem bounds how similar clients of two distributions can be
+across the best bi-partition, and how dissimilar clients of one distribution can be. If the bounds
+do not overlap, the bi-partition is correct.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ Gammas = NDArray[np.float64]
 
 
 def noise_cosine(gamma_i: ArrayLike, gamma_j: ArrayLike) -> NDArray[np.float64]:
-    """Return H_ij = −γ_i γ_j + √(1 − γ_i²)·√(1 − γ_j²) (eq. 20).
+    """Return the smallest possible cosine similarity of two clients of one distribution (eq. 20).
 
-    It is the cosine of arcsin γ_i + arcsin γ_j: the least similarity of two clients of one
-    distribution. Relative noises are in [0, 1); arrays are broadcast.
+    It is H_ij = −γ_i γ_j + √(1 − γ_i²)·√(1 − γ_j²), the cosine of arcsin γ_i + arcsin γ_j.
+
+    Parameters
+    ----------
+    gamma_i, gamma_j
+        Relative noise of the gradients of both clients, in [0, 1); arrays are broadcast.
     """
     i = np.asarray(gamma_i, dtype=np.float64)
     j = np.asarray(gamma_j, dtype=np.float64)
@@ -41,18 +47,19 @@ def noise_cosine(gamma_i: ArrayLike, gamma_j: ArrayLike) -> NDArray[np.float64]:
 
 
 def bound_cross_similarity(gammas: Sequence[float], truth: Sequence[int]) -> float:
-    """Return the upper bound on α_cross^max (eq. 19): no optimal bi-partition has a larger one.
+    """Return the upper bound on α_cross^max, the similarity across the best bi-partition (eq. 19).
 
-    For two clients of different distributions the bound is cos φ·H + sin φ·√(1 − H²) with
-    φ = π/(k − 1), or 1 if H < cos φ. The clients across the best split are not known beforehand, so
-    the result is the largest bound over all such pairs.
+    For two clients of different distributions the bound is cos φ·H + sin φ·√(1 − H²), or 1 if
+    H < cos φ. Here H is :func:`noise_cosine` of the two clients, φ is π/(k − 1), and k is the
+    number of distributions. The clients across the best bi-partition are not known beforehand, so
+    the result is the largest bound over all pairs of clients of different distributions.
 
     Parameters
     ----------
     gammas
-        γ_i of m clients, in [0, 1).
+        Relative noise γ_i of m clients, in [0, 1).
     truth
-        I(i), the distribution of each client; at least 2 distributions.
+        I(i), the distribution of each client, with at least 2 different distributions.
 
     Raises
     ------
@@ -61,7 +68,7 @@ def bound_cross_similarity(gammas: Sequence[float], truth: Sequence[int]) -> flo
     """
     noise, labels = _check_gammas(gammas, truth)
     k = len(np.unique(labels))
-    require(("truth", f"{k} distribution", k >= 2, "of at least 2 distributions"))
+    require(("truth", f"{k} distribution", k >= 2, "labels of at least 2 distributions"))
     H = noise_cosine(noise[:, None], noise)[~np.equal.outer(labels, labels)]
     phi = math.pi / (k - 1)
     bounds = math.cos(phi) * H + math.sin(phi) * np.sqrt(np.clip(1 - H**2, 0, None))
@@ -69,14 +76,17 @@ def bound_cross_similarity(gammas: Sequence[float], truth: Sequence[int]) -> flo
 
 
 def bound_intra_similarity(gammas: Sequence[float], truth: Sequence[int]) -> float:
-    """Return the lower bound on α_intra^min (eq. 21): the least H_ij within a distribution.
+    """Return the lower bound on α_intra^min, the similarity within a distribution (eq. 21).
+
+    It is the smallest H_ij (:func:`noise_cosine`) of two clients of one distribution.
 
     Parameters
     ----------
     gammas
-        γ_i of m clients, in [0, 1).
+        Relative noise γ_i of m clients, in [0, 1).
     truth
-        I(i), the distribution of each client. If no two clients share one, the result is 1.
+        I(i), the distribution of each client. If no two clients have the same distribution, the
+        result is 1.
 
     Raises
     ------
@@ -90,15 +100,16 @@ def bound_intra_similarity(gammas: Sequence[float], truth: Sequence[int]) -> flo
 
 
 def gamma_bound(alpha_cross_max: float) -> float:
-    """Return √((1 − α_cross^max) / 2) (eq. 39).
+    """Return the bound on the relative noise below which a bi-partition is correct (eq. 39).
 
-    A bi-partition is certainly correct while γ_max is below this bound. It follows from
-    α_intra^min ≥ 1 − 2γ_max² (eq. 38), and needs neither the true clusters nor their number.
+    A bi-partition is certainly correct if γ_max, the largest relative noise of a client, is below
+    √((1 − α_cross^max) / 2). This follows from α_intra^min ≥ 1 − 2γ_max² (eq. 38), and needs
+    neither the true clusters nor their number.
 
     Parameters
     ----------
     alpha_cross_max
-        Largest similarity across the optimal bi-partition.
+        Largest similarity of two clients across the optimal bi-partition.
     """
     return math.sqrt((1.0 - alpha_cross_max) / 2.0)
 
@@ -106,19 +117,20 @@ def gamma_bound(alpha_cross_max: float) -> float:
 def separation_gap(alpha: Similarity, truth: Sequence[int], alpha_cross_max: float) -> float:
     """Return the separation gap g(α) = α_intra^min − α_cross^max (Definition 2, eqs. 28 and 29).
 
-    The optimal bi-partition is correct if the gap is positive (Corollary 1). Remark 2 has "if and
-    only if", but a split can be correct without a gap: members of one distribution may be less
-    similar than clients across the split, as they often are in figure 3
-    (``fedclade reproduce cfl-fig3-theory``).
+    α_intra^min is the smallest similarity of two clients of one distribution, and α_cross^max the
+    largest similarity across the optimal bi-partition. The optimal bi-partition is correct if the
+    gap is positive (Corollary 1). Remark 2 of the paper states "if and only if", but a split can be
+    correct without a gap: members of one distribution may be less similar than clients across the
+    split, as they often are in figure 3 (``fedclade reproduce cfl-fig3-theory``).
 
     Parameters
     ----------
     alpha
-        Similarities ``[n, n]``.
+        Similarities of n clients, ``[n, n]``.
     truth
-        True cluster of each client, ``[n]``. They are known in experiments only.
+        True cluster of each client, ``[n]``. True clusters are known in experiments only.
     alpha_cross_max
-        Largest similarity across the optimal bi-partition.
+        Largest similarity of two clients across the optimal bi-partition.
     """
     labels = np.asarray(truth)
     # This includes the diagonal, so α_intra^min is 1 if all clients have different distributions.
@@ -129,10 +141,16 @@ def separation_gap(alpha: Similarity, truth: Sequence[int], alpha_cross_max: flo
 def _check_gammas(
     gammas: Sequence[float], truth: Sequence[int]
 ) -> tuple[Gammas, NDArray[np.int64]]:
-    """Return both as arrays, or raise ConfigError."""
+    """Check the relative noises and true clusters of clients, and return both as arrays.
+
+    Raises
+    ------
+    ConfigError
+        If a relative noise is out of range, or the lengths differ.
+    """
     noise = np.asarray(gammas, dtype=np.float64)
     invalid = noise[~((noise >= 0) & (noise < 1))]
-    same_length = f"as many as there are clients in truth, {len(truth)}"
+    same_length = f"one number for each of the {len(truth)} clients in truth"
     require(
         ("gammas", invalid[:1].tolist(), len(invalid) == 0, "in [0, 1)"),
         ("gammas", len(noise), len(noise) == len(truth), same_length),
@@ -144,13 +162,19 @@ def _check_gammas(
 # point, and how much its members disagree.
 
 MOST_PAIRED = 5000
-"""Number of clients up to which a similarity matrix is stored, of 200 MB. For more clients, only a
-minimum spanning tree is found."""
+"""Largest number of clients for which a similarity matrix is stored (200 MB).
+
+For more clients, the bi-partition is found by a minimum spanning tree, without the matrix.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class SplitCriteria:
-    """Quantities of CFL's criteria for one cluster in one round, from updates of the same model."""
+    """Quantities by which CFL decides whether to split a cluster in a round.
+
+    These are the norms of eqs. 32 and 33 and the similarities of eq. 51. They are computed from the
+    updates of the cluster's members, which all start from the same model.
+    """
 
     members: tuple[int, ...]  # the clients that replied, [n]
     mean_norm: float  # ‖Σ |D_i|/|D_c| Δθ_i‖, the norm of the mean (eq. 32), in parameter units
@@ -162,16 +186,33 @@ class SplitCriteria:
     def of(
         cls, updates: Updates, mean: Tensor | None, similarity: Similarity | None = None
     ) -> SplitCriteria:
-        """Measure the updates of one cluster and their mean ``[S]``, or None without updates."""
+        """Compute the norms of CFL's criteria (eqs. 32 and 33) from the updates of one cluster.
+
+        Parameters
+        ----------
+        updates
+            Updates of the cluster's members.
+        mean
+            Mean of the updates, ``[S]``; None if no member sent an update.
+        similarity
+            Similarities of the members, ``[n, n]``; None if not computed.
+        """
         if mean is None:
             return cls((), 0.0, 0.0, None)
         mean_norm = torch.linalg.vector_norm(mean[: updates.n_parameters], dtype=torch.float64)
         return cls(updates.ids, float(mean_norm), float(updates.norms.max()), similarity)
 
     def compared(self, signatures: Tensor, members: Sequence[int]) -> SplitCriteria:
-        """Return the criteria with the similarities of the members' signatures ``[n, R]``.
+        """Return the criteria with the similarities of the cluster's members.
 
         For more than :data:`MOST_PAIRED` members only the optimal bi-partition is stored.
+
+        Parameters
+        ----------
+        signatures
+            Signatures (vectors by which clients are compared) of n members, ``[n, R]``.
+        members
+            Ids of the members.
         """
         ids = tuple(members)
         if len(members) <= MOST_PAIRED:
@@ -181,14 +222,21 @@ class SplitCriteria:
 
     @cached_property
     def bipartition(self) -> Bipartition | None:
-        """Optimal bi-partition (eq. 25); None for one client, or if clients were not compared."""
+        """Optimal bi-partition of the members (eq. 25).
+
+        It is None for fewer than two members, or if the members were not compared.
+        """
         if self.similarity is None or len(self.members) < 2:
             return self.by_tree
         return find_optimal_bipartition(self.similarity, self.members)
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Numbers that decide on a split; without a bi-partition the last two are missing."""
+        """Quantities that decide on a split, by name.
+
+        These are ``mean_norm`` and ``max_norm`` and, if there is a bi-partition,
+        ``alpha_cross_max`` and ``gamma_bound``.
+        """
         numbers = {"mean_norm": self.mean_norm, "max_norm": self.max_norm}
         if self.bipartition is not None:
             numbers["alpha_cross_max"] = self.bipartition.alpha_cross_max

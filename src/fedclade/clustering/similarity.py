@@ -18,27 +18,32 @@ Labels = NDArray[np.int64]
 """The cluster of each of n clients, ``[n]``."""
 
 Distances = NDArray[np.float64]
-"""Distances of all pairs of m rows, ``[m(m-1)/2]``, in SciPy's condensed order: first those of row 0
-to rows 1, 2, ..., then those of row 1 to rows 2, 3, ..., and so on."""
+"""Distances of all pairs of m rows, ``[m(m-1)/2]``, in SciPy's condensed order.
+
+These are the distances of row 0 to rows 1, 2, ..., then of row 1 to rows 2, 3, ..., and so on.
+"""
 
 METRICS = ("l1", "l2", "cosine")
-"""Distances of updates that :func:`compute_distances` computes."""
+"""Names of the distances of updates that :func:`compute_distances` computes."""
 
 COLUMNS = 256
-"""Number of columns whose distances are added up at a time, so that they fit into a cache."""
+"""Number of columns whose distances are added up at a time: they fit into a cache."""
 
 ROUNDING = 1e-6
 """Cosine distance below which two float32 rows are equal up to rounding."""
 
 
 def number_clusters(labels: Labels) -> Labels:
-    """Renumber clusters ``[n]`` from 0 in the order in which they first appear."""
+    """Renumber the clusters of n clients from 0, in the order in which clusters first appear."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return first.argsort().argsort()[inverse]
 
 
 def are_signs(signatures: Tensor) -> bool:
-    """Return whether all entries are 1 or −1, as :class:`~fedclade.channel.SignSketch` makes them."""
+    """Return whether all entries of signatures are 1 or −1.
+
+    The sketch :class:`~fedclade.channel.SignSketch` makes such signatures.
+    """
     # Look at the first column only, where possible: whole updates may have millions of entries.
     if signatures.numel() == 0 or not bool((signatures[..., :1].abs() == 1).all()):
         return False
@@ -56,16 +61,17 @@ def convert_sign_cosines(agreements: Similarity) -> Similarity:
 
 
 def cosine_similarity(signatures: Tensor, *, signs: bool | None = None) -> Similarity:
-    """Compute the cosine similarity of all pairs of rows.
+    """Compute the cosine similarity of all pairs of clients from their signatures.
 
-    This is α of CFL's eq. 51, or of eq. 50 if the rows are gradients. It is one matrix product. The
-    norms are the square roots of its diagonal, so they have the same rounding as the products that
-    they divide.
+    This is α of CFL's eq. 51, or of eq. 50 if the rows are gradients. The inner products are one
+    matrix product. The norms are the square roots of its diagonal, so that norms have the same
+    rounding as the inner products.
 
     Parameters
     ----------
     signatures
-        ``[n, R]``. A row of zeros has no direction; its similarity to all others is 0.
+        Signatures (updates, or sketches of updates) of n clients, ``[n, R]``. A row of zeros has no
+        direction; its similarity to all other rows is 0.
     signs
         Whether the rows are signs of updates, or means of such rows; the cosines of the updates are
         then estimated (:func:`convert_sign_cosines`). By default :func:`are_signs` decides.
@@ -73,7 +79,7 @@ def cosine_similarity(signatures: Tensor, *, signs: bool | None = None) -> Simil
     Returns
     -------
     numpy.ndarray
-        ``[n, n]``, float64 in [-1, 1], symmetric, with ones on the diagonal.
+        Similarities, ``[n, n]``, float64 in [-1, 1], symmetric, with ones on the diagonal.
     """
     alpha = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
     if signs is None:
@@ -83,7 +89,7 @@ def cosine_similarity(signatures: Tensor, *, signs: bool | None = None) -> Simil
         alpha = convert_sign_cosines(alpha)
     norms = np.sqrt(np.diagonal(alpha))
     norms[norms == 0] = 1.0
-    # In place: each copy takes 0.8 GB for 10,000 clients.
+    # All operations are in place: a copy takes 0.8 GB for 10,000 clients.
     alpha /= norms[:, None]
     alpha /= norms
     alpha += alpha.T
@@ -99,13 +105,14 @@ def compute_cosines(some: Tensor, others: Tensor) -> Similarity:
     Parameters
     ----------
     some, others
-        ``[n, D]`` and ``[m, D]``. A row of zeros has similarity 0 to all rows. Signs are converted
-        as in :func:`cosine_similarity`.
+        The matrices, ``[n, D]`` and ``[m, D]``. A row of zeros has similarity 0 to all rows. If
+        both matrices contain signs, the cosines of the updates are estimated as in
+        :func:`cosine_similarity`.
 
     Returns
     -------
     numpy.ndarray
-        ``[n, m]``, float64 in [-1, 1].
+        Similarities, ``[n, m]``, float64 in [-1, 1].
     """
     products = some @ others.to(some).T
     if are_signs(some) and are_signs(others):
@@ -119,12 +126,14 @@ def compute_cosines(some: Tensor, others: Tensor) -> Similarity:
 
 
 def compute_distances(signatures: Tensor, metric: str) -> Distances:
-    """Compute the distances of all pairs of rows; the distance of equal rows is exactly 0.
+    """Compute the distances of all pairs of clients from their signatures.
+
+    The distance of equal signatures is exactly 0.
 
     Parameters
     ----------
     signatures
-        ``[m, R]``.
+        Signatures (updates, or sketches of updates) of m clients, ``[m, R]``.
     metric
         ``l1`` is Σ|a − b| and ``l2`` is √Σ(a − b)², both in parameter units; ``cosine`` is 1 − α,
         in [0, 2].
@@ -132,7 +141,7 @@ def compute_distances(signatures: Tensor, metric: str) -> Distances:
     Returns
     -------
     numpy.ndarray
-        Condensed, ``[m(m-1)/2]``, float64.
+        Distances in SciPy's condensed form, ``[m(m-1)/2]``, float64.
 
     Raises
     ------
@@ -163,24 +172,31 @@ def compute_distances(signatures: Tensor, metric: str) -> Distances:
 Points = NDArray[np.float64]
 
 DECIMALS = 5
-"""Decimals of a cosine. Further ones are rounding of float32 updates, and depend on the engine that
-trained them."""
+"""Number of decimals of a cosine.
+
+Further decimals depend on the rounding of float32 updates, and so on the engine that trained them.
+"""
 
 LARGEST_DECOMPOSED = 500
-"""Number of updates up to which the whole Gram matrix is decomposed. For more updates, only the
-requested directions are computed."""
+"""Largest number of updates for which the whole Gram matrix is decomposed.
+
+For more updates, only the requested directions are computed.
+"""
 
 
 def ternary_similarity(
     signatures: Tensor, directions: int = 3, others: Tensor | None = None
 ) -> Points:
-    """Compute the distance of each update from the base directions of all, M of eq. 9.
+    """Compute the ternary cosine similarity of FedGroup (M of eq. 9).
+
+    It describes each update by its distances from a few base directions of all updates.
 
     The base directions v_1, v_2, ... are the first left singular vectors of ΔWᵀ (Algorithm 3,
-    line 7). Their products with the updates follow from the Gram matrix ΔW·ΔWᵀ = U·S²·Uᵀ, as
-    ΔW·V = U·S, so the wide matrix need not be decomposed. As printed, eq. 7 divides only the first
-    product by the norm of the update. Here all products are divided, because eq. 8 uses all of them
-    as cosines.
+    line 7). They are the columns of V in the singular value decomposition ΔW = U·S·Vᵀ. Their
+    products with the updates, ΔW·V = U·S, follow from the eigenvectors and eigenvalues of the small
+    Gram matrix ΔW·ΔWᵀ = U·S²·Uᵀ, so the wide matrix ΔW need not be decomposed. As printed, eq. 7
+    divides only the first product by the norm of the update. Here all products are divided, because
+    eq. 8 uses all of them as cosines.
 
     Parameters
     ----------
@@ -218,13 +234,19 @@ def ternary_similarity(
 
 
 def _divide_or_zero(numerators: Points, denominators: Points) -> Points:
-    """Return the quotients, or 0 where the denominator is 0."""
+    """Divide arrays entry by entry; the result is 0 where the denominator is 0."""
     zeros = np.zeros_like(numerators)
     return np.divide(numerators, denominators, out=zeros, where=denominators > 0)
 
 
 def _find_largest_eigenpairs(gram: Points, count: int) -> tuple[Points, Points]:
-    """Return the largest eigenvalues of a symmetric matrix, falling, and vectors ``[n, count]``."""
+    """Return the largest eigenvalues of a symmetric matrix, and their eigenvectors.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        Eigenvalues in descending order, ``[count]``, and eigenvectors, ``[n, count]``.
+    """
     if len(gram) <= LARGEST_DECOMPOSED or count >= len(gram) or not gram.any():
         values, vectors = np.linalg.eigh(gram)
     else:
@@ -245,17 +267,17 @@ def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Label
     Parameters
     ----------
     points
-        ``[n, k]``. Their order affects the numbers of the clusters only.
+        Points, ``[n, k]``. Their order affects only the numbers of the clusters.
     n_clusters
-        Number m of clusters. If there are fewer distinct points, each of them is a cluster, and the
-        last clusters are empty.
+        Number m of clusters. If there are fewer distinct points, each distinct point is a cluster,
+        and the last clusters are empty.
     draw
-        Generator of the first centers.
+        Generator of the first centres.
 
     Returns
     -------
     numpy.ndarray
-        The cluster of each point, ``[n]`` in 0 to m − 1, numbered in order of first appearance.
+        Cluster of each point, ``[n]``, from 0 to m − 1, numbered in order of first appearance.
 
     Raises
     ------
@@ -276,7 +298,7 @@ def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Label
 
 
 def _check_points(points: Points) -> Points:
-    """Return points as an array of finite numbers ``[n, k]``, or raise ConfigError."""
+    """Return points as an array of finite numbers ``[n, k]``, or raise a ConfigError."""
     if problem := array_problem(points):
         raise ConfigError(f"points should be an array of numbers [n, k]: {problem}")
     try:
@@ -287,15 +309,13 @@ def _check_points(points: Points) -> Points:
         ) from None
     if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
         raise ConfigError(
-            f"points should be an array of numbers [n, k], of at least 1 point, got {array.dtype} "
+            f"points should be an array of numbers [n, k] with at least 1 point, got {array.dtype} "
             f"of shape {list(array.shape)}"
         )
     finite = np.isfinite(array).all(axis=1)
     if not finite.all():
         row = int(np.flatnonzero(~finite)[0])
-        raise ConfigError(
-            f"points should be finite numbers, got {shown(array[row])} at place {row}"
-        )
+        raise ConfigError(f"points should be finite numbers, got {shown(array[row])} in row {row}")
     return array
 
 
@@ -307,14 +327,16 @@ Angles = NDArray[np.float64]
 def compute_angles(
     vectors: Tensor, angle: Literal["smallest", "same_place"] = "smallest"
 ) -> Angles:
-    """Compute the angle between the data of each two clients, as the mean over their matrices.
+    """Compute the angle between the data subspaces of each two clients (PACFL).
+
+    A client's data are described by L matrices of p unit vectors, such as the principal directions
+    of the examples of each label. The angle between two clients is the mean over the matrices.
 
     Parameters
     ----------
     vectors
-        p unit vectors of each of L matrices of each client, ``[n, L, d, p]``. A vector of zeros is
-        missing. It does not count if both clients lack it; if one client lacks it, the angle is
-        90°.
+        Unit vectors of n clients, ``[n, L, d, p]``. A vector of zeros is missing. It does not count
+        if both clients lack this vector; if only one client lacks it, the angle is 90°.
     angle
         ``smallest`` is the smallest principal angle between two subspaces; ``same_place`` is the
         mean of the angles between vectors with the same number.
@@ -322,7 +344,7 @@ def compute_angles(
     Returns
     -------
     numpy.ndarray
-        In degrees, ``[n, n]``.
+        Angles in degrees, ``[n, n]``.
     """
     vectors = vectors.cpu().double()
     present = vectors.any(dim=2)  # [n, L, p]
@@ -346,19 +368,19 @@ def compute_angles(
 def compute_nearest_angles(vectors: Tensor) -> Angles:
     """Compute the smallest angle between any vector of one client and any vector of another.
 
-    This is the distance of the official code of PACFL (``calculating_adjacency``), without the
-    signs of the vectors.
+    This is the distance in the official code of PACFL (``calculating_adjacency``), except that the
+    signs of the vectors are ignored here.
 
     Parameters
     ----------
     vectors
-        p unit vectors of each of L matrices of each client, ``[n, L, d, p]``. A vector of zeros is
-        missing.
+        Unit vectors of n clients, ``[n, L, d, p]``: p vectors of d entries in each of L matrices. A
+        vector of zeros is missing.
 
     Returns
     -------
     numpy.ndarray
-        In degrees, ``[n, n]``.
+        Angles in degrees, ``[n, n]``.
     """
     all_vectors = vectors.cpu().double().transpose(1, 2).flatten(2)  # [n, d, L p]
     degrees = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
@@ -370,5 +392,5 @@ def compute_nearest_angles(vectors: Tensor) -> Angles:
 
 
 def _compute_degrees(cosines: Tensor) -> Tensor:
-    """Return the angles between lines, from 0° to 90°."""
+    """Convert cosines of angles between lines to degrees, from 0° to 90°; signs are ignored."""
     return torch.rad2deg(cosines.abs().clamp(max=1.0).arccos())

@@ -1,8 +1,8 @@
 """Single linkage of many clients from their signatures, by a minimum spanning tree.
 
-The merges of single linkage are the edges of a minimum spanning tree (Gower and Ross 1969). The
-tree is found block by block: each distance is computed once, and the distances of all pairs are
-never in memory together.
+The merges of single linkage are the edges of a minimum spanning tree (Gower and Ross 1969) of
+points, which are the clients' signatures. The tree is found block by block: each distance is
+computed once, and the distances of all pairs are never in memory together.
 
 1. Build a first spanning tree. It consists of the minimum spanning tree of a sample of points and,
    for each other point, the edge to the nearest point of the sample.
@@ -13,7 +13,11 @@ never in memory together.
    path is not needed in a minimum spanning tree (cycle property). The distances of two blocks are
    one matrix product, and the longest edges follow from two vectors of running maxima. Few pairs
    remain: about n²/m with a sample of m, as in the lemma of Karger, Klein and Tarjan (1995).
-4. The minimum spanning tree of these pairs and the first tree's edges is that of all pairs.
+4. The minimum spanning tree of the remaining pairs and the first tree's edges is the minimum
+   spanning tree of all pairs.
+
+The module also finds the optimal bi-partition of CFL, which is single linkage stopped before the
+last merge.
 """
 
 from __future__ import annotations
@@ -49,7 +53,11 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """Pairs of points, ``[e]``, and their lengths (distances, or keys that order the distances)."""
+    """Edges between points: e pairs of points, and the length of each edge.
+
+    ``first`` and ``second`` are the numbers of both points, ``[e]``. Lengths are distances, or
+    other numbers that sort edges as the distances would.
+    """
 
     first: Places
     second: Places
@@ -57,7 +65,7 @@ class Edges:
 
     @classmethod
     def concatenate(cls, batches: Sequence[Edges]) -> Edges:
-        """Return the edges of all batches."""
+        """Concatenate several batches of edges."""
         return cls(
             np.concatenate([batch.first for batch in batches]),
             np.concatenate([batch.second for batch in batches]),
@@ -65,7 +73,7 @@ class Edges:
         )
 
     def find_spanning_forest(self, n: int) -> Edges:
-        """Return the edges of a minimum spanning forest of n points, the shortest first.
+        """Return the edges of a minimum spanning forest of n points, shortest edges first.
 
         Edges of equal length are ordered by their points, so the result is deterministic.
         """
@@ -73,7 +81,7 @@ class Edges:
         high = np.maximum(self.first, self.second)
         order = np.lexsort((high, low, self.length))
 
-        # Keep the shortest of several edges between the same two points.
+        # Of several edges between the same two points, only the shortest is used.
         pair_numbers = low[order] * n + high[order]
         _, shortest = np.unique(pair_numbers, return_index=True)
         order = order[np.sort(shortest)]
@@ -89,15 +97,16 @@ class Edges:
 class Forest:
     """Minimum spanning forest of edges that arrive in batches.
 
-    The edges are stored in arrays that are allocated once. Separate arrays for the edges left of
-    each batch would fragment the memory that the next block needs.
+    The edges are stored in arrays that are allocated once. Separate arrays for each batch would
+    fragment the memory.
 
     Parameters
     ----------
     n
         Number of points.
     max_extra_edges
-        Edges that are stored in addition to n, before a spanning forest replaces them.
+        Number of edges that are stored in addition to n, before a spanning forest replaces all
+        stored edges.
     """
 
     def __init__(self, n: int, max_extra_edges: int) -> None:
@@ -111,7 +120,7 @@ class Forest:
         )
 
     def add(self, edges: Edges) -> None:
-        """Add edges. If the buffer is full, reduce all edges to a spanning forest first."""
+        """Add edges to the buffer; if it is full, first reduce all edges to a spanning forest."""
         if self._count + len(edges.first) > len(self._buffer.first):
             edges = Edges.concatenate([self._stored, edges]).find_spanning_forest(self._n)
             self._count = 0
@@ -123,20 +132,26 @@ class Forest:
         self._count = end
 
     def find_tree(self) -> Edges:
-        """Return the edges of the forest, the shortest first."""
+        """Return the minimum spanning forest of all added edges, shortest edges first."""
         return self._stored.find_spanning_forest(self._n)
 
     @property
     def _stored(self) -> Edges:
+        """Edges in the used part of the buffer."""
         used = slice(0, self._count)
         return Edges(self._buffer.first[used], self._buffer.second[used], self._buffer.length[used])
 
 
 def build_merges(tree: Edges) -> Merges:
-    """Return the merges ``[n-1, 4]`` in SciPy's format, given a spanning tree's edges in order.
+    """Convert the edges of a spanning tree of n points into merges ``[n-1, 4]`` in SciPy's format.
 
-    Clusters are found by union-find: ``parent`` has a place for each of the n points and, from n
+    Clusters are found by union-find: ``parent`` has an entry for each of the n points and, from n
     on, for each merged cluster.
+
+    Parameters
+    ----------
+    tree
+        Edges of the tree, shortest edges first.
     """
     n = len(tree.length) + 1
     parent = list(range(2 * n - 1))
@@ -155,7 +170,17 @@ def build_merges(tree: Edges) -> Merges:
 
 
 def _find_root(parent: list[int], point: int) -> int:
-    """Return the cluster that contains a point, and shorten the path to it (path halving)."""
+    """Return the cluster that contains a point in a union-find structure.
+
+    The path from the point to the cluster is shortened on the way (path halving).
+
+    Parameters
+    ----------
+    parent
+        Parent of each point and cluster; the parent of a root is the root itself.
+    point
+        Number of the point.
+    """
     root = point
     while parent[root] != root:
         parent[root] = parent[parent[root]]
@@ -164,7 +189,7 @@ def _find_root(parent: list[int], point: int) -> int:
 
 
 def order_points(merges: Merges) -> tuple[Places, Numbers]:
-    """Return the points in the order of a dendrogram, and the gaps between neighbours.
+    """Return the points in the order of a dendrogram's leaves, and the gaps between neighbours.
 
     Returns
     -------
@@ -187,19 +212,28 @@ def order_points(merges: Merges) -> tuple[Places, Numbers]:
 
 
 SAMPLE = 2048
-"""Number of points in the first tree's sample, and in a block on most devices."""
+"""Number of points in the sample of the first tree, and in a block on most devices."""
 
 BLOCK = {"cuda": 8192}
-"""Number of points in a block, by device: two blocks' distances take 256 MiB on CUDA, else 16."""
+"""Number of points in a block, by device; :data:`SAMPLE` on other devices.
+
+The distances of two blocks take 256 MiB on CUDA, and 16 MiB on other devices.
+"""
 
 BLOCK_ENTRIES = 2**25
-"""Signature entries in a block and in the sample, 128 MiB; long signatures make smaller blocks."""
+"""Largest number of signature entries in a block and in the sample: 128 MiB.
+
+If signatures are long, a block has fewer points.
+"""
 
 MOST_EDGES = 2**20
-"""Edges stored before a spanning tree replaces them: 24 MiB, and four times that meanwhile."""
+"""Number of edges that are stored before a spanning tree replaces them.
+
+The edges take 24 MiB, and the replacement temporarily takes four times as much.
+"""
 
 RESOLVED = 1 / 32
-"""Smallest squared distance that float32 resolves, as a share of the terms it is computed from."""
+"""Smallest squared distance that float32 resolves, as a share of the terms of its computation."""
 
 ENTRIES_AT_ONCE = 2**21
 """Signature entries converted to float64 at a time: 16 MiB."""
@@ -210,19 +244,20 @@ def single_linkage(
 ) -> Merges:
     """Merge clients by single linkage, without the distances of all pairs in memory.
 
-    The result is that of :func:`fedclade.clustering.agglomerate`. It takes about the time of one
-    product of the signatures with themselves, and memory for two blocks and for a few numbers per
-    client.
+    The result is that of :func:`fedclade.clustering.agglomerate`. The function takes about the time
+    of one product of the matrix of signatures with itself, and memory for two blocks and for a few
+    numbers per client.
 
-    The pairs in the tree are chosen by distances in the precision of the signatures, or in float64
-    where points are too near for that. The heights are then computed in float64. Heights therefore
-    differ from those of exact single linkage by the rounding of the choice only, about 1e-6 of a
-    height for float32; merges whose heights are further apart are the same.
+    The edges of the spanning tree are chosen by distances in the precision of the signatures, or in
+    float64 where points are too near for that. The heights of merges are then computed in float64.
+    Heights therefore differ from the heights of exact single linkage only if rounding changes the
+    choice of an edge: by about 1e-6 of a height for float32. Merges whose heights differ by more
+    are the same as in exact single linkage.
 
     Parameters
     ----------
     signatures
-        ``[n, R]``. The products are computed on the device of this tensor.
+        Signatures of n clients, ``[n, R]``. Distances are computed on the device of this tensor.
     metric
         ``l1``, ``l2`` or ``cosine``; see :func:`fedclade.clustering.compute_distances`. ``l1`` is
         much slower, as it is not a matrix product.
@@ -236,7 +271,7 @@ def single_linkage(
     Returns
     -------
     numpy.ndarray
-        ``[n-1, 4]`` in SciPy's format.
+        Merges, ``[n-1, 4]``, in SciPy's format.
 
     Raises
     ------
@@ -250,7 +285,9 @@ def single_linkage(
     points = Points(signatures, metric)
     invalid = int(torch.count_nonzero(~torch.isfinite(points.norms)))
     if invalid:
-        raise UpdateError(f"signatures should be finite, got {invalid} that are not")
+        raise UpdateError(
+            f"signatures should be finite, got {invalid} with NaN or infinite entries"
+        )
     if points.n < 2:
         return np.empty((0, 4))
     max_points = max(64, BLOCK_ENTRIES // max(1, signatures.shape[1]))
@@ -265,7 +302,7 @@ def single_linkage(
         tree = forest.find_tree()
     heights = points.compute_distances(tree.first, tree.second)
     if metric == "cosine" and are_signs(signatures):
-        # Increasing in the cosine of the signs, so the tree chosen by that cosine is the right one.
+        # The estimate increases with the cosine of the signs, so both have the same spanning tree.
         heights = 1 - convert_sign_cosines(1 - heights)
     order = np.argsort(heights, kind="stable")
     return build_merges(Edges(tree.first[order], tree.second[order], heights[order]))
@@ -274,13 +311,14 @@ def single_linkage(
 class Points:
     """Signatures as points in space, with a *key* for each pair that orders pairs by distance.
 
-    The key is the squared Euclidean distance, or with ``l1`` the distance itself. For ``cosine``
-    the points are unit vectors, whose squared distance is twice the cosine distance.
+    Keys sort pairs as their distances would, and are faster to compute: the key of a pair is its
+    squared Euclidean distance, or with ``l1`` the distance itself. For ``cosine`` the points are
+    unit vectors, whose squared distance is twice the cosine distance.
 
     Parameters
     ----------
     signatures
-        ``[n, R]``.
+        Signatures of n clients, ``[n, R]``.
     metric
         ``l1``, ``l2`` or ``cosine``.
     """
@@ -305,10 +343,19 @@ class Points:
     def build_key_function(
         self, places: Places, dtype: torch.dtype | None = None
     ) -> Callable[[Places], tuple[Tensor, float]]:
-        """Return a function that computes keys from these p points to q others.
+        """Build a function that computes the keys of all pairs of p points and q other points.
 
-        It returns the keys ``[p, q]``, and the size of the terms that they are computed from: the
-        rounding error of a key is relative to this size, not to the key.
+        Keys are numbers that sort pairs as their distances would, and are faster to compute. The
+        returned function takes the numbers of the other points. It returns the keys ``[p, q]``, and
+        the size of the terms from which the keys are computed: the rounding error of a key is
+        relative to this size, not to the key.
+
+        Parameters
+        ----------
+        places
+            Numbers of the p points.
+        dtype
+            Precision of the computation; by default that of the signatures.
         """
         dtype = dtype or self.dtype
         rows, own_squares = self._scale_rows(places, dtype)
@@ -331,14 +378,18 @@ class Points:
         return compute_keys_to
 
     def _scale_rows(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return a scaled copy of some points ``[p, R]``, and their additional squares ``[p]``."""
+        """Return scaled copies of p points ``[p, R]``, and a correction of their squared lengths.
+
+        The correction ``[p]`` is 1 for a row of zeros with cosine distance, and otherwise 0. With
+        it, a row of zeros has the cosine distance 1 to every other point.
+        """
         index = torch.from_numpy(places).to(self.device)
         rows = self._signatures[index].to(dtype)
         rows *= self._scales[index].to(dtype)[:, None]
         return rows, self._own_squares[index].to(dtype)
 
     def compute_distances(self, first: Places, second: Places) -> Numbers:
-        """Return the distances of pairs ``[e]``, in float64."""
+        """Return the distances of e pairs of points, ``[e]``, in float64."""
         result = np.empty(len(first))
         batch_size = max(1, ENTRIES_AT_ONCE // max(1, self._signatures.shape[1]))
         for start in range(0, len(first), batch_size):
@@ -347,6 +398,7 @@ class Points:
         return result
 
     def _compute_batch(self, first: Places, second: Places) -> Tensor:
+        """Return the distances of one batch of e pairs of points, ``[e]``, in float64."""
         i = torch.from_numpy(first).to(self.device)
         j = torch.from_numpy(second).to(self.device)
         a = self._signatures[i].double()
@@ -357,7 +409,10 @@ class Points:
         return torch.linalg.vector_norm(a - b, 1 if self._metric == "l1" else 2, dim=1)
 
     def compute_keys(self, first: Places, second: Places) -> Numbers:
-        """Return the keys of pairs ``[e]``, in float64."""
+        """Return the keys of e pairs of points, ``[e]``, in float64.
+
+        Keys are numbers that sort pairs of points as their distances would.
+        """
         distances = self.compute_distances(first, second)
         if self._metric == "cosine":
             return 2 * distances
@@ -366,7 +421,19 @@ class Points:
 
 
 def _build_first_tree(points: Points, sample: int) -> Edges:
-    """Return a spanning tree with keys as lengths; the minimum one if the sample is all points."""
+    """Return a first spanning tree, made of the minimum spanning tree of a sample of points.
+
+    Each other point is connected to the nearest point of the sample. The lengths of edges are keys,
+    numbers that sort pairs of points as their distances would. If the sample has all points, the
+    tree is the minimum spanning tree.
+
+    Parameters
+    ----------
+    points
+        All points.
+    sample
+        Number of points in the sample.
+    """
     shuffled = rng.generator(0, "spanning tree").permutation(points.n)
     sampled = np.sort(shuffled[:sample])
     rest = np.sort(shuffled[sample:])
@@ -388,7 +455,19 @@ def _build_first_tree(points: Points, sample: int) -> Edges:
 
 
 def _find_lighter_pairs(points: Points, tree: Edges, block: int) -> Iterator[Edges]:
-    """Compare all pairs, and yield those nearer than the longest edge on their path in the tree."""
+    """Compare all pairs of points, and yield the pairs that the minimum spanning tree may need.
+
+    These are the pairs that are nearer than the longest edge on their path in the first tree.
+
+    Parameters
+    ----------
+    points
+        All points.
+    tree
+        First spanning tree.
+    block
+        Number of points that are compared at a time.
+    """
     order, gaps = order_points(build_merges(tree))
     # A pair must be nearer by more than rounding. Otherwise, where very many points have equal
     # distances, half of all pairs would seem to be nearer.
@@ -418,9 +497,16 @@ def _find_lighter_pairs(points: Points, tree: Edges, block: int) -> Iterator[Edg
 
 
 class Comparison:
-    """Comparison of one block of points with others.
+    """Comparison of one block of points with other blocks, by keys that order pairs by distance.
 
-    Keys are computed in the precision of the signatures, or in float64 where that is too coarse.
+    Keys are computed in the precision of the signatures, or in float64 if that is too coarse.
+
+    Parameters
+    ----------
+    points
+        All points.
+    places
+        Numbers of the points in the block.
     """
 
     def __init__(self, points: Points, places: Places) -> None:
@@ -429,9 +515,17 @@ class Comparison:
         self._compute_keys_to = points.build_key_function(places)
 
     def find_lighter(self, others: Places, paths: Tensor, smallest: float) -> Edges:
-        """Return the pairs with keys below the longest edges on their paths ``[p, q]``.
+        """Return the pairs of points that are nearer than the longest edge on their path.
 
-        No finite entry of ``paths`` is below ``smallest``.
+        Parameters
+        ----------
+        others
+            Numbers of the q points that are compared with the p points of the block.
+        paths
+            Key of the longest edge on the path between each two points in the first spanning tree,
+            ``[p, q]``.
+        smallest
+            Lower bound of all finite entries of ``paths``.
         """
         keys, scale = self._compute_keys_to(others)
         if smallest < RESOLVED * scale:
@@ -443,12 +537,15 @@ class Comparison:
 
 
 def _running_max(numbers: Tensor) -> Tensor:
+    """Return the largest number up to each position."""
     return numbers.cummax(0).values
 
 
 def _find_paths_within(gaps: Tensor) -> Tensor:
-    """Return the longest edges ``[b, b]`` on the paths between b points in order.
+    """Return the longest edge on the path between each two of b consecutive points, ``[b, b]``.
 
+    The points are in the order of a dendrogram's leaves, and ``gaps [b − 1]`` has the heights at
+    which neighbours merge. The longest edge between two points is the largest gap between them.
     Entries on and below the diagonal are −∞, so that each pair is compared once.
     """
     b = len(gaps) + 1
@@ -459,7 +556,7 @@ def _find_paths_within(gaps: Tensor) -> Tensor:
 
 
 def _compute_l1(rows: Tensor, others: Tensor) -> Tensor:
-    """Return Σ|a − b| for each row a of ``[p, R]`` and each row b of ``[q, R]``."""
+    """Return the l1 distance Σ|a − b| of each row a of ``[p, R]`` and each row b of ``[q, R]``."""
     total = rows.new_zeros(len(rows), len(others))
     for a, b in zip(rows.split(COLUMNS, 1), others.split(COLUMNS, 1), strict=True):
         total += torch.cdist(a, b, p=1.0)
@@ -471,9 +568,10 @@ def _compute_l1(rows: Tensor, others: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Bipartition:
-    """Two clusters that one cluster is split into.
+    """Two clusters into which one cluster is split.
 
-    The first is the larger or, if both have the same size, the one with the smallest id.
+    The first cluster is the larger cluster or, if both have the same size, the cluster with the
+    smallest client id.
     """
 
     first: tuple[int, ...]  # members in ascending order
@@ -482,20 +580,21 @@ class Bipartition:
 
 
 def find_optimal_bipartition(alpha: Similarity, ids: Sequence[int]) -> Bipartition:
-    """Split clients in two with the least possible similarity across the split (CFL eq. 25).
+    """Split clients into the two clusters that are least similar to each other (CFL eq. 25).
 
+    The similarity of two clusters is the largest similarity α of two clients across the split.
     Algorithm 1 of the paper joins clients in descending order of similarity until two clusters
-    remain. This is single linkage, stopped before its last merge: O(m²) here, where the paper's
-    loop is O(m³). Single linkage depends on the order of the similarities only. It therefore gets
-    −α as distances, which is exact; 1 − α would round small differences to ties.
+    remain. This is single linkage, stopped before its last merge. It takes O(m²) time here, and
+    O(m³) in the paper. Single linkage depends on the order of the similarities only, so −α is used
+    as the distance. This is exact, while 1 − α would round small differences to ties.
 
     Parameters
     ----------
     alpha
-        Similarities ``[m, m]``, symmetric, m ≥ 2.
+        Similarities of m clients, ``[m, m]``, symmetric, m ≥ 2.
     ids
-        The clients, ``[m]``. If several partitions are optimal, the choice depends on the ids, not
-        on their order.
+        Ids of the clients, ``[m]``. If several partitions are optimal, the choice depends on the
+        ids, not on their order.
 
     Returns
     -------
@@ -510,7 +609,7 @@ def find_optimal_bipartition(alpha: Similarity, ids: Sequence[int]) -> Bipartiti
     order = _sort_clients(ids)
     invalid = np.count_nonzero(~np.isfinite(alpha))
     if invalid:
-        raise UpdateError(f"similarities should be finite, got {invalid} that are not")
+        raise UpdateError(f"similarities should be finite, got {invalid} that are NaN or infinite")
     similar = scipy.spatial.distance.squareform(alpha[np.ix_(order, order)], checks=False)
     negated = np.negative(similar, out=similar)
     merges = scipy.cluster.hierarchy.linkage(negated, method="single")
@@ -527,9 +626,9 @@ def find_bipartition_by_tree(signatures: Tensor, ids: Sequence[int]) -> Bipartit
     Parameters
     ----------
     signatures
-        ``[m, R]``, m ≥ 2.
+        Signatures of m clients, ``[m, R]``, m ≥ 2.
     ids
-        The clients, ``[m]``.
+        Ids of the clients, ``[m]``.
 
     Returns
     -------
@@ -556,7 +655,17 @@ def _sort_clients(ids: Sequence[int]) -> Labels:
 
 
 def _cut_last_merge(merges: Merges, ids: Labels, alpha_cross_max: float) -> Bipartition:
-    """Return the two clusters of the last merge, given the ids in ascending order."""
+    """Return the bi-partition into the two clusters that merge last.
+
+    Parameters
+    ----------
+    merges
+        Merges of the clients in SciPy's format.
+    ids
+        Ids of the clients, in ascending order.
+    alpha_cross_max
+        Largest similarity between both clusters.
+    """
     labels = cut(merges, 2)
     first = tuple(ids[labels == 0].tolist())
     second = tuple(ids[labels == 1].tolist())

@@ -2,14 +2,14 @@
 
 Each client makes two updates, A and B, of the same model, from two halves of its training data. The
 influence of the sampled examples is independent between the halves; the influence of the client's
-distribution is not. A partition that was found on A can therefore be judged on B, which had no part
-in finding it, and vice versa.
+distribution is not. A partition that was found on A can therefore be judged on B, which was not
+used to find it, and vice versa.
 
-*Gain.* The members of a cluster share the mean of their updates. In a smaller cluster the mean is
-less biased for each of them, and noisier. With unit updates u_i, the mean similarity of two members
-of a cluster c, less that of any two clients, estimates ‖μ_c − μ‖², the bias that the cluster
-removes. Each additional cluster costs the noise of one update, shared by all n clients. The gain of
-a partition into k clusters is
+*Gain.* The members of a cluster share the mean of their updates. In a smaller cluster this mean is
+less biased for each member, and noisier. With unit updates u_i, the mean similarity of two members
+of a cluster c, minus the mean similarity of any two clients, estimates ‖μ_c − μ‖², the bias that
+the cluster removes. Each additional cluster costs the noise of one update, shared by all n clients.
+The gain of a partition into k clusters is
 
     G = (1/n) · [Σ_c |c| · (mean similarity within c − mean similarity of all) − (k − 1) · σ²],
 
@@ -21,22 +21,22 @@ common. A cluster of one client therefore has no gain.
 is chosen. If all clients have one distribution, it does not matter which client owns which of B's
 updates: after shuffling B's clients, A and B fit each other as well as before. The p-value is the
 share of shuffles, including the true order, in which the best of all cuts gains at least as much.
-This accounts for both directions and for the choice of the number of clusters. The test is exact
-if the halves of one client have no more in common than those of two clients. That holds for a model
-that has seen none of the data, whatever the distribution of updates. Later it holds as far as what
-the model has memorized of one client carries no information about another.
+This accounts for both directions and for the choice of the number of clusters. The test is exact if
+the halves of one client have no more in common than the halves of two clients. This is true for a
+model that was trained on none of the data, whatever the distribution of updates. Later it is true
+as far as what the model has memorized of one client carries no information about another client.
 
-*More clusters.* If there are clusters already, they alone make that p-value small, and a further
-cluster might gain by chance. B's clients are therefore shuffled within the current clusters, too:
-if these are right, the best of all cuts gains no more in the true order than in others. In small
-clusters few orders differ, and the gain alone decides.
+*More clusters.* If there are clusters already, these alone make the p-value small, and a further
+cluster might gain by chance. B's clients are therefore also shuffled within the current clusters:
+if the current clusters are right, the best of all cuts gains no more in the true order than in
+other orders. In small clusters few orders differ, and the gain alone decides.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
 
@@ -55,41 +55,45 @@ from fedclade.clustering.similarity import (
 )
 
 MOST_CLUSTERS = 32
-"""Largest number of clusters that a dendrogram is cut into."""
+"""Largest number of clusters into which a dendrogram is cut."""
 
 DRAWS_INSIDE = 400
-"""Number of shuffles within the current clusters."""
+"""Number of random orders in which the clients of each current cluster are shuffled."""
 
 DRAWS_TO_RESOLVE = 20
-"""Number of shuffles as a multiple of 1 / level: a p-value at the level is then known to within a
-quarter of it."""
+"""Number of shuffles as a multiple of 1 / level.
 
-MOST_DRAWS = 100_000
-"""Largest number of shuffles."""
+A p-value near the level is then known with an error of about a quarter of the level.
+"""
+
+MOST_DRAWS = 10_000
+"""Largest number of shuffles for a p-value."""
 
 ENTRIES_AT_ONCE = 2**22
-"""Similarities that are shuffled at a time: 32 MiB."""
+"""Number of similarities that are shuffled at a time: 32 MiB."""
 
 ENOUGH = 100
-"""Shuffles with as large a gain after which sampling stops: the p-value is not small, whatever else
-would be drawn (Besag and Clifford 1991)."""
+"""Number of shuffles with at least the observed gain after which no more shuffles are drawn.
 
-LARGEST_TESTED = 500
-"""Largest number of clients whose similarities are shuffled. If there are more, a sample of this
-size is tested."""
+The p-value is then not small, whatever else would be drawn (Besag and Clifford 1991).
+"""
+
+LARGEST_TESTED_BY_HALVES = 500
+"""Largest number of clients whose similarities are shuffled. Of more clients, a sample of this size
+is tested."""
 
 ROUNDING = 1e-12
-"""Difference of gains that may be rounding."""
+"""Largest difference of gains that may be due to rounding."""
 
 
 @dataclass(frozen=True, eq=False)
 class Replicates:
-    """Two updates of each of n clients, of the same model, from halves of their data.
+    """Two updates of each of n clients, made from the same model and two halves of their data.
 
     Parameters
     ----------
     first, second
-        Signatures of the updates, ``[n, R]``.
+        Signatures (vectors by which clients are compared) of both updates, ``[n, R]`` each.
     """
 
     first: Tensor
@@ -97,7 +101,10 @@ class Replicates:
 
     @property
     def agreement(self) -> NDArray[np.float64]:
-        """Cosine of each client's two updates, ``[n]``; estimates 1/(1 + γ²) of half an update."""
+        """Cosine of each client's two updates, ``[n]``.
+
+        It estimates 1/(1 + γ²), where γ is the relative noise of an update from half of the data.
+        """
         dots = (self.first * self.second).sum(1)
         norms = self.first.norm(dim=1) * self.second.norm(dim=1)
         cosines = (dots / norms.clamp(min=1e-30)).double().clamp(-1, 1).cpu().numpy()
@@ -105,9 +112,10 @@ class Replicates:
 
     @property
     def gammas(self) -> NDArray[np.float64]:
-        """γ_i of CFL's eq. 39 for whole updates, ``[n]``; may be infinite.
+        """Estimated relative noise γ_i of each client's whole update (CFL eq. 39), ``[n]``.
 
-        A whole update has half the noise of an update from half of the data.
+        A whole update has half the squared noise of an update from half of the data. γ_i is
+        infinite if the client's two updates are not similar at all.
         """
         agreement = self.agreement
         with np.errstate(divide="ignore"):
@@ -117,29 +125,40 @@ class Replicates:
 
 @dataclass(frozen=True, eq=False)
 class Across:
-    """Partitions found on each half, to be judged on the other half in many orders of clients."""
+    """Partitions of n clients that are found on one half of the data and judged on the other.
 
-    halves: Sequence[Similarity]  # [n, n] of A and of B
-    cuts: Sequence[Labels]  # the partitions [K, n] found on each, into 1 to K clusters
-    noise: float  # σ²
+    Partitions are found by the clients' updates from half A and from half B of their data. The gain
+    of a partition is computed from the updates from the other half. To compute p-values, gains are
+    also computed with the clients of half B in other orders.
+    """
+
+    halves: Sequence[Similarity]  # similarities [n, n] of the clients in half A and in half B
+    cuts: Sequence[Labels]  # partitions [K, n] into 1 to K clusters, found on A and found on B
+    noise: float  # σ², the noise of a whole update
 
     def select_clients(self, rows: Labels) -> Across:
-        """Return the comparison of some clients, in the partitions that were found on all."""
+        """Restrict the similarities, and the partitions of all clients, to some of the clients."""
         halves = [half[np.ix_(rows, rows)] for half in self.halves]
         cuts = [_select_columns(partitions, rows) for partitions in self.cuts]
-        return Across(halves, cuts, self.noise)
+        return replace(self, halves=halves, cuts=cuts)
 
     @cached_property
-    def _weights_and_costs(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Weights ``[K, n²]`` and costs ``[K]`` of A's partitions and of B's partitions."""
+    def weights_and_costs(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Weights of client pairs and costs in the gain, for A's and for B's partitions.
+
+        The gain of a partition is the weighted sum of similarities minus the cost. For each half,
+        the result has the weights ``[K, n²]`` and the costs ``[K]`` of K partitions.
+        """
         flattened: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
         for partitions in self.cuts:
-            weights, costs = _weigh_pairs(partitions, self.noise)
+            weights, costs = weigh_pairs(partitions, self.noise)
             flattened.append((weights.reshape(len(weights), -1), costs))
         return flattened
 
     def compute_gains(self, orders: Labels) -> NDArray[np.float64]:
-        """Compute G of each partition, as the mean of both directions, with B's clients permuted.
+        """Compute the gain G of the partitions into 1 to K clusters, with clients of B permuted.
+
+        The gain is the mean of two directions: partitions of A judged on B, and of B judged on A.
 
         Parameters
         ----------
@@ -151,27 +170,30 @@ class Across:
         numpy.ndarray
             ``[m, K]``: for each order and for 1 to K clusters.
         """
-        (weights_a, costs_a), (weights_b, costs_b) = self._weights_and_costs
-        on_b = _permute_pairs(self.halves[1], orders) @ weights_a.T - costs_a
+        (weights_a, costs_a), (weights_b, costs_b) = self.weights_and_costs
+        on_b = permute_pairs(self.halves[1], orders) @ weights_a.T - costs_a
         # B's partitions stay as they are, so A's clients move by the inverse permutation.
         inverse = np.argsort(orders, axis=1)
-        on_a = _permute_pairs(self.halves[0], inverse) @ weights_b.T - costs_b
+        on_a = permute_pairs(self.halves[0], inverse) @ weights_b.T - costs_b
         return (on_b + on_a) / 2
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """Clusters found by two halves of each client's data."""
+    """Result of the search for clusters by updates from halves or parts of each client's data.
+
+    It has the best partition, its gain, and the similarities from which its p-value is computed.
+    """
 
     labels: Labels  # best partition [n], found on both halves; zeros if one cluster is best
-    gain: float  # G of it, judged across halves; 0 for one cluster
-    noise: float  # σ²
-    similarity: Similarity  # [n, n], the mean of both halves
-    across: Across  # input of the test
+    gain: float  # gain G of this partition, judged across halves; 0 for one cluster
+    noise: float  # σ², the noise of a whole update
+    similarity: Similarity  # [n, n], mean of the similarities of both halves
+    across: Across  # partitions and similarities from which the p-value is computed
     own: NDArray[np.float64] | None = None  # similarity of each client's two updates [n]
 
     def compute_p_value(self, level: float, draw: np.random.Generator) -> float:
-        """Return the p-value of the hypothesis that all clients have one distribution.
+        """Compute the p-value of the hypothesis that all clients have one distribution.
 
         Parameters
         ----------
@@ -184,7 +206,7 @@ class Finding:
         Returns
         -------
         float
-            1 if one cluster is best.
+            The p-value; 1 if a single cluster of all clients has the largest gain.
         """
         if not self.labels.any():
             return 1.0
@@ -192,12 +214,15 @@ class Finding:
         return _compute_p_value(across, level, draw)
 
     def compute_share_exceeding(self, now: Labels, draw: np.random.Generator) -> float:
-        """Return the share of shuffles within the current clusters with a larger best gain.
+        """Return the share of shuffles whose best gain is larger than in the true order of clients.
+
+        Clients are shuffled only within their current clusters, so a small share is evidence for
+        more clusters than the current ones.
 
         Parameters
         ----------
         now
-            The current clusters, ``[n]``.
+            Current cluster of each client, ``[n]``.
         draw
             Generator of the shuffles.
         """
@@ -210,57 +235,60 @@ class Finding:
         return exceeding / DRAWS_INSIDE
 
     def limit_clusters(self, clusters: int) -> Finding:
-        """Return the best finding of at most this number of clusters."""
-        return _find_best(self.similarity, self.across, own=self.own, max_clusters=clusters)
+        """Return the best partition into at most a given number of clusters."""
+        return find_best(self.similarity, self.across, own=self.own, max_clusters=clusters)
 
     def _sample_clients(self, clusters: Labels, draw: np.random.Generator) -> tuple[Across, Labels]:
-        """Return the comparison and the clusters of all clients, or of a sample if many."""
+        """Return the partitions to test and the given clusters, for all clients or for a sample.
+
+        A sample is drawn if there are more than :data:`LARGEST_TESTED_BY_HALVES` clients.
+        """
         n = len(clusters)
-        if n <= LARGEST_TESTED:
+        if n <= LARGEST_TESTED_BY_HALVES:
             return self.across, clusters
-        rows = np.sort(draw.choice(n, LARGEST_TESTED, replace=False))
+        rows = np.sort(draw.choice(n, LARGEST_TESTED_BY_HALVES, replace=False))
         return self.across.select_clients(rows), clusters[rows]
 
 
 def find_clusters(replicates: Replicates) -> Finding:
-    """Find the partition with the largest gain.
+    """Find the partition of clients with the largest gain, by two updates of each client.
 
     Parameters
     ----------
     replicates
-        Two updates of each client.
+        Two updates of each client, from halves of its data.
 
     Returns
     -------
     Finding
-        The partition, its gain, and the input of the test.
+        The partition and its gain, from which a p-value can be computed.
     """
     halves = [cosine_similarity(half) for half in (replicates.first, replicates.second)]
     own = replicates.agreement
     noise = max(0.0, 1 - float(own.mean())) / 2
     across = Across(halves, [_cut_dendrogram(similarity) for similarity in halves], noise)
     mean = (halves[0] + halves[1]) / 2
-    return _find_best(mean, across, own=own, max_clusters=MOST_CLUSTERS)
+    return find_best(mean, across, own=own)
 
 
 def compute_gain(
     similarity: Similarity, labels: Labels, noise: float, own: NDArray[np.float64] | None = None
 ) -> float:
-    """Compute the gain G of a partition, by similarities that had no part in finding it.
+    """Compute the gain G of a partition, by similarities that were not used to find the partition.
 
     Parameters
     ----------
     similarity
-        Of clients, ``[n, n]``.
+        Similarities of n clients, ``[n, n]``.
     labels
-        The partition, ``[n]``, with labels 0, 1, ....
+        Cluster of each client, ``[n]``, with labels 0, 1, ....
     noise
-        σ² of a whole update.
+        Noise σ² of a whole update.
     own
         Similarity of each client's two updates, ``[n]``. If given, clusters of one client have a
-        gain as well.
+        gain as well; otherwise their gain is 0.
     """
-    weights, costs = _weigh_pairs(labels[None], noise)
+    weights, costs = weigh_pairs(labels[None], noise)
     gain = float((weights[0] * similarity).sum() - costs[0])
     if own is None:
         return gain
@@ -270,10 +298,26 @@ def compute_gain(
     return gain + float((own[alone] - overall_mean).sum()) / n
 
 
-def _find_best(
-    similarity: Similarity, across: Across, *, own: NDArray[np.float64] | None, max_clusters: int
+def find_best(
+    similarity: Similarity,
+    across: Across,
+    *,
+    own: NDArray[np.float64] | None,
+    max_clusters: int = MOST_CLUSTERS,
 ) -> Finding:
-    """Find the number of clusters with the largest gain across halves, and cut both halves' mean."""
+    """Find the number of clusters with the largest gain, and the partition into that many clusters.
+
+    Parameters
+    ----------
+    similarity
+        Mean similarity of the n clients over both halves, ``[n, n]``, which is cut into clusters.
+    across
+        Partitions that were found on each half, and judged on the other half.
+    own
+        Similarity of each client's two updates, ``[n]``; None if unknown.
+    max_clusters
+        Largest number of clusters.
+    """
     true_order = np.arange(len(similarity))[None]
     gains = across.compute_gains(true_order)[0, :max_clusters]
     best = int(gains.argmax())
@@ -288,7 +332,7 @@ def _find_best(
 
 
 def _cut_dendrogram(similarity: Similarity) -> Labels:
-    """Return the partitions of average linkage into 1, 2, ... clusters, ``[K, n]``."""
+    """Return the partitions of n clients by average linkage into 1 to K clusters, ``[K, n]``."""
     apart = scipy.spatial.distance.squareform(1 - similarity, checks=False)
     merges = agglomerate(apart, "average")
     max_clusters = min(len(similarity), MOST_CLUSTERS)
@@ -296,17 +340,33 @@ def _cut_dendrogram(similarity: Similarity) -> Labels:
 
 
 def _select_columns(partitions: Labels, rows: Labels) -> Labels:
-    """Return partitions ``[K, n]`` of some clients, with labels 0, 1, ... without gaps."""
+    """Restrict K partitions ``[K, n]`` to some clients.
+
+    The clusters that remain are labelled 0, 1, ... without gaps.
+    """
     selected = [np.unique(labels[rows], return_inverse=True)[1] for labels in partitions]
     return np.stack(selected)
 
 
-def _weigh_pairs(
+def weigh_pairs(
     partitions: Labels, noise: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the weights of similarities in G, ``[K, n, n]``, and the costs that G subtracts.
+    """Return the weights of client pairs, and the costs, in the gain G of K partitions.
 
-    G is linear in the similarities: the weighted sum over all pairs, less (k − 1)·σ²/n.
+    G is linear in the similarities: the weighted sum over all pairs, minus the cost (k − 1)·σ²/n of
+    k clusters.
+
+    Parameters
+    ----------
+    partitions
+        Cluster of each of n clients in each partition, ``[K, n]``.
+    noise
+        Noise σ² of a whole update.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        The weights, ``[K, n, n]``, and the costs, ``[K]``.
     """
     n = partitions.shape[1]
     same = (partitions[:, :, None] == partitions[:, None, :]).astype(np.float64)
@@ -321,19 +381,45 @@ def _weigh_pairs(
 
 
 def is_same_partition(one: Labels, other: Labels) -> bool:
-    """Return whether two labellings ``[n]`` have the same clusters, whatever their labels are."""
+    """Return whether two labellings of n clients have the same clusters, whatever their labels."""
     pairs = set(zip(one.tolist(), other.tolist(), strict=True))
     return len(pairs) == len(set(one.tolist())) == len(set(other.tolist()))
 
 
-def _permute_pairs(similarity: Similarity, orders: Labels) -> NDArray[np.float64]:
-    """Return the similarities in m orders of the clients ``[m, n]``, flattened to ``[m, n²]``."""
+def permute_pairs(similarity: Similarity, orders: Labels) -> NDArray[np.float64]:
+    """Return the similarity matrix with its clients permuted in m orders, each flattened.
+
+    Parameters
+    ----------
+    similarity
+        Similarities of n clients, ``[n, n]``.
+    orders
+        Permutations of the clients, ``[m, n]``.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[m, n²]``.
+    """
     permuted = similarity[orders[:, :, None], orders[:, None, :]]
     return permuted.reshape(len(orders), -1)
 
 
 def _compute_p_value(across: Across, level: float, draw: np.random.Generator) -> float:
-    """Return the share of orders of B's clients with a best gain at least that of the true one."""
+    """Return the p-value of the largest gain, by comparison with other orders of half B's clients.
+
+    It is the share of orders in which the largest gain of all partitions is at least as large as in
+    the true order. All orders are tried if they are few; otherwise random orders are drawn.
+
+    Parameters
+    ----------
+    across
+        Partitions of each half, to be judged on the other half.
+    level
+        Significance level, which determines the number of random orders.
+    draw
+        Generator of the random orders.
+    """
     n = len(across.halves[0])
     # An order that differs by rounding only should count as equal, so that p is not too small.
     observed = float(across.compute_gains(np.arange(n)[None]).max()) - ROUNDING
@@ -355,7 +441,19 @@ def _compute_p_value(across: Across, level: float, draw: np.random.Generator) ->
 def _sample_best_gains(
     across: Across, draws: int, *, draw: np.random.Generator, clusters: Labels
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield batches of best gains, with B's clients shuffled within clusters ``[n]``."""
+    """Yield, in batches, the largest gain of all partitions in random orders of half B's clients.
+
+    Parameters
+    ----------
+    across
+        Partitions of each half, to be judged on the other half.
+    draws
+        Number of random orders in all.
+    draw
+        Generator of the orders.
+    clusters
+        Cluster of each client, ``[n]``; clients are shuffled only within their cluster.
+    """
     n = len(clusters)
     batch_size = max(1, ENTRIES_AT_ONCE // n**2)
     by_cluster = np.argsort(clusters, kind="stable")

@@ -1,12 +1,14 @@
-"""Configs in TOML: reading, overriding and checking them, and scenarios and batches of runs.
+"""Configs in TOML files: functions that read, override and check configs, and run them in batches.
 
-The command line and the network import this package; it imports the packages whose settings it
-checks.
+A config describes one run. A scenario is a config with several algorithms to compare. A batch is a
+series of runs of several configs, each with several seeds. The package is used by the command line
+and by runs over a network, and imports the packages whose settings it checks.
 """
 
 from fedclade.config.batch import Batch, check_labels, run_name
 from fedclade.config.build import Building, build_schema
 from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
+from fedclade.config.data import is_own_data
 from fedclade.config.scenario import (
     Printed,
     Scenario,
@@ -16,6 +18,7 @@ from fedclade.config.scenario import (
     read_scenarios,
 )
 from fedclade.config.settings import SECTIONS, Config, TopLevel
+from fedclade.config.starter import TableFiles, write_starter
 from fedclade.config.toml_files import (
     apply_overrides,
     as_override,
@@ -33,6 +36,7 @@ __all__ = [
     "Config",
     "Printed",
     "Scenario",
+    "TableFiles",
     "TopLevel",
     "apply_overrides",
     "as_override",
@@ -42,6 +46,7 @@ __all__ = [
     "config_folder",
     "find_config",
     "find_configs",
+    "is_own_data",
     "is_scenario",
     "known_scales",
     "read_config",
@@ -49,4 +54,5 @@ __all__ = [
     "read_scenarios",
     "read_toml",
     "run_name",
+    "write_starter",
 ]

@@ -25,32 +25,39 @@ from fedclade.runs import Callback, OnRound, Run, is_finished, read_run_config
 _log = logging.getLogger(__name__)
 
 MOST_FEDERATIONS = 3
-"""Number of federations that are kept in memory for later runs.
+"""Largest number of federations that stay in memory for later runs.
 
-The data of one may take as much memory as everything else.
+The data of a single federation may take as much memory as everything else in a run.
 """
 
 
 def run_name(prefix: str, label: str, seed: int, seeds: int) -> str:
-    """Return the name of a run; the seed is part of it if the config has several seeds."""
+    """Return the name of a run in a batch, for progress bars and messages.
+
+    The name consists of ``prefix`` and the ``label`` of the run's config. If each config has
+    several seeds (``seeds`` > 1), the run's seed is added.
+    """
     return f"{prefix}{label}" + (f" seed {seed}" if seeds > 1 else "")
 
 
 def check_labels(labels: Iterable[str]) -> None:
-    """Check that all labels can be names of folders.
+    """Check that all labels of configs are valid names of folders, to which the runs are written.
 
     Raises
     ------
     ConfigError
-        If one cannot.
+        If a label is not a valid name of a folder.
     """
     for label in labels:
         if problem := name_problem(label):
-            raise ConfigError(f"{shown(label)} should be a name that a folder can have: {problem}")
+            raise ConfigError(f"label {shown(label)} should be a valid name of a folder: {problem}")
 
 
 def _is_done(folder: Path, config: Config) -> bool:
-    """Return whether a folder has a finished run with at least as many rounds as a config."""
+    """Return whether a folder has a finished run that need not be repeated or continued.
+
+    The run must have at least as many rounds as the config requires.
+    """
     if not is_finished(folder):
         return False
     try:
@@ -61,23 +68,24 @@ def _is_done(folder: Path, config: Config) -> bool:
 
 @dataclass
 class Batch:
-    """Runs configs one after the other, and continues with the next if one fails.
+    """Batch of runs, which are executed one after the other, even if some of them fail.
 
-    Runs that an earlier call finished are read, and unfinished ones are continued.
+    Runs that an earlier call finished are read from their folders, and unfinished runs are
+    continued.
 
     Parameters
     ----------
     start
-        Called with the name and number of rounds of each run; returns a function to call after each
-        round.
+        Called before each run with the name and the number of rounds of the run; returns a function
+        that is called after each round.
     data_dir, device, memory
         As in :meth:`fedclade.config.Config.run` and :meth:`fedclade.config.Config.federation`.
     finished
         Called with each finished run and its folder.
     stop
-        Returns whether to interrupt the batch.
+        Function that returns whether to interrupt the batch.
     callbacks
-        Returns the callbacks of a run.
+        Function that returns the callbacks for the next run.
     """
 
     start: Callable[[str, int], OnRound]
@@ -90,21 +98,25 @@ class Batch:
     over: Callable[[], bool] = lambda: False
     """Function that returns whether it is too late to begin another run."""
     only: str = "*"
-    """Pattern over the names of the runs to execute, such as ``*rcfl*``.
+    """Pattern for the names of the runs to execute, such as ``*rcfl*``.
 
-    Other runs are read if they are finished.
+    Runs with other names are read if they are finished, and otherwise skipped.
     """
     failures: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """Names of the runs that failed, by error message."""
     left: list[str] = field(default_factory=list[str])
-    """Names of the runs that were not done.
+    """Names of the runs that were skipped.
 
-    They were not selected, it was too late to begin them, or another process used their folders.
+    A run is skipped if its name does not match ``only``, if ``over`` returned True, or if another
+    process is writing to its folder.
     """
     _federations: dict[int, tuple[Config, Federation]] = field(
         default_factory=dict[int, tuple[Config, Federation]]
     )
-    """By seed, a federation and its config: the algorithms of one scenario share it."""
+    """The last federation of each seed with its config, by seed, for reuse.
+
+    The algorithms of a scenario have the same data, and so can use the same federation.
+    """
 
     def run(
         self, configs: Mapping[str, Config], seeds: int, target: Path, prefix: str = ""
@@ -116,16 +128,16 @@ class Batch:
         configs
             Configs by label.
         seeds
-            Number of seeds, 0, 1, ... for each config.
+            Number of runs of each config; the runs have the seeds 0, 1, ...
         target
             Folder of the batch.
         prefix
-            Prefix of the names of runs.
+            Beginning of the names of all runs.
 
         Returns
         -------
         dict
-            The finished runs by label; labels without any are left out.
+            The finished runs by label; labels without a finished run are left out.
 
         Raises
         ------
@@ -149,7 +161,7 @@ class Batch:
                 self.left.append(name)
                 continue
             try:
-                runs[label, seed] = self._run(config, name, folder)
+                runs[label, seed] = self._run_one(config, name, folder)
             except FolderInUseError:
                 if (label, seed) in in_use:
                     self.left.append(name)
@@ -173,13 +185,15 @@ class Batch:
         }
         return {label: found for label, found in of_label.items() if found}
 
-    def _run(self, config: Config, name: str, folder: Path) -> Run:
+    def _run_one(self, config: Config, name: str, folder: Path) -> Run:
         if self.stop():
-            raise RunInterrupted(f"interrupted before {name}", "")
+            raise RunInterrupted(
+                f"the batch was interrupted before run {name}", "run the batch again to continue"
+            )
         on_round = self.start(name, config.top.rounds)
         try:
             return config.run(
-                self._federation(config),
+                self._load_federation(config),
                 device=self.device,
                 memory=self.memory,
                 callbacks=self.callbacks(),
@@ -187,12 +201,19 @@ class Batch:
                 folder=folder,
                 stop=self.stop,
                 progress=False,  # start() shows it
+                # "auto" would cost too much in a batch.
+                references=config.report.references is True,
             )
         except RunInterrupted as stopped:
-            raise RunInterrupted(f"{stopped.happened} of {name}", "") from None
+            raise RunInterrupted(
+                f"{stopped.happened} of {name}", "run the batch again to continue"
+            ) from None
 
-    def _federation(self, config: Config) -> Federation:
-        """Return a run's federation: the last one of its seed if the data settings are equal."""
+    def _load_federation(self, config: Config) -> Federation:
+        """Return the federation of a run, loaded or reused.
+
+        The last federation of the run's seed is reused if its config has equal data settings.
+        """
         seed = config.top.seed
         known = self._federations.pop(seed, None)
         if known is None or known[0].data != config.data:

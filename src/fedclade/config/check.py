@@ -1,4 +1,4 @@
-"""Check of a config, which reports all problems at once."""
+"""Functions that read and check a config, and report all of its problems in one error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedclade.algorithms import TRUTH, Algorithm, algorithm_class, build_algorithm, options_of
+from fedclade.algorithms import (
+    TRUTH,
+    Algorithm,
+    RunFacts,
+    algorithm_class,
+    build_algorithm,
+    options_of,
+)
+from fedclade.channel import check_middleware
 from fedclade.config.data import check_own_data, is_own_data, with_files_found
 from fedclade.config.settings import FIXED, SECTIONS, Config, TopLevel, options
 from fedclade.config.toml_files import Section, apply_overrides, find_config, read_toml
@@ -42,16 +50,16 @@ _NOT_IN_DATA = (
     *("seed", "data_dir", "newcomers", "newcomer_samples"),
     *("source_arguments", "partition_arguments", "shift_arguments"),
 )
-"""Arguments of ``load_federation`` that are not keys of the ``[data]`` section."""
+"""Arguments of ``load_federation`` that cannot be set by keys of the ``[data]`` section."""
 
 MANY = 2**31
-"""Number of clients to assume if it is unknown; any large number has the same effect."""
+"""Number of clients to assume in checks if the number is unknown; any large number would do."""
 
 WRITTEN_ONLY = ("versions", "network")
-"""Sections that only the config of a run folder has.
+"""Sections that fedclade adds to the config in a run folder, and that users do not write.
 
-They are accepted, so that such a config can be run again unchanged, in a simulation even if it was
-run on a network.
+A check ignores them, so that the config of a run folder can be run again unchanged, even in a
+simulation if the original run was over a network.
 """
 
 
@@ -62,16 +70,17 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Parameters
     ----------
     path
-        A TOML file; a string may also be a name listed by ``fedclade ls configs``.
+        A TOML file. A string may also be a name listed by ``fedclade ls configs``.
     overrides
-        Changes that take precedence over the file, as after ``--set``: ``key=value`` or
-        ``section.key=value``, such as ``["rounds=5", "local.lr=0.05"]``.
+        Changes that take precedence over the file, in the form of the command-line option
+        ``--set``: ``key=value`` or ``section.key=value``, such as ``["rounds=5",
+        "local.lr=0.05"]``.
 
     Raises
     ------
     ConfigError
-        If the file is missing or not TOML; or with all problems of the config at once, one line for
-        each.
+        If the file is missing or not TOML, or if the config is invalid; the message has a line for
+        each problem.
     """
     path = find_config(path) if isinstance(path, str) else path
     raw = read_toml(path)
@@ -95,14 +104,14 @@ def check_config(raw: Mapping[str, Any], *, on_network: bool = False) -> Config:
     Parameters
     ----------
     raw
-        The config, as read from TOML.
+        The config as nested dictionaries, as read from TOML.
     on_network
-        Whether each client runs on a node of a network, and so may have a single file.
+        Whether each client runs on a node of a network. The data may then be a single file.
 
     Raises
     ------
     ConfigError
-        With all problems at once, one line for each.
+        If the config is invalid; the message has a line for each problem.
     """
     problems = _Problems()
     top_settings = {
@@ -113,13 +122,21 @@ def check_config(raw: Mapping[str, Any], *, on_network: bool = False) -> Config:
     for key in raw:
         if key not in (*SECTIONS, *WRITTEN_ONLY) and key not in top_settings:
             problems.add(unknown("section", key, SECTIONS))
-    sections = {name: _section(raw, name, problems) for name in SECTIONS}
+    sections = {name: _get_section(raw, name, problems) for name in SECTIONS}
     right: dict[str, Any] = {"top": problems.building("", TopLevel, top_settings)}
-    data, data_is_right = _data(sections["data"], problems, on_network=on_network)
-    model = _model(sections["model"], problems)
-    algorithm, built = _algorithm(sections["algorithm"], problems)
+    data, data_is_right = _check_data(sections["data"], problems, on_network=on_network)
+    model = _check_model(sections["model"], problems)
+    algorithm, built = _check_algorithm(sections["algorithm"], problems)
     right |= {name: problems.building(name, kind, sections[name]) for name, kind in FIXED.items()}
-    right["target"] = _target(sections["target"], problems)
+    right["target"] = _check_target(sections["target"], problems)
+    right["middleware"] = _fill_middleware(sections["middleware"], problems)
+    report = right["report"]
+    if on_network and report is not None and report.references is True:
+        problems.add(
+            "report.references should be false or left out over a network, got true: a reference "
+            "needs the data of all clients; run fedavg and local over the same network, and "
+            "compare the runs with: fedclade report RUN --against OTHER_RUN"
+        )
     _check_together(problems, built, data if data_is_right else None, right)
     problems.report()
     return Config(data=data, model=model, algorithm=algorithm, **right)
@@ -128,22 +145,18 @@ def check_config(raw: Mapping[str, Any], *, on_network: bool = False) -> Config:
 def _check_together(
     problems: _Problems, algorithm: Algorithm | None, data: Section | None, right: Mapping[str, Any]
 ) -> None:
-    """Check that the valid sections are consistent with each other; an invalid section is None."""
+    """Check that the settings of different sections are consistent with each other.
+
+    Problems are added to ``problems``. A section with problems of its own is None and is not
+    checked. ``right`` has the valid sections by name, except algorithm and data.
+    """
     top = right["top"]
-    newcomers = right["newcomers"]
     privacy = right["privacy"]
-    if newcomers is not None:
-        clients = MANY if data is None else data.get("clients", MANY)
-        problems.collect(
-            "", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients
-        )
-        presence = problems.collect("", lambda: newcomers.presence)
-        if presence is not None and top is not None and data is not None:
-            problems.collect("", presence.check, newcomers.clients, clients or 0, top.rounds)
+    _check_newcomers_section(problems, data, right)
     if algorithm is not None and data is not None and data.get("clients") is not None:
-        problems.collect("", algorithm.check_clients, data["clients"])
+        problems.collect("", algorithm.check, RunFacts(clients=data["clients"]))
     if algorithm is not None and right["local"] is not None:
-        problems.collect("", algorithm.check_training, right["local"])
+        problems.collect("", algorithm.check, RunFacts(local=right["local"]))
     if right["task"] is not None:
         problems.collect("task", lambda: right["task"].task)
     if top is not None:
@@ -160,24 +173,45 @@ def _check_together(
     ):
         problems.add(by_own_examples("client"))
     if top is not None and right["signature"] is not None and algorithm is not None:
-        private = None if privacy is None else privacy.mechanism
-        least = 1 if privacy is None else privacy.min_cluster_size
-        rule = right["aggregate"] or Aggregation()
-        settings = RunSettings(
-            stream=top.stream,
-            signature=right["signature"],
-            privacy=private,
-            min_cluster_size=least,
-            aggregate=rule,
-        )
-        clients = 0 if data is None else data.get("clients") or 0
-        rounds = replace(settings, min_clients=top.min_clients, client_fraction=top.client_fraction)
-        problems.collect("", rounds.check_enough, clients)
-        problems.collect("", settings.check_algorithm, algorithm)
+        _check_run_settings(problems, algorithm, data, right)
+
+
+def _check_newcomers_section(
+    problems: _Problems, data: Section | None, right: Mapping[str, Any]
+) -> None:
+    """Check that the ``[newcomers]`` section fits the number of clients and of rounds."""
+    newcomers = right["newcomers"]
+    top = right["top"]
+    if newcomers is None:
+        return
+    clients = MANY if data is None else data.get("clients", MANY)
+    problems.collect("", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients)
+    presence = problems.collect("", lambda: newcomers.presence)
+    if presence is not None and top is not None and data is not None:
+        problems.collect("", presence.check, newcomers.clients, clients or 0, top.rounds)
+
+
+def _check_run_settings(
+    problems: _Problems, algorithm: Algorithm, data: Section | None, right: Mapping[str, Any]
+) -> None:
+    """Check that the settings of a run fit the algorithm and the number of clients."""
+    top = right["top"]
+    privacy = right["privacy"]
+    settings = RunSettings(
+        stream=top.stream,
+        signature=right["signature"],
+        privacy=None if privacy is None else privacy.mechanism,
+        min_cluster_size=1 if privacy is None else privacy.min_cluster_size,
+        aggregate=right["aggregate"] or Aggregation(),
+    )
+    clients = 0 if data is None else data.get("clients") or 0
+    rounds = replace(settings, min_clients=top.min_clients, client_fraction=top.client_fraction)
+    problems.collect("", rounds.check_enough, clients)
+    problems.collect("", settings.check_algorithm, algorithm)
 
 
 class _Problems:
-    """Collects the problems of a config, so that all can be reported at once."""
+    """Collection of the problems found in a config, so that one error can report all of them."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -187,7 +221,7 @@ class _Problems:
         self._lines.append(problem)
 
     def name(self, kind: str, value: object, known: Collection[str]) -> str | None:
-        """Return a name if it is known; otherwise note a problem and return None."""
+        """Return a name if it is a known name; otherwise add a problem and return None."""
         if isinstance(value, str) and value in known:
             return value
         self.add(unknown(f"{kind}:", value, known))
@@ -196,7 +230,11 @@ class _Problems:
     def collect(
         self, section: str, check: Callable[..., Any], *arguments: Any, **settings: Any
     ) -> Any:
-        """Call a function and return its result; note its ConfigError, if any, and return None."""
+        """Call a function and return its result, or None if it raises a ConfigError.
+
+        The lines of the error are added to the problems, with the name of the ``section`` in front
+        if a line does not mention it.
+        """
         try:
             return check(*arguments, **settings)
         except ConfigError as error:
@@ -209,7 +247,7 @@ class _Problems:
             return None
 
     def building(self, section: str, kind: type[Any], settings: Section) -> Any:
-        """Build a section of fixed keys; None if its keys or values are invalid."""
+        """Return the settings object of a section with fixed keys; None for an invalid section."""
         return self.made(section, lambda fitted: kind(**fitted), kind, settings)
 
     def made(
@@ -224,8 +262,10 @@ class _Problems:
     ) -> Any:
         """Return the result of ``make`` for a section's settings, or None if there are problems.
 
-        Each setting is checked by :func:`check_arguments` first. If some have a wrong type,
-        ``make`` is tried with the others, since their values may be out of range as well.
+        Each setting is first checked by :func:`check_arguments` against the parameters of the
+        functions ``takers``; the arguments ``besides`` and ``positional`` are passed on. If some
+        settings have a wrong type, ``make`` is nevertheless called with the other settings, to find
+        values that are out of range as well.
         """
         owner = f"[{section}]" if section else "the config"
         right = dict[str, Any]()
@@ -243,7 +283,8 @@ class _Problems:
             right |= one or {}
         if not (wrong := settings.keys() - right.keys()):
             return self.collect(section, make, right)
-        # Only if no key is misspelt: its intended name is unknown, so other problems may be false.
+        # If a key is misspelt, the intended key is unknown, so further problems that the call of
+        # make reports may not be real.
         if wrong <= known.keys():
             others = _Problems()
             others.collect(section, make, right)
@@ -259,7 +300,7 @@ class _Problems:
             raise kind("\n".join(self._lines))
 
 
-def _section(raw: Mapping[str, Any], name: str, problems: _Problems) -> Section:
+def _get_section(raw: Mapping[str, Any], name: str, problems: _Problems) -> Section:
     section = raw.get(name, {})
     if isinstance(section, Mapping):
         return dict(section)
@@ -267,8 +308,11 @@ def _section(raw: Mapping[str, Any], name: str, problems: _Problems) -> Section:
     return {}
 
 
-def _target(section: Section, problems: _Problems) -> Section:
-    """Return the target section: values that metrics should reach, by the name of the metric."""
+def _check_target(section: Section, problems: _Problems) -> Section:
+    """Check the ``[target]`` section, and return it.
+
+    The section has values that metrics should reach, by the name of the metric.
+    """
     for name, value in section.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             problems.add(f"{name} of [target] should be a number, got {shown(value)}")
@@ -277,11 +321,45 @@ def _target(section: Section, problems: _Problems) -> Section:
     return section
 
 
-def _data(section: Section, problems: _Problems, *, on_network: bool) -> tuple[Section, bool]:
-    """Return the data section with its defaults, and whether it is valid.
+def _fill_middleware(section: Section, problems: _Problems) -> dict[str, Section]:
+    """Check the ``[middleware]`` section, and return the settings of each middleware by its name.
 
-    Its keys are arguments of ``load_federation``, the source, the partition and the shift.
+    The settings are completed by defaults.
     """
+    found: dict[str, Section] = {}
+    for name, settings in section.items():
+        if not isinstance(settings, Mapping):
+            problems.add(
+                f"[middleware] should have a section for each middleware, such as "
+                f"[middleware.{name}], got {shown(settings)}"
+            )
+            continue
+        filled = problems.collect(f"middleware.{name}", check_middleware, name, settings)
+        found[name] = filled or dict(settings)
+    return found
+
+
+def _check_data(section: Section, problems: _Problems, *, on_network: bool) -> tuple[Section, bool]:
+    """Check the ``[data]`` section, and return it with its defaults, and whether it is valid.
+
+    The keys of the section are the arguments of ``load_federation``, of the data source, of the
+    partition and of the shift, and ``attributes``, a file with attributes of the clients for the
+    report.
+    """
+    section = dict(section)
+    attributes = section.pop("attributes", None)
+    if attributes is not None and not isinstance(attributes, str):
+        problems.add(
+            f"data.attributes should be a file with a row for each client, got {shown(attributes)}"
+        )
+    found, is_valid = _check_data_of_clients(section, problems, on_network=on_network)
+    return (found if attributes is None else {**found, "attributes": attributes}), is_valid
+
+
+def _check_data_of_clients(
+    section: Section, problems: _Problems, *, on_network: bool
+) -> tuple[Section, bool]:
+    """Check all keys of a ``[data]`` section except ``attributes``, see :func:`_check_data`."""
     if is_own_data(section):
         own = problems.collect("data", check_own_data, section, on_network=on_network)
         return (section, False) if own is None else (own, True)
@@ -307,11 +385,12 @@ def _data(section: Section, problems: _Problems, *, on_network: bool) -> tuple[S
     return (section, False) if filled is None else ({"name": name, **filled}, True)
 
 
-def _model(section: Section, problems: _Problems) -> Section:
-    """Return the model section with its defaults.
+def _check_model(section: Section, problems: _Problems) -> Section:
+    """Check the ``[model]`` section, and return it with its defaults.
 
-    Its keys name parts of the model, or are arguments of the factory that the data does not
-    determine.
+    The keys of the section specify parts of the model, such as personal parameters, or are
+    arguments of the function that builds the model. Arguments that the data determines, such as the
+    input shape, cannot be set.
     """
     name = section.get("name", "mlp")
     factory = problems.collect("model", model_factory, name)
@@ -329,10 +408,11 @@ def _model(section: Section, problems: _Problems) -> Section:
     return {"name": name, **filled, **({} if parts is None else parts.as_dict())}
 
 
-def _algorithm(section: Section, problems: _Problems) -> tuple[Section, Algorithm | None]:
-    """Return the algorithm section, whose keys are hyper-parameters, and the algorithm itself.
+def _check_algorithm(section: Section, problems: _Problems) -> tuple[Section, Algorithm | None]:
+    """Check the ``[algorithm]`` section, and return it with its defaults, and the algorithm.
 
-    The algorithm is None if the section is invalid.
+    The keys of the section are the algorithm's hyper-parameters. The returned algorithm is None if
+    the section is invalid.
     """
     name = section.get("name", "fedavg")
     kind = problems.collect("algorithm", algorithm_class, name)

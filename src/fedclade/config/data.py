@@ -1,7 +1,7 @@
-"""The ``[data]`` section: its check, and the loading of data.
+"""Check of the ``[data]`` section of a config, and loading of the data that it describes.
 
-Data is one of fedclade's data sets, clients' own files, a folder, or the result of a user's
-function.
+The data is one of fedclade's data sets, files of the clients' own, a folder written by ``fedclade
+data build``, or the result of a user's function.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from fedclade.data import (
     OwnSettings,
     Pool,
     TableSource,
+    choose_excluded,
     federation,
     find_partition,
     find_shift,
@@ -46,14 +47,17 @@ from fedclade.data import (
 )
 
 FROM_CONFIG = ("seed", "newcomers", "newcomer_samples", "data_dir")
-"""Data settings that come from other sections or from the command line."""
+"""Arguments of data functions that are set by other sections or by the command line."""
 
 _FOR_POOLS = ("source", "source_arguments", "partition_arguments", "shift_arguments", "pool")
-"""Arguments of functions that distribute a pool that are not keys of the section."""
+"""Arguments of functions that distribute a pool, which keys of ``[data]`` cannot set."""
 
 
 def is_own_data(section: Section) -> bool:
-    """Return whether clients have their own data, rather than parts of a data set of fedclade."""
+    """Return whether a ``[data]`` section describes a user's data rather than a fedclade data set.
+
+    A user's data is in files, in a folder, or the result of the user's function.
+    """
     # the name may be of any type here
     return (
         "files" in section or "folder" in section or section.get("name", "digits") not in [*SOURCES]
@@ -61,17 +65,22 @@ def is_own_data(section: Section) -> bool:
 
 
 def with_files_found(raw: Section, folder: Path) -> Section:
-    """Return a config in which relative paths of files and folders are replaced by absolute ones.
+    """Return a config in which relative paths of existing files and folders are made absolute.
 
-    Paths are looked up in the current folder, then in the config's ``folder``; those that are found
-    nowhere do not change.
+    A relative path is looked up in the current folder, and then in ``folder``, the folder of the
+    config. A path that exists in neither folder does not change.
     """
     raw = _with_file_found(raw, folder, "presence", "trace")
-    return _with_data_found(_with_file_found(raw, folder, "data", "schema"), folder)
+    for key in ("schema", "attributes"):
+        raw = _with_file_found(raw, folder, "data", key)
+    return _with_data_found(raw, folder)
 
 
 def _with_file_found(raw: Section, folder: Path, name: str, key: str) -> Section:
-    """Return a config with an absolute path in one key, if the file exists."""
+    """Return a config in which one relative path, ``key`` of section ``name``, is made absolute.
+
+    See :func:`with_files_found`. A path of a file that does not exist does not change.
+    """
     section = raw.get(name)
     file = section.get(key) if isinstance(section, Mapping) else None
     if not isinstance(file, str):
@@ -83,7 +92,10 @@ def _with_file_found(raw: Section, folder: Path, name: str, key: str) -> Section
 
 
 def _with_data_found(raw: Section, folder: Path) -> Section:
-    """Return a config with absolute paths in ``data.files`` or ``data.folder``, if they exist."""
+    """Return a config in which the path in ``data.files`` or ``data.folder`` is made absolute.
+
+    See :func:`with_files_found`. A path that does not exist does not change.
+    """
     section = raw.get("data")
     files, built = (
         section.get(key) if isinstance(section, Mapping) else None for key in ("files", "folder")
@@ -103,19 +115,20 @@ def _with_data_found(raw: Section, folder: Path) -> Section:
 
 
 def check_own_data(section: Section, *, on_network: bool = False) -> Section:
-    """Return the ``[data]`` section of clients' own data with its defaults.
+    """Check a ``[data]`` section that describes a user's data, and return it with its defaults.
 
     Parameters
     ----------
     section
         The section.
     on_network
-        Whether each client runs on a node of a network, and so may have a single file.
+        Whether each client runs on a node of a network. The data may then be a single file.
 
     Raises
     ------
     ConfigError
-        If a key is unknown, or a value is of the wrong type or out of range; one line for each.
+        If a key is unknown, or a value has the wrong type or is out of range; the message has a
+        line for each problem.
     """
     if "folder" in section:
         return _check_folder(section)
@@ -134,20 +147,21 @@ def load_data(
     Parameters
     ----------
     section
-        The section, with its defaults.
+        The section, completed by defaults.
     task
-        Kind of the targets; None if the data determines it.
+        Kind of the task, which determines the targets; None if the data determines the task.
     data_dir
-        Folder with the data; by default ``FEDCLADE_DATA_DIR``.
+        Folder with the files of the data set; by default the environment variable
+        ``FEDCLADE_DATA_DIR``.
     from_config
-        The other settings in :data:`FROM_CONFIG`.
+        The remaining arguments in :data:`FROM_CONFIG`, such as the seed.
 
     Raises
     ------
     ConfigError
-        If a setting does not fit the result of the user's function.
+        If a setting does not apply to the result of the user's function.
     DataError
-        If data is missing or unusable, or the function fails.
+        If data is missing or unusable, or if the user's function fails.
     """
     if not is_own_data(section):
         return _shared_out(section["name"], {**section, "data_dir": data_dir}, from_config)
@@ -162,7 +176,10 @@ def load_data(
 def open_files(
     section: Section, task: TaskKind | None, data_dir: str | Path | None, **from_config: Any
 ) -> TableSource:
-    """Open the files that a section names, without encoding their contents yet."""
+    """Open the files that a ``[data]`` section names, without encoding their contents yet.
+
+    The parameters are as for :func:`load_data`.
+    """
     files, settings = _files_settings(section, from_config)
     return files.source(settings, task, data_dir)
 
@@ -175,7 +192,11 @@ def _files_settings(
 
 
 def _shared_out(source: str | Pool, section: Section, from_config: Mapping[str, Any]) -> Federation:
-    """Distribute a data set to clients; options that no other function takes go to the source."""
+    """Distribute a data set to clients, as :func:`load_federation` does.
+
+    The keys of ``section`` are passed to the functions that have them as arguments:
+    ``load_federation``, the partition and the shift. All other keys are passed to the source.
+    """
     settings = _those_of(section, known_arguments(load_federation))
     extra = {key: value for key, value in section.items() if key not in settings and key != "name"}
     partition = known_arguments(find_partition(section.get("partition", "iid")).split)
@@ -196,7 +217,7 @@ def _shared_out(source: str | Pool, section: Section, from_config: Mapping[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderSettings:
-    """A federation's folder, as written by ``fedclade data build``.
+    """Settings of the ``[data]`` section for a folder that ``fedclade data build`` has written.
 
     See :func:`fedclade.data.open_folder`.
     """
@@ -212,10 +233,11 @@ def _check_folder(section: Section) -> Section:
         key for key in section if key in others and key not in known_arguments(FolderSettings)
     ]
     if shared:
-        why = "whose clients have their data already"
+        why = "in which the data is divided among the clients already"
         raise ConfigError(
             "\n".join(
-                f"data.{key} makes no sense with a folder, {why}; leave it out" for key in shared
+                f"data.{key} cannot be combined with data.folder, {why}; remove the key"
+                for key in shared
             )
         )
     fitted = check_arguments("[data]", FolderSettings, section)
@@ -235,7 +257,7 @@ def _from_folder(settings: FolderSettings, from_config: Mapping[str, Any]) -> Fe
 
 def _check_held_back(found: Federation, which: str, from_config: Mapping[str, Any]) -> None:
     held_back = 0 if found.newcomers is None else len(found.newcomers)
-    rule = f"{held_back}, as the Federation {which} has"
+    rule = f"{held_back}, the number of newcomers of the Federation {which}"
     require(
         (
             "newcomers.clients",
@@ -244,6 +266,10 @@ def _check_held_back(found: Federation, which: str, from_config: Mapping[str, An
             rule,
         )
     )
+
+
+_NO_VALUE = object()
+"""Marker that is different from every value of a key."""
 
 
 def _check_files(section: Section, *, on_network: bool) -> Section:
@@ -255,25 +281,77 @@ def _check_files(section: Section, *, on_network: bool) -> Section:
     if shared:
         raise ConfigError(
             "\n".join(
-                f"data.{key} makes no sense with files, {_WHY}; leave it out" for key in shared
+                f"data.{key} cannot be combined with data.files, {_WHY}; remove the key"
+                for key in shared
             )
         )
     fitted = check_arguments("[data]", takers, section, FROM_CONFIG)
+    if fitted.keys() >= SAVED_KEYS:
+        fitted = {**SAVED_WITHOUT, **fitted}
     if "target" not in fitted:
         raise ConfigError("data.target should name the column to predict, got none")
+    fitted = _with_one_name(fitted)
     found = FilesSettings(**_those_of(fitted, known_arguments(FilesSettings)))
     if not on_network:
         found.check_clients()
     OwnSettings(**_those_of(fitted, known_arguments(OwnSettings)))
-    return {**defaults(takers, FROM_CONFIG), **fitted, "name": found.title}
+    filled = {**defaults(takers, FROM_CONFIG), **fitted, "name": found.title}
+    # Keys that earlier versions lack are left out if they have their defaults, so that earlier
+    # versions can read the config of a run that does not use these keys.
+    without = {key: value for key, value in defaults(FilesSettings).items() if key in _LATER}
+    return {key: value for key, value in filled.items() if without.get(key, _NO_VALUE) != value}
 
 
-_WHY = "whose rows belong to clients already"
+_LATER = ("exclude", "categorical", "missing", "fewest_rows")
+"""Keys for data in files that earlier versions did not have."""
+
+
+def _with_one_name(section: Section) -> Section:
+    """Return a section in which the columns to leave out are under the key ``drop``.
+
+    The input may have them under ``drop`` or under its newer name ``exclude``.
+    """
+    dropped = choose_excluded(section.get("exclude", ()), section.get("drop", ()))
+    others = {key: value for key, value in section.items() if key not in ("exclude", "drop")}
+    return {**others, "drop": dropped} if dropped else others
+
+
+SAVED_KEYS = frozenset(
+    {"standardize", "test_fraction", "validation_fraction", "inputs_are", "max_words"}
+)
+"""Keys by which a ``[data]`` section that a run has saved is recognized.
+
+A section that a run has saved contains all keys with a default, including these.
+"""
+
+SAVED_WITHOUT = {"standardize_target": "none", "stratify": "none", "test": "random"}
+"""Keys that are left out of a saved ``[data]`` section if they have these values.
+
+Earlier versions did not have these keys, and behaved as with these values.
+"""
+
+
+def without_later_keys(section: Section) -> Section:
+    """Return a ``[data]`` section in the form in which runs save it.
+
+    Keys that earlier versions did not have are left out if their value means the behaviour of
+    earlier versions, see :data:`SAVED_WITHOUT`. A ``[data]`` section without the key ``files`` is
+    returned unchanged: its data may come from a user's function, and the same keys may be arguments
+    of this function.
+    """
+    if "files" not in section:
+        return section
+    return {
+        key: value for key, value in section.items() if SAVED_WITHOUT.get(key, _NO_VALUE) != value
+    }
+
+
+_WHY = "in which the rows are divided among the clients already"
 
 
 def _check_function(section: Section) -> Section:
     name = section["name"]
-    function = _function(name)
+    function = _find_function(name)
     partition = find_partition(section.get("partition", "iid"))
     shift = find_shift(section.get("shift", "none"))
     takers = partition.split, shift.views, function, OwnSettings, load_federation
@@ -284,7 +362,8 @@ def _check_function(section: Section) -> Section:
     return {"name": name, **defaults(function, FROM_CONFIG, positional=True), **fitted}
 
 
-def _function(name: object) -> Callable[..., Any]:
+def _find_function(name: object) -> Callable[..., Any]:
+    """Return the user's function that ``data.name`` names."""
     found = named("data", name, SOURCES, "dataset in [data]:")
     return check_function(found, f"data.name = {name!r}", "clients' data")
 
@@ -295,9 +374,14 @@ def _federation_of(
     data_dir: str | Path | None,
     from_config: Mapping[str, Any],
 ) -> Federation:
-    """Call the user's function, and make a federation of its result."""
+    """Call the user's function named in ``data.name``, and return its result as a federation.
+
+    The result of the function may be a pool or torch data set, which is distributed to clients, a
+    mapping of clients to their data, or a federation. Keys that the function does not have as
+    parameters are settings of the distribution or the federation.
+    """
     name = section["name"]
-    function = _function(section["name"])
+    function = _find_function(section["name"])
     takes = known_arguments(function, positional=True)
     there = {**section, "seed": from_config["seed"], "data_dir": data_dir}
     returned = call_own(f"data {name!r}", function, **_those_of(there, takes))
@@ -312,18 +396,18 @@ def _federation_of(
         pool = pool.with_inputs_as(left.pop("inputs_are", "auto"))
         return _shared_out(pool, {**_those_of(section, ("clients",)), **left}, from_config)
     if isinstance(returned, Mapping):
-        _refuse(
+        _refuse_keys(
             [key for key in left if key not in known_arguments(OwnSettings)],
             name,
-            "a mapping of clients",
+            "a mapping of clients to data",
         )
         return federation(returned, task, name=title, **left, **from_config)
     if not isinstance(returned, Federation):
         raise DataError(
-            f"data {name!r} should return a Federation, or a mapping of client names to (train, "
-            f"test), got {type(returned).__name__}"
+            f"the function {name!r} of data.name should return a Federation, a Pool, a torch "
+            f"Dataset, or a mapping of client names to (train, test), got {type(returned).__name__}"
         )
-    _refuse([key for key in left if key != "augment"], name, "a Federation")
+    _refuse_keys([key for key in left if key != "augment"], name, "a Federation")
     _check_held_back(returned, f"that {name!r} returns", from_config)
     return (
         replace(returned, augment=resolve_augment(left["augment"]))
@@ -332,11 +416,12 @@ def _federation_of(
     )
 
 
-def _refuse(keys: Sequence[str], name: object, returned: str) -> None:
+def _refuse_keys(keys: Sequence[str], name: object, returned: str) -> None:
     if keys:
         raise ConfigError(
             "\n".join(
-                f"data.{key} makes no sense with {name!r}, which returns {returned}; leave it out"
+                f"data.{key} cannot be combined with the function {name!r}, which returns "
+                f"{returned} and has no such parameter; remove the key"
                 for key in keys
             )
         )

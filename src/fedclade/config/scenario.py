@@ -1,6 +1,7 @@
 """Scenarios: TOML files that compare several algorithms on one task, or on each task of a grid.
 
-A scenario may define several scales, such as a small one for a quick look.
+A grid has a cell for each combination of the values of some settings. A scenario may also define
+scales: alternative settings under a name, such as fewer clients and rounds for a quick run.
 """
 
 from __future__ import annotations
@@ -24,38 +25,41 @@ from fedclade.core import ConfigError, checked, shown, unknown
 
 @dataclass(frozen=True)
 class Printed:
-    """Published scores: means over all scenarios of a group."""
+    """Published scores for a group of scenarios, to be shown in tables next to new results.
+
+    Each score is a mean over all scenarios of the group.
+    """
 
     source: str
     name: str
     """Name of the group."""
     scenarios: tuple[str, ...]
     figures: Mapping[str, float]
-    """Scores by the algorithm's name in ``[algorithms]``, in the unit of tables.
-
-    Shares are in percent.
-    """
+    """Scores by the algorithm's name in ``[algorithms]``, as in tables: shares are in percent."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One task for several algorithms, each to be run with the seeds 0, 1, ..."""
+    """Comparison of several algorithms on one task, each run with the seeds 0, 1, ..."""
 
     name: str
     configs: Mapping[str, Config]
-    """Configs by the algorithm's name in ``[algorithms]``; they differ in nothing else."""
+    """Configs by the algorithm's name in ``[algorithms]``; they differ in the algorithm only."""
     seeds: int
     printed: Printed | None = None
     """Published scores of the group to which the scenario belongs; None if there are none."""
 
     @property
     def folder(self) -> str:
-        """Name of the scenario's folder: letters, digits, dots, dashes and underscores."""
+        """Name of the folder for the scenario's runs, derived from the scenario's name.
+
+        It consists of letters, digits, dots, dashes and underscores.
+        """
         return re.sub(r"[^\w.-]+", "-", self.name).strip("-")
 
 
 def is_scenario(path: Path) -> bool:
-    """Return whether a TOML file is a scenario, rather than the config of one run.
+    """Return whether a TOML file is a scenario with several algorithms, rather than a config.
 
     Raises the errors of :func:`read_toml`.
     """
@@ -63,60 +67,66 @@ def is_scenario(path: Path) -> bool:
 
 
 def known_scales(path: Path) -> tuple[str, ...]:
-    """Return the scales that a scenario defines, in addition to its own settings."""
-    return tuple(_table(read_toml(path), "scales", path))
+    """Return the names of the scales that a scenario file defines.
+
+    A scale is a named set of settings that replace settings of the scenario, such as fewer rounds.
+    """
+    return tuple(_get_table(read_toml(path), "scales", path))
 
 
 @checked()
 def read_scenarios(
     path: Path, overrides: Sequence[str] = (), scale: str | None = None
 ) -> list[Scenario]:
-    """Read and check the scenarios of a file: one, or one for each cell of a grid.
+    """Read and check the scenarios in a file: a single scenario, or one for each cell of a grid.
 
-    A scenario is a config with a table ``[algorithms]`` in place of ``[algorithm]``. It has a table
-    of hyper-parameters for each algorithm, with the algorithm's ``name`` if that differs from the
-    key. A scenario may have a number of ``seeds``, and tables ``[scales.NAME]`` with the settings
-    that differ at that scale. A table ``[cells]`` of lists, such as ``"data.level" = [1, 5]``,
-    defines a scenario for each combination of their values.
+    A scenario is a config with a table ``[algorithms]`` in place of ``[algorithm]``. The table has
+    an entry with hyper-parameters for each algorithm, and with the algorithm's ``name`` if the name
+    differs from the key. A scenario may state a number of ``seeds``. Tables ``[scales.NAME]`` have
+    the settings that differ at the scale NAME. A table ``[cells]`` of lists, such as ``"data.level"
+    = [1, 5]``, defines a grid: a scenario for each combination of the values.
 
-    ``[printed]`` has the figures of a paper, to be shown next to new results: their ``source``, the
-    keys of ``[cells]`` over which they are means (``means_over``), and a table for each combination
-    of values of the other keys, such as ``5 = { fedavg = 80.9 }``. The figures apply to the file's
-    own settings only; they are left out with a scale or with overrides.
+    A table ``[printed]`` has the scores published in a paper, to be shown next to new results:
+    their ``source``, the keys of ``[cells]`` over which the scores are means (``means_over``), and
+    a table for each combination of values of the other keys, such as ``5 = { fedavg = 80.9 }``. The
+    published scores apply only to the settings in the file: they are left out if a scale or
+    overrides are given.
 
     Parameters
     ----------
     path
         The TOML file.
     overrides
-        Changes as after ``--set``; they take precedence over the file and the scale.
+        Changes that take precedence over the file and the scale, in the form of the command-line
+        option ``--set``.
     scale
-        Name of a scale; None: the file's own settings.
+        Name of a scale; None: the settings in the file without a scale.
 
     Raises
     ------
     ConfigError
-        If the file is missing or not TOML, or the scale is unknown; or with all other problems at
-        once, one line for each.
+        If the file is missing or not TOML, if the scale is unknown, or if settings are invalid; the
+        message has a line for each problem.
     """
     raw = read_toml(path)
-    scales = _table(raw, "scales", path)
+    scales = _get_table(raw, "scales", path)
     if scale is not None:
         if scale not in scales:
             raise ConfigError(f"{path}: {unknown('scale', scale, scales)}")
-        raw = _merged(raw, _table(scales, scale, path))
+        raw = _merge_tables(raw, _get_table(scales, scale, path))
     apply_overrides(raw, overrides)
-    algorithms = _table(raw, "algorithms", path)
+    algorithms = _get_table(raw, "algorithms", path)
     seeds = raw.get("seeds", 1)
     if not algorithms:
         raise ConfigError(f"{path}: [algorithms] should name at least 1 algorithm, got none")
     try:
         check_labels(algorithms)
     except ConfigError as error:
-        raise ConfigError(f"{path}: a key of [algorithms]: {error}") from None
+        raise ConfigError(f"{path}: a key of [algorithms] is invalid: {error}") from None
     if "algorithm" in raw:
         raise ConfigError(
-            f"{path}: a scenario has no [algorithm]; set hyper-parameters in [algorithms]"
+            f"{path}: a scenario should have no section [algorithm]; set hyper-parameters in "
+            "[algorithms]"
         )
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
         raise ConfigError(
@@ -125,56 +135,77 @@ def read_scenarios(
     besides = ("algorithms", "scales", "seeds", "cells", "printed")
     shared = {key: value for key, value in raw.items() if key not in besides}
     shared = with_files_found(shared, path.parent)
-    cells = _table(raw, "cells", path)
+    cells = _get_table(raw, "cells", path)
+    _check_cells(cells, path)
+    found: list[Scenario] = []
+    as_it_stands = scale is None and not overrides
+    printed = (
+        _read_printed(path, _get_table(raw, "printed", path), cells, algorithms)
+        if as_it_stands
+        else {}
+    )
+    for values in itertools.product(*cells.values()):
+        name = _scenario_name(path, values)
+        of_cell = copy.deepcopy(shared)
+        apply_overrides(
+            of_cell, [as_override(key, value) for key, value in zip(cells, values, strict=True)]
+        )
+        found.append(
+            Scenario(name, _check_configs(path, of_cell, algorithms), seeds, printed.get(name))
+        )
+    return found
+
+
+def _check_cells(cells: Mapping[str, Any], path: Path) -> None:
+    """Check that each key of the table ``[cells]`` has a list of different values."""
     for key, values in cells.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(
                 f"{path}: {key} of [cells] should be a list of values, got {shown(values)}"
             )
-        if twice := next((value for i, value in enumerate(values) if value in values[:i]), None):
+        repeated = [value for place, value in enumerate(values) if value in values[:place]]
+        if repeated:
             raise ConfigError(
-                f"{path}: {key} of [cells] should be different values, got {shown(twice)} twice"
+                f"{path}: {key} of [cells] should list different values, got {shown(repeated[0])} "
+                "more than once"
             )
-    found: list[Scenario] = []
-    as_it_stands = scale is None and not overrides
-    printed = (
-        _printed(path, _table(raw, "printed", path), cells, algorithms) if as_it_stands else {}
-    )
-    for values in itertools.product(*cells.values()):
-        name = _name(path, values)
-        of_cell = copy.deepcopy(shared)
-        apply_overrides(
-            of_cell, [as_override(key, value) for key, value in zip(cells, values, strict=True)]
-        )
-        found.append(Scenario(name, _configs(path, of_cell, algorithms), seeds, printed.get(name)))
-    return found
 
 
 def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None = None) -> Scenario:
-    """Read and check a file with a single scenario; see :func:`read_scenarios`.
+    """Read and check a file with a single scenario.
+
+    The parameters are as for :func:`read_scenarios`.
 
     Raises
     ------
     ConfigError
-        As :func:`read_scenarios`; or if the file has several scenarios.
+        If the file has several scenarios, or in a case in which :func:`read_scenarios` raises it.
     """
     scenario, *others = read_scenarios(path, overrides, scale)
     if others:
-        raise ConfigError(f"{path} has {1 + len(others)} scenarios, the cells of a grid")
+        raise ConfigError(
+            f"{path} should have a single scenario, got {1 + len(others)}, the cells of a grid; "
+            "remove [cells]"
+        )
     return scenario
 
 
-def _configs(
+def _check_configs(
     path: Path, shared: Mapping[str, Any], algorithms: Mapping[str, Any]
 ) -> dict[str, Config]:
-    """Return the config of each algorithm."""
+    """Return the checked config of each algorithm of a scenario, by the algorithm's label.
+
+    ``shared`` has the settings that all algorithms share, and ``algorithms`` is the table
+    ``[algorithms]``.
+    """
     configs: dict[str, Config] = {}
-    # a dict, to report only once the problems of sections that all algorithms share
+    # A problem in a section that all algorithms share occurs for each algorithm. The dict is an
+    # ordered set, in which it is reported once.
     problems: dict[str, None] = {}
     for label in algorithms:
         try:
             configs[label] = check_config(
-                {**shared, "algorithm": {"name": label, **_table(algorithms, label, path)}}
+                {**shared, "algorithm": {"name": label, **_get_table(algorithms, label, path)}}
             )
         except ConfigError as error:
             named = re.sub(r"\balgorithm(?=[.\]])", f"algorithms.{label}", str(error))
@@ -184,25 +215,26 @@ def _configs(
     return configs
 
 
-def _name(path: Path, values: Sequence[Any]) -> str:
-    """Return the name of a cell's scenario."""
+def _scenario_name(path: Path, values: Sequence[Any]) -> str:
+    """Return the name of the scenario for a cell of a grid, given the values of the cell."""
     return " ".join([path.stem, *map(str, values)])
 
 
-def _printed(
+def _read_printed(
     path: Path,
     table: Mapping[str, Any],
     cells: Mapping[str, Sequence[Any]],
     algorithms: Mapping[str, Any],
 ) -> dict[str, Printed]:
-    """Return the published scores for each scenario, by its name."""
+    """Check the table ``[printed]``, and return the published scores by the scenario's name."""
     if not table:
         return {}
     source = table.get("source", "")
     over = table.get("means_over", [])
     if not isinstance(source, str) or not source:
         raise ConfigError(
-            f"{path}: source of [printed] should say where the figures stand, got {shown(source)}"
+            f"{path}: source of [printed] should state where the scores were published, got "
+            f"{shown(source)}"
         )
     wrong = [key for key in over if key not in [*cells]] if isinstance(over, list) else [over]
     if wrong:
@@ -215,12 +247,12 @@ def _printed(
         group = " ".join(
             str(value) for key, value in zip(cells, values, strict=True) if key not in over
         )
-        groups.setdefault(group, []).append(_name(path, values))
+        groups.setdefault(group, []).append(_scenario_name(path, values))
     found: dict[str, Printed] = {}
     for group in (key for key in table if key not in ("source", "means_over")):
         if group not in groups:
             raise ConfigError(f"{path}: {unknown('group of [printed]:', group, groups)}")
-        figures = _table(table, group, path)
+        figures = _get_table(table, group, path)
         for label, figure in figures.items():
             if label not in algorithms:
                 raise ConfigError(
@@ -241,20 +273,21 @@ def _printed(
     return found
 
 
-def _table(raw: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+def _get_table(raw: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    """Return the table under a key of a scenario file, or an empty table if the key is unset."""
     table = raw.get(key, {})
     if not isinstance(table, Mapping):
         raise ConfigError(f"{path}: {key} should be a table, got {shown(table)}")
     return table
 
 
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` updated with ``changes``; nested tables are merged."""
+def _merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table ``base`` updated with ``changes``; nested tables are merged recursively."""
     merged = dict(base)
     for key, value in changes.items():
         old = base.get(key)
         merged[key] = (
-            _merged(old, value)
+            _merge_tables(old, value)
             if isinstance(old, Mapping) and isinstance(value, Mapping)
             else value
         )

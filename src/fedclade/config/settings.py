@@ -1,30 +1,52 @@
-"""A checked config: its top-level settings, its sections, and the run that it describes."""
+"""The class :class:`Config`, a checked config, and the classes of its sections.
+
+A config describes a run: it can build the run's data, model and algorithm, and simulate the run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_type_hints
 
 from torch import nn
 
-from fedclade.algorithms import Algorithm, algorithm_class, build_algorithm
-from fedclade.channel import Adversary, Faults, Mechanism, Signature, mechanism_of
-from fedclade.config.data import load_data, open_files
+from fedclade.algorithms import Algorithm, build_algorithm
+from fedclade.channel import (
+    Adversary,
+    CentralPrivacy,
+    Faults,
+    Mechanism,
+    Signature,
+    build_middleware,
+    mechanism_of,
+)
+from fedclade.config.data import load_data, open_files, without_later_keys
 from fedclade.config.toml_files import Section
-from fedclade.core import Aggregation, DataSpec, LocalTraining, require
+from fedclade.core import (
+    Aggregation,
+    DataSpec,
+    LocalTraining,
+    as_section,
+    check_settings,
+    document_settings,
+    require,
+    setting,
+    values_of,
+    with_settings_of,
+)
 from fedclade.data import Federation, TableSource
 from fedclade.models import PARTS, Parts
 from fedclade.runs import (
     Callback,
     Churn,
     EarlyStopping,
-    Every,
     OnRound,
     Run,
     RunSettings,
-    Stream,
+    TopSettings,
     module_for,
     simulate,
 )
@@ -32,32 +54,30 @@ from fedclade.tasks import Task, build_task
 from fedclade.training import Actors
 
 
+@document_settings
 @dataclass(frozen=True, kw_only=True)
-class TopLevel:
-    """Settings above the sections.
+class TopLevel(TopSettings):
+    """Top-level settings of a config, which belong to no section.
 
     See :class:`fedclade.RunSettings` and :func:`fedclade.simulate`.
     """
 
-    seed: int = 0
-    rounds: int = 20
-    client_fraction: float = 1.0
-    evaluate_every: int = 1
-    evaluate_clients: int | None = None
-    evaluate_validation: bool = False
-    keep_best: bool = False
-    min_clients: int = 1
-    engine: str = "auto"
-    stream: Stream = "auto"
-    checkpoint_every: Every = "auto"
-    tf32: bool = False
+    engine: str = setting(
+        "auto",
+        doc="""Method by which clients are trained, one of
+        :data:`~fedclade.training.auto.ENGINES` or ``ray``. ``auto`` takes the fastest.""",
+    )
+    tf32: bool = setting(
+        False, doc="Let a GPU round the factors of float32 products to 10 bits, which is faster."
+    )
 
     @property
     def shared(self) -> dict[str, Any]:
-        """The settings that apply to simulations and networks alike."""
-        return {key: value for key, value in asdict(self).items() if key not in ("engine", "tf32")}
+        """The top-level settings that simulations and runs over a network have in common."""
+        return values_of(self, TopSettings)
 
 
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class TaskSection:
     """The ``[task]`` section: loss and metrics of the model.
@@ -65,15 +85,23 @@ class TaskSection:
     See :func:`fedclade.tasks.build_task`.
     """
 
-    name: str | None = None
-    loss: str | None = None
-    metrics: tuple[str, ...] = ()
-    class_weights: str | tuple[float, ...] | None = None
-    loss_over: str | None = None
+    name: str | None = setting(
+        None,
+        doc="""Name of the task, or ``module:factory``; if left out, the data determines it. The
+        other keys replace parts of it, see :class:`~fedclade.tasks.Task`.""",
+    )
+    loss: str | None = setting(None, doc="Name of the loss, or ``module:function``.")
+    metrics: tuple[str, ...] = setting((), doc="Names of the metrics; the first counts.")
+    class_weights: str | tuple[float, ...] | None = setting(
+        None, doc="A weight for each label, or ``balanced``."
+    )
+    loss_over: str | None = setting(
+        None, doc="``batch`` for a loss in which the examples of a batch depend on each other."
+    )
 
     @property
     def task(self) -> Task:
-        """The task that the section describes.
+        """The task (loss and metrics of the model) that the section describes.
 
         Raises
         ------
@@ -83,122 +111,150 @@ class TaskSection:
         return build_task(**asdict(self))
 
 
+@document_settings
+@with_settings_of(RunSettings, "privacy")
+@with_settings_of(CentralPrivacy)
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """The ``[privacy]`` section: clipping, noise, and the smallest cluster that is reported."""
+    """The ``[privacy]`` section of a config: settings of differential privacy.
 
-    permute: bool = False
-    model: str = "local"
-    clip_norm: float | None = None
-    noise_multiplier: float = 0.0
-    signature_noise: float | None = None
-    signature_epsilon: float | None = None
-    delta: float = 1e-5
-    level: str = "client"
-    min_cluster_size: int = 1
+    They are clipping, noise, and the size of the smallest cluster that may be reported.
+    """
+
+    model: str = setting(
+        "local",
+        doc="Place of the noise: at clients, ``local``, or on sums, ``central``, in a simulation.",
+        later=True,
+    )
+    level: str = setting(
+        "client",
+        doc="Object of protection: a ``client`` with its data, or each ``example``, by DP-SGD.",
+        later=True,
+    )
 
     def __post_init__(self) -> None:
-        least = self.min_cluster_size
-        require(("privacy.min_cluster_size", least, least >= 1, "at least 1"))
+        check_settings(self, "privacy")
         mechanism_of(asdict(self))
 
     @property
     def mechanism(self) -> Mechanism | None:
-        """Settings of clipping and noise; None if there is neither.
+        """Settings of clipping and noise; None if both are unset.
 
-        They apply to updates, to the gradients of examples, or to sums.
+        Depending on ``model`` and ``level``, they apply to the updates of clients, to the gradients
+        of examples, or to sums of updates.
         """
         return mechanism_of(asdict(self))
 
 
+@document_settings
+@with_settings_of(EarlyStopping)
 @dataclass(frozen=True, kw_only=True)
 class StopSection:
-    """The ``[stop]`` section: when a run ends before its last round.
+    """The ``[stop]`` section of a config: conditions for ending a run before its last round.
 
     See :class:`fedclade.EarlyStopping`.
     """
 
-    patience: int | None = None
-    metric: str | None = None
-    min_delta: float = EarlyStopping.min_delta
-    start_round: int = EarlyStopping.start_round
+    patience: int | None = setting(
+        None,
+        doc="""Number of evaluations in a row without an improvement after which the run finishes,
+        at least 1. If left out, the run has all its rounds.""",
+    )
 
     def __post_init__(self) -> None:
-        others = {name: value for name, value in asdict(self).items() if name != "patience"}
-        is_set = others != {name: getattr(EarlyStopping, name) for name in others}
-        rule = "a number of evaluations, where the section has other keys"
+        others = [each for each in fields(self) if each.name != "patience"]
+        is_set = any(getattr(self, each.name) != each.default for each in others)
+        rule = "a number of evaluations if other keys of [stop] are set"
         require(("stop.patience", self.patience, self.patience is not None or not is_set, rule))
         _ = self.early_stopping
 
     @property
     def early_stopping(self) -> EarlyStopping | None:
-        """The callback that stops the run; None if ``patience`` is unset."""
-        if self.patience is None:
-            return None
-        return EarlyStopping(
-            self.metric, self.patience, self.min_delta, start_round=self.start_round
-        )
+        """The callback that ends a run early; None if ``patience`` is unset."""
+        return None if self.patience is None else EarlyStopping(**asdict(self))
 
 
-LATER_OF_PRIVACY = ("model", "signature_noise", "signature_epsilon", "level", "min_cluster_size")
-"""Keys of ``[privacy]`` that configs of runs by earlier versions do not have."""
+MOST_CLIENTS = 100
+MOST_ROWS = 100_000
+"""Largest numbers of clients and of training rows for which ``references = "auto"`` has an effect.
+
+With ``"auto"``, runs with more clients or rows train no reference models.
+"""
 
 
+@document_settings
+@dataclass(frozen=True, kw_only=True)
+class ReportSection:
+    """The ``[report]`` section of a config: additional measurements that the report needs."""
+
+    references: bool | Literal["auto"] = setting(
+        "auto",
+        doc="""Whether each client also trains alone, and one model for all, to be compared with;
+        see :func:`fedclade.simulate`. ``auto``: for own files of at most 100 clients with together
+        at most 100,000 training rows.""",
+    )
+
+    def wants_references(self, data: Section, federation: Federation, engine: str) -> bool:
+        """Return whether a run trains reference models, given its data and engine.
+
+        References are a model that each client trains alone, and a single model for all clients.
+        """
+        if self.references != "auto":
+            return self.references
+        if "files" not in data or engine == "ray" or len(federation) > MOST_CLIENTS:
+            return False
+        return sum(federation.sizes[client] for client in federation.ids) <= MOST_ROWS
+
+
+@document_settings
+@with_settings_of(Churn, "newcomers")
 @dataclass(frozen=True, kw_only=True)
 class Newcomers:
-    """The ``[newcomers]`` section: clients that are held back or join late.
+    """The ``[newcomers]`` section of a config: clients that do not take part from the start.
 
-    For clients that are held back, see :func:`fedclade.load_federation`. ``without_labels`` is
-    whether ``fedclade assign`` assigns newcomers without using their labels.
+    Newcomers are excluded from the run, to be assigned to its clusters afterwards (see
+    :func:`fedclade.load_federation`), or join the run in a later round.
     """
 
-    clients: int = 0
-    samples_per_client: int | None = None
-    join_round: int | None = None
-    leave_round: int | None = None
-    without_labels: bool = False
+    clients: int = setting(
+        0, doc="Number of further clients that are held back as newcomers, made from the same data."
+    )
+    samples_per_client: int | None = setting(
+        None, doc="Number of examples of each newcomer; by default as many as of the other clients."
+    )
+    without_labels: bool = setting(
+        False,
+        doc="Whether ``fedclade assign`` assigns newcomers without using their labels.",
+        later=True,
+    )
 
     @property
     def presence(self) -> Churn:
-        """The rounds in which newcomers join, and in which the same number of clients leave."""
-        return Churn(join_round=self.join_round, leave_round=self.leave_round)
+        """Schedule by which newcomers join the run while the same number of clients leave."""
+        return Churn(**values_of(self, Churn))
 
 
+@document_settings
+@with_settings_of(Churn, "presence")
 @dataclass(frozen=True, kw_only=True)
 class Presence:
-    """The ``[presence]`` section: the hours at which clients are available.
+    """The ``[presence]`` section of a config: when clients are available (simulated absences).
 
     See :class:`~fedclade.runs.Churn`.
     """
-
-    trace: str | None = None
-    round_seconds: float = Churn.round_seconds
-    trace_period: float | None = None
 
     def __post_init__(self) -> None:
         Churn(**asdict(self))
 
 
-FIXED: Mapping[str, type[Any]] = {
-    "local": LocalTraining,
-    "signature": Signature,
-    "task": TaskSection,
-    "privacy": Privacy,
-    "faults": Faults,
-    "newcomers": Newcomers,
-    "presence": Presence,
-    "adversary": Adversary,
-    "aggregate": Aggregation,
-    "stop": StopSection,
-}
-"""Sections whose keys are fixed. In the other sections, the keys depend on ``name``."""
-
-SECTIONS = ("data", "model", "algorithm", "target", *FIXED)
-
-
 @dataclass(frozen=True)
 class Config:
-    """A checked config with all defaults filled in: its top-level settings and its sections."""
+    """Checked config of a run, with all defaults filled in.
+
+    ``top`` has the top-level settings; each other field is a section. A section with a fixed set of
+    keys is an object of its settings class. The other sections are mappings, whose possible keys
+    depend on the value of the key ``name``.
+    """
 
     top: TopLevel
     data: Section
@@ -215,56 +271,42 @@ class Config:
     adversary: Adversary
     aggregate: Aggregation
     stop: StopSection
+    report: ReportSection
+    middleware: Mapping[str, Section] = field(default_factory=dict[str, Section])
 
     def as_dict(self) -> Section:
-        """Return the config in the form of a TOML file.
+        """Return the config as nested dictionaries, in the structure of a TOML file.
 
         Sections and keys that earlier versions did not have are left out if they are unset.
         """
-        sections = asdict(self)
-        if self.task == TaskSection():  # the data determines the task
-            del sections["task"]
-        if self.presence == Presence():  # all clients are always available
-            del sections["presence"]
-        if self.aggregate == Aggregation():  # earlier versions do not have this section
-            del sections["aggregate"]
-        else:
-            sections["aggregate"] = self.aggregate.described
-        if self.adversary == Adversary():
-            del sections["adversary"]
-        else:
-            sections["adversary"] = self.adversary.described
-        if self.stop == StopSection():
-            del sections["stop"]
-        if not self.newcomers.without_labels:  # earlier versions do not have this key
-            del sections["newcomers"]["without_labels"]
-        top = sections.pop("top")
-        sections["privacy"] = {  # keys that earlier versions do not have only if they are set
-            name: value
-            for name, value in sections["privacy"].items()
-            if name not in LATER_OF_PRIVACY or value != getattr(Privacy(), name)
-        }
-        if not self.top.evaluate_validation:  # earlier versions do not have this key
-            del top["evaluate_validation"]
-        if not self.top.keep_best:
-            del top["keep_best"]
-        return {**top, **sections}
+        sections: Section = as_section(self.top)
+        for name, each in FIXED.items():
+            section = getattr(self, name)
+            if name not in LATER or section != each():
+                sections[name] = as_section(section)
+        sections["data"] = without_later_keys(deepcopy(self.data))
+        for name in ("model", "algorithm", "target"):
+            sections[name] = deepcopy(getattr(self, name))
+        if self.middleware:
+            sections["middleware"] = deepcopy(dict(self.middleware))
+        return sections
 
     @property
     def parts(self) -> Parts:
-        """Names of the model's frozen, personal and other special parts.
+        """Patterns for the model's frozen, personal and other special parameters.
 
-        If ``[model]`` has no personal parts, they are those of the algorithm.
+        If ``[model]`` specifies no personal parameters, the algorithm's personal parameters apply.
         """
         parts = Parts.of(self.model)
-        of_algorithm = algorithm_class(self.algorithm["name"]).personal
-        return (
-            parts if parts.personal or not of_algorithm else replace(parts, personal=of_algorithm)
-        )
+        if parts.personal:
+            return parts
+        # The oracle's requirements do not depend on the true clusters.
+        personal = self.built_algorithm({}).requires.personal
+        return replace(parts, personal=personal) if personal else parts
 
     @property
     def settings(self) -> RunSettings:
-        """Run settings that do not depend on where the clients run."""
+        """Run settings that apply to simulations and to runs over a network."""
         return RunSettings(
             **self.top.shared,
             early_stopping=self.stop.early_stopping,
@@ -277,24 +319,28 @@ class Config:
             aggregate=self.aggregate,
             target=self.target or None,
             task=self.task.task,
-            permute=self.privacy.permute,
             privacy=self.privacy.mechanism,
-            min_cluster_size=self.privacy.min_cluster_size,
+            **values_of(self.privacy, RunSettings),
         )
 
     def federation(self, data_dir: str | Path | None = None) -> Federation:
-        """Load the data and distribute it to clients.
+        """Load the data, distribute it to clients, and add the attributes of clients if given.
 
-        Raises the errors of :func:`fedclade.load_federation`.
+        ``data_dir`` is the folder with the files of the data set; by default, the folder that
+        ``FEDCLADE_DATA_DIR`` names. Raises the errors of :func:`fedclade.load_federation` and of
+        :meth:`Federation.with_attributes <fedclade.data.Federation.with_attributes>`.
         """
         late = {
             "newcomers": self.newcomers.clients,
             "newcomer_samples": self.newcomers.samples_per_client,
         }
-        return load_data(self.data, self.task.task.kind, data_dir, seed=self.top.seed, **late)
+        data = {key: value for key, value in self.data.items() if key != "attributes"}
+        found = load_data(data, self.task.task.kind, data_dir, seed=self.top.seed, **late)
+        attributes = self.data.get("attributes")
+        return found if attributes is None else found.with_attributes(attributes)
 
     def own_files(self, data_dir: str | Path | None = None) -> TableSource:
-        """Open the files that ``[data]`` names, without encoding their contents yet."""
+        """Open the files that the section ``[data]`` names, without encoding their contents yet."""
         return open_files(self.data, self.task.task.kind, data_dir, seed=self.top.seed)
 
     def run(
@@ -310,11 +356,15 @@ class Config:
         stop: Callable[[], bool] | None = None,
         finish: bool = False,
         progress: bool | None = None,
+        references: bool | None = None,
     ) -> Run:
-        """Simulate the run with a federation.
+        """Simulate the run that the config describes, with the data of a federation.
 
-        See :func:`fedclade.simulate` for the other parameters and for the errors that it raises.
+        See :func:`fedclade.simulate` for the other parameters and for the errors that it raises. If
+        ``references`` is None, the section ``[report]`` decides about reference models.
         """
+        if references is None:
+            references = self.report.wants_references(self.data, federation, self.top.engine)
         return simulate(
             self.built_algorithm(*self.newcomers.presence.everybody(federation).truth),
             lambda seed: self.built_model(federation.pool.schema, seed),
@@ -327,6 +377,7 @@ class Config:
             faults=self.faults,
             adversary=self.adversary,
             presence=replace(self.newcomers.presence, **asdict(self.presence)),
+            middleware=build_middleware(self.middleware),
             callbacks=callbacks,
             on_round=on_round,
             config=self.as_dict(),
@@ -334,6 +385,7 @@ class Config:
             stop=stop,
             finish=finish,
             progress=progress,
+            references=references,
         )
 
     def built_algorithm(
@@ -341,14 +393,15 @@ class Config:
         true_clusters: Mapping[int, int] | None,
         later: Mapping[int, Mapping[int, int]] | None = None,
     ) -> Algorithm:
-        """Build the algorithm.
+        """Build the algorithm that the section ``[algorithm]`` describes.
 
         Parameters
         ----------
         true_clusters
-            True cluster of each client at the start; None if unknown. Only the oracle uses it.
+            True cluster of each client at the start, by client id; None if unknown. It is used only
+            by the oracle, a baseline that trains with the true clusters.
         later
-            True clusters that apply from some rounds on, by round.
+            True clusters that apply in later rounds, by the first round in which they apply.
 
         Raises
         ------
@@ -360,15 +413,28 @@ class Config:
         )
 
     def built_model(self, schema: DataSpec, seed: int) -> nn.Module:
-        """Build the model for some data, before its parts are separated.
+        """Build the whole model, including frozen and personal parameters, for given data.
 
-        Its initial parameters are drawn from ``seed``. Raises the errors of
-        :func:`fedclade.models.build_model`.
+        ``schema`` describes the examples, such as the shape of inputs. The initial parameters are
+        drawn with ``seed``. Raises the errors of :func:`fedclade.models.build_model`.
         """
         arguments = {key: value for key, value in options(self.model).items() if key not in PARTS}
         return module_for(self.model["name"], schema, seed, arguments)
 
 
+FIXED: Mapping[str, type[Any]] = {
+    name: cast("type[Any]", kind)
+    for name, kind in get_type_hints(Config).items()
+    if is_dataclass(kind) and name != "top"
+}
+"""Settings class of each section with a fixed set of keys, by the section's name."""
+
+LATER = ("task", "presence", "adversary", "aggregate", "stop", "report")
+"""Names of sections that earlier versions did not have."""
+
+SECTIONS = ("data", "model", "algorithm", "target", "middleware", *FIXED)
+
+
 def options(section: Section) -> Section:
-    """Return the keys of a section except ``name``."""
+    """Return a section's keys and values without the key ``name``."""
     return {key: value for key, value in section.items() if key != "name"}

@@ -1,4 +1,4 @@
-"""Files of configs: finding them, reading them, and applying a user's overrides."""
+"""Functions that find and read config files, and apply overrides (``--set key=value``)."""
 
 from __future__ import annotations
 
@@ -14,36 +14,43 @@ from fedclade.core import ConfigError, checked, shown, unknown
 Section = dict[str, Any]
 
 MOST_NESTED = 20
-"""Largest depth of nested tables and lists: functions that process a config may be recursive."""
+"""Largest depth of nested tables and lists in a config.
+
+Functions that process a config may be recursive, and Python limits the depth of recursion.
+"""
 
 
 def read_toml(path: Path) -> Section:
-    """Read a TOML file.
+    """Read a TOML file and return its contents as nested dictionaries.
 
     Raises
     ------
     ConfigError
-        If the file is missing or not TOML, or contains values that no config can have: numbers of
-        more than 64 bits, or tables nested more than :data:`MOST_NESTED` deep.
+        If the file is missing or not TOML, or contains values that no config can have: integers of
+        more than 64 bits, or tables and lists that are nested more than :data:`MOST_NESTED` deep.
     """
     try:
-        # TOML is always UTF-8, whatever the locale
-        return _parsed(path.read_text(encoding="utf-8"), str(path))
+        # A TOML file is always encoded in UTF-8, whatever the locale.
+        return _parse_toml(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
 
 
-def _parsed(text: str, where: str) -> Section:
-    """Parse TOML, and check that all parts of the library can handle its values."""
+def _parse_toml(text: str, where: str) -> Section:
+    """Parse a TOML text, and check that its values are not too long or too deeply nested.
+
+    ``where`` is the source of the text, for messages. An invalid TOML text raises the errors of
+    :func:`tomllib.loads`.
+    """
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeError):
         raise
     except RecursionError as error:
         raise ConfigError(
-            f"{where}: tables and lists should be at most {MOST_NESTED} deep"
+            f"{where}: tables and lists should be nested at most {MOST_NESTED} deep"
         ) from error
     except ValueError as error:  # Python's limit on digits, or a date that does not exist
         raise ConfigError(f"{where} is not a TOML file: {error}") from error
@@ -54,39 +61,43 @@ def _parsed(text: str, where: str) -> Section:
 def _check_values(value: object, where: str, deeper: int) -> None:
     if isinstance(value, int) and value.bit_length() > 63:
         raise ConfigError(
-            f"{where}: whole numbers should have at most 64 bits, as TOML has them, got "
-            f"{shown(value)}"
+            f"{where}: whole numbers should have at most 64 bits, as in TOML, got {shown(value)}"
         )
     if isinstance(value, dict | list):
         if deeper == 0:
-            raise ConfigError(f"{where}: tables and lists should be at most {MOST_NESTED} deep")
+            raise ConfigError(
+                f"{where}: tables and lists should be nested at most {MOST_NESTED} deep"
+            )
         for entry in value.values() if isinstance(value, dict) else value:
             _check_values(entry, where, deeper - 1)
 
 
 def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
-    """Change a config, as read from a file, in place.
+    """Change values of a config in place.
 
     Parameters
     ----------
     raw
-        The config.
+        The config as nested dictionaries, as read from a file.
     overrides
-        Changes ``key=value`` or ``section.key=value``. A value is parsed as TOML; if it is not
-        TOML, it is a string.
+        Changes in the form ``key=value`` or ``section.key=value``. A value is parsed as TOML; a
+        value that is not valid TOML is taken as a string.
 
     Raises
     ------
     ConfigError
-        If an override is malformed, or its path leads through a value that is not a section.
+        If an override does not have this form, or if a part of the key before the last dot refers
+        to a value that is not a section.
     """
     for override in overrides:
         path, equals, text = override.partition("=")
         *sections, key = path.strip().split(".")
         if not equals or not all([*sections, key]):
-            raise ConfigError(f"--set takes section.key=value, got {shown(override)}")
+            raise ConfigError(
+                f"--set should have the form section.key=value, got {shown(override)}"
+            )
         try:
-            value = _parsed(f"value = {text}", f"--set {shown(override)}")["value"]
+            value = _parse_toml(f"value = {text}", f"--set {shown(override)}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
         target: Any = raw
@@ -94,15 +105,16 @@ def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
                 raise ConfigError(
-                    f"--set {shown(override)}: {shown('.'.join(sections[:depth]))} is not a section"
+                    f"--set {shown(override)} is invalid: {shown('.'.join(sections[:depth]))} has "
+                    "a value and is not a section"
                 )
         target[key] = value
 
 
 def as_override(key: str, value: object) -> str:
-    """Return the argument of ``--set`` that sets a key to a value.
+    """Return the argument of the option ``--set`` that sets a key of a config to a value.
 
-    The value is a text, a number, a truth value, or a list of these.
+    The value is a string, a number, a Boolean, or a list of such values.
 
     >>> as_override("local.lr", 0.1), as_override("model.name", "cnn"), as_override("model.hidden", [16, 16])
     ('local.lr=0.1', 'model.name="cnn"', 'model.hidden=[16, 16]')
@@ -111,19 +123,22 @@ def as_override(key: str, value: object) -> str:
 
 
 def config_folder() -> Path:
-    """Return the folder of fedclade's own configs: in the package, or next to it in a checkout."""
+    """Return the folder of the configs that come with fedclade.
+
+    It is in the installed package, or at the top level of a source checkout.
+    """
     packaged = Path(__file__).parents[1] / "configs"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "configs"
 
 
 @checked()
 def find_config(name: str) -> Path:
-    """Return the path of a config.
+    """Return the path of a config file, given its path or its name.
 
     Parameters
     ----------
     name
-        A file, or the name of one of fedclade's own configs.
+        Path of a file, or name of a config that comes with fedclade.
 
     Raises
     ------
@@ -154,19 +169,19 @@ def find_configs(name: str) -> list[Path]:
     Parameters
     ----------
     name
-        A folder of the user's, or one of fedclade's own, such as ``suite``; or a config as for
-        :func:`find_config`. One of fedclade's own folders is also found if the user's folder of
-        that name has no config, such as a folder of results.
+        A user's folder; a folder that comes with fedclade, such as ``suite``; or a config as for
+        :func:`find_config`. If a user's folder contains no config, such as a folder with results,
+        fedclade's folder of the same name is used.
 
     Raises
     ------
     ConfigError
-        If nothing has that name, or the folder has no config.
+        If there is no config or folder of this name, or if the folder contains no config.
     """
     folders = Path(name), config_folder() / name
     there = [each for each in folders if os.path.isdir(each)]  # noqa: PTH112 -- as in find_config
     if not there:
         return [find_config(name)]
     if not (found := next(filter(None, (sorted(each.glob("*.toml")) for each in there)), None)):
-        raise ConfigError(f"the folder {there[0]} holds no config: no file ends in .toml")
+        raise ConfigError(f"the folder {there[0]} contains no config: no file ends in .toml")
     return found

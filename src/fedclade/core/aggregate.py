@@ -1,9 +1,13 @@
-"""Aggregation of updates into a new model."""
+"""Aggregation of the clients' model updates into one update of a cluster's model.
+
+The module contains the weighted mean (FedAvg) and robust aggregation rules, which tolerate some
+malicious clients. Tensors of updates have one row per client: ``[n, S]`` for n clients and vectors
+of S entries, of which the first D are parameters and the other S - D are buffers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import reduce
 
 import torch
@@ -58,26 +62,33 @@ from fedclade.core.updates import Aggregation, Updates, row_norms
 #   so that it does not depend on the scale of updates.
 
 AT_ONCE = 2**22
-"""Entries of updates that are copied at once, to bound the memory."""
+"""Number of entries of updates that are copied at a time, which bounds the memory in use."""
 
-NU = 1e-6
-WEISZFELD_STEPS = 100
-CLIPPING_STEPS = 5
+NU = 1e-6  # smoothing ν of the geometric median (RFA), the smallest distance that is divided by
+WEISZFELD_STEPS = 100  # largest number of steps of Weiszfeld's algorithm
+CLIPPING_STEPS = 5  # number of steps of centred clipping in each round
 
 
 def robust(rows: Tensor, n_parameters: int, how: Aggregation) -> Tensor:
-    """Combine the updates ``[n, S]`` of n clients into one update ``[S]``, by a robust rule.
+    """Combine the updates of n clients into one update by a robust aggregation rule.
 
-    All clients count equally. Fewer than three updates are averaged.
+    All clients have the same weight. Fewer than three updates are averaged, since no rule could
+    tell which of two updates is wrong.
 
     Parameters
     ----------
     rows
-        The updates.
+        The updates ``[n, S]``: one row per client, one column per entry of the model's vector.
     n_parameters
-        Number D of leading entries that are parameters; the others are buffers.
+        Number D of leading columns that are parameters; the remaining columns are buffers, which
+        every rule aggregates by the coordinate-wise median.
     how
         The rule and its settings.
+
+    Returns
+    -------
+    Tensor
+        The aggregated update ``[S]``.
     """
     if len(rows) < 3:
         return rows.mean(dim=0)
@@ -110,52 +121,75 @@ def _by_rule(rows: Tensor, how: Aggregation) -> Tensor:
 
 
 def median(rows: Tensor) -> Tensor:
-    """Return the coordinate-wise median ``[m]`` of rows ``[n, m]``."""
+    """Return the coordinate-wise median ``[m]`` of n vectors, the rows of ``[n, m]``.
+
+    For an even n, it is the mean of the two middle values of each coordinate. As an aggregation
+    rule, the median is due to Yin et al. 2018 (definition 1).
+    """
     half = len(rows) // 2
     middle = slice(half, half + 1) if len(rows) % 2 else slice(half - 1, half + 1)
-    return torch.cat([some.sort(0).values[middle].mean(0) for some in _columns(rows)])
+    return torch.cat([some.sort(0).values[middle].mean(0) for some in _split_columns(rows)])
 
 
 def trimmed_mean(rows: Tensor, f: int) -> Tensor:
-    """Return the mean ``[m]`` of rows ``[n, m]`` without the f extremes of each coordinate.
+    """Return the coordinate-wise trimmed mean ``[m]`` of n vectors, the rows of ``[n, m]``.
 
-    The f largest and the f smallest values are left out.
+    In each coordinate, the f largest and the f smallest values are left out of the mean (Yin et al.
+    2018, definition 2).
     """
-    return torch.cat([some.sort(0).values[f : len(rows) - f].mean(0) for some in _columns(rows)])
+    return torch.cat(
+        [some.sort(0).values[f : len(rows) - f].mean(0) for some in _split_columns(rows)]
+    )
 
 
 def multi_krum(rows: Tensor, f: int, keep: int) -> Tensor:
-    """Return the mean ``[m]`` of the ``keep`` rows of ``[n, m]`` with the best Krum scores."""
+    """Return the mean ``[m]`` of the ``keep`` vectors with the best Krum scores (Multi-Krum).
+
+    The vectors are the n rows of ``[n, m]``, of which f may be arbitrary. With ``keep`` = 1, the
+    result is the single vector that Krum selects.
+    """
     return rows[krum_order(squared_distances(rows), f)[:keep]].mean(dim=0)
 
 
 def krum_order(squared: Tensor, f: int) -> list[int]:
-    """Return the numbers of the rows in the order of their Krum scores, the best first.
+    """Return the indices of n vectors in the order of their Krum scores, the best first.
 
-    A score is the sum of the squared distances to the n − f − 2 nearest other rows, at least one.
+    The Krum score of a vector is the sum of its squared distances to the n − f − 2 nearest other
+    vectors, but at least to the nearest one. The best score is the lowest (Blanchard et al. 2017,
+    section 4).
 
     Parameters
     ----------
     squared
-        Squared distances between the rows, ``[n, n]``.
+        Squared distances between the vectors, ``[n, n]``.
     f
-        Number of rows that may be arbitrary.
+        Number of vectors that may be arbitrary, since malicious clients sent them.
     """
     nearest = squared.sort(dim=1).values[:, 1:]  # the first is the row itself
     scores = nearest[:, : max(1, len(squared) - f - 2)].sum(1).tolist()
+    # The sum of all distances decides between equal scores, so that the order of the clients does
+    # not matter.
     over_all = nearest.sum(1).tolist()
     return sorted(range(len(squared)), key=lambda row: (scores[row], over_all[row]))
 
 
 def bulyan(rows: Tensor, f: int) -> Tensor:
-    """Return Bulyan's aggregate ``[m]`` of rows ``[n, m]``, n ≥ 4f + 3."""
+    """Return the aggregate ``[m]`` of n vectors, the rows of ``[n, m]``, by the rule Bulyan.
+
+    Krum selects n − 2f of the vectors. Each coordinate of the result is the mean of the n − 4f
+    selected values that are nearest to their median (El Mhamdi et al. 2018, section 4). At most f
+    vectors may be arbitrary, and n must be at least 4f + 3.
+    """
     squared = squared_distances(rows)
     left = list(range(len(rows)))
     selected = list[int]()
     while len(selected) < len(rows) - 2 * f:
         selected.append(left.pop(krum_order(squared[left][:, left], f)[0]))
     return torch.cat(
-        [_nearest_to_median(some, len(rows) - 4 * f) for some in _columns(rows[sorted(selected)])]
+        [
+            _nearest_to_median(some, len(rows) - 4 * f)
+            for some in _split_columns(rows[sorted(selected)])
+        ]
     )
 
 
@@ -167,20 +201,26 @@ def _nearest_to_median(rows: Tensor, count: int) -> Tensor:
 def geometric_median(
     rows: Tensor, start: Tensor, *, nu: float = NU, steps: int = WEISZFELD_STEPS
 ) -> Tensor:
-    """Return the smoothed geometric median ``[m]`` of rows ``[n, m]``.
+    """Return the smoothed geometric median of n points by Weiszfeld's algorithm.
 
-    This is the point with the least sum of distances to the rows, each distance being at least ν.
+    The geometric median minimizes the sum of the distances to all points. Distances are smoothed:
+    a distance below ν counts as ν. This is the rule RFA (Pillutla et al. 2019) with equal weights.
 
     Parameters
     ----------
     rows
-        The points.
+        The points ``[n, m]``, one per row.
     start
-        First point ``[m]`` of Weiszfeld's algorithm.
+        The point ``[m]`` from which the algorithm starts.
     nu
-        ν.
+        The smoothing constant ν, in the unit of the points.
     steps
         Largest number of steps.
+
+    Returns
+    -------
+    Tensor
+        The median ``[m]``.
     """
     z = start
     for _ in range(steps):
@@ -195,19 +235,27 @@ def geometric_median(
 def centred_clipping(
     rows: Tensor, start: Tensor, radius: float | None, *, steps: int = CLIPPING_STEPS
 ) -> Tensor:
-    """Return a centre ``[m]`` of rows ``[n, m]`` towards which each row pulls with bounded force.
+    """Return a robust centre of n points by centred clipping (Karimireddy, He, Jaggi 2021).
+
+    In each step, the centre moves by the mean of the differences between the points and the centre.
+    Each difference is clipped to length τ before, so that no single point has a large influence.
 
     Parameters
     ----------
     rows
-        The points.
+        The points ``[n, m]``, one per row.
     start
-        First centre ``[m]``.
+        The centre ``[m]`` before the first step.
     radius
-        τ, to which each difference from the centre is clipped; None: the median distance of the
-        rows from the centre, in each step.
+        The clipping length τ, in the unit of the points. If None, τ is in each step the median
+        distance of the points from the centre.
     steps
         Number of steps.
+
+    Returns
+    -------
+    Tensor
+        The centre ``[m]`` after the last step.
     """
     v = start
     for _ in range(steps):
@@ -219,9 +267,11 @@ def centred_clipping(
 
 
 def mixed(rows: Tensor, f: int) -> Tensor:
-    """Replace each of the rows ``[n, m]`` by the mean of the n − f rows nearest to it.
+    """Replace each of n vectors by the mean of the n − f vectors nearest to it.
 
-    A row is among its own nearest rows.
+    This is the nearest-neighbour mixing of Allouah et al. 2023, which precedes a robust rule. The
+    vectors are the rows of ``[n, m]``. The vector itself counts as one of its n − f nearest
+    vectors.
     """
     nearest = squared_distances(rows).sort(dim=1, stable=True).indices[:, : len(rows) - f]
     weights = torch.zeros(len(rows), len(rows), dtype=torch.float64).scatter_(
@@ -231,12 +281,13 @@ def mixed(rows: Tensor, f: int) -> Tensor:
 
 
 def squared_distances(rows: Tensor) -> Tensor:
-    """Return the squared distances between rows ``[n, m]``: float64 ``[n, n]`` on the CPU.
+    """Return the squared Euclidean distances between n vectors, float64 ``[n, n]`` on the CPU.
 
-    The diagonal is exactly 0, and the matrix exactly symmetric.
+    The vectors are the rows of ``[n, m]``. The matrix is exactly symmetric, and its diagonal is
+    exactly 0.
     """
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for some in _columns(rows):
+    for some in _split_columns(rows):
         products += some.double() @ some.double().T
     # the sum is symmetric to the last bit, which a product need not be
     both = (products + products.T).cpu()
@@ -244,30 +295,31 @@ def squared_distances(rows: Tensor) -> Tensor:
     return (own[:, None] + own - both).clamp(min=0.0).fill_diagonal_(0.0)
 
 
-def _columns(rows: Tensor) -> Iterator[Tensor]:
-    """Yield rows ``[n, m]`` a few columns at a time."""
+def _split_columns(rows: Tensor) -> Iterator[Tensor]:
+    """Yield blocks of the columns of a matrix ``[n, m]``, small enough to bound the memory."""
     yield from rows.split(max(1, AT_ONCE // max(1, len(rows))), dim=1)
 
 
 def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
-    """Return the mean update ``[S]`` of at least one client.
+    """Return the mean ``[S]`` of the model updates of some clients.
 
-    If :attr:`Updates.aggregation` is set, its robust rule replaces the mean and counts all clients
-    equally.
+    If :attr:`Updates.aggregation` is set, its robust rule replaces the mean, and all clients have
+    the same weight.
 
     Parameters
     ----------
     updates
-        The updates.
+        The updates of at least one client.
     weighted
-        Whether the mean is Σ |D_i|/|D| Δθ_i (CFL eq. 2, FedAvg). If not, all clients count equally
+        Whether client i has the weight |D_i|/|D|, its share of the training examples, so that the
+        mean is Σ |D_i|/|D| Δθ_i (CFL eq. 2, FedAvg). If false, all clients have the same weight
         (CFL Algorithm 5, line 13; FedGroup Algorithm 4, line 7).
 
     Raises
     ------
     UpdateError
-        If the run streams, and so has only sums of weighted updates, while ``weighted`` is false or
-        a robust rule is set.
+        If the run streams, and so stores only weighted sums of updates, although ``weighted`` is
+        false or a robust rule is set.
     """
     if (how := updates.aggregation) is not None:
         return robust(updates.required_deltas, updates.n_parameters, how)
@@ -280,9 +332,10 @@ def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
 
 
 def mean_of_all(parts: Sequence[Updates]) -> Tensor:
-    """Return the mean update ``[S]``, weighted by |D_i|, of clients that were queried separately.
+    """Return the mean update ``[S]`` of clients whose updates are in several objects.
 
-    No client may be in more than one of the parts.
+    A method needs this function if it sends separate queries to parts of a cluster. The weight of
+    client i is its number |D_i| of training examples. No client may be in more than one part.
     """
     if parts[0].aggregation is not None:
         return mean(reduce(Updates.concat, parts))
@@ -295,44 +348,51 @@ def mean_of_all(parts: Sequence[Updates]) -> Tensor:
 
 
 def centre_of(updates: Updates, models: Tensor, members: Sequence[int], before: Tensor) -> Tensor:
-    """Return the aggregate ``[S]`` of some members' models, given the centre before the round.
+    """Return a cluster's new centre, the aggregate of its members' trained models.
 
-    For methods whose clients do not start from the centre: the rule gets the differences of the
-    models from ``before``.
+    The function is for methods whose clients do not start from the centre of their cluster, so that
+    their updates are not differences from it. The aggregation rule is applied to the differences
+    between the trained models and the centre ``before`` the round.
 
     Parameters
     ----------
     updates
-        Updates of n clients, with the rule to use.
+        Updates of n clients, which also state the aggregation rule.
     models
-        Models ``[n, S]`` that these clients have reached.
+        The trained models of the n clients, ``[n, S]``: one row per client, one column per entry of
+        the model's vector.
     members
-        The clients whose models are aggregated.
+        Ids of the clients whose models are aggregated.
     before
         The centre ``[S]`` before the round.
+
+    Returns
+    -------
+    Tensor
+        The new centre ``[S]``.
     """
-    return before + mean(replace(updates, deltas=models - before).select(members))
+    return before + mean(updates.with_columns(deltas=models - before).select(members))
 
 
 def inter_group(
     models: Tensor, eta_g: float, n_parameters: int, *, averages: bool = False
 ) -> Tensor:
-    """Move each group's model along the models of the other groups (FedGroup Algorithm 2).
+    """Add the normalized models of all other groups to each group's model (FedGroup Algorithm 2).
 
-    The result is w_j + η_g Σ_{l≠j} w_l/‖w_l‖ for group j. The buffers after the first D entries are
-    statistics of a group's own data, and do not change.
+    The new model of group j is w_j + η_g Σ_{l≠j} w_l/‖w_l‖. The entries after the first D
+    parameters are buffers, which are statistics of a group's own data and do not change.
 
     Parameters
     ----------
     models
-        Models of the m groups, ``[m, S]``.
+        The models w of the m groups, ``[m, S]``: one row per group.
     eta_g
-        η_g, in parameter units.
+        The inter-group learning rate η_g, in parameter units.
     n_parameters
-        D.
+        Number D of leading columns that are parameters.
     averages
-        Whether the result is divided by the sum of the weights, 1 + Σ_{l≠j} η_g/‖w_l‖ (FlexCFL's
-        code).
+        Whether the result is divided by the sum of all weights, 1 + Σ_{l≠j} η_g/‖w_l‖, as in the
+        authors' code of FlexCFL.
 
     Returns
     -------
@@ -340,7 +400,8 @@ def inter_group(
         The new models ``[m, S]``.
     """
     parameters = models[:, :n_parameters]
-    directions = functional.normalize(parameters, dim=1)  # of a model of zeros: zeros
+    # A model of zeros has no direction and adds zeros.
+    directions = functional.normalize(parameters, dim=1)
     moved = parameters + eta_g * (directions.sum(0) - directions)
     if averages:
         weights = eta_g / torch.linalg.vector_norm(parameters, dim=1, keepdim=True)

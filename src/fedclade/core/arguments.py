@@ -1,7 +1,9 @@
 """Checks of arguments against the signatures and type hints of functions and classes.
 
-:func:`check_arguments` checks the named arguments of a config before a call; :func:`checked` checks
-the arguments of a call from Python.
+:func:`check_arguments` checks the keys of a config's section before they become arguments of a
+call. The decorator :func:`checked` checks the arguments of each call from Python. In this module,
+a "taker" is the function or class whose arguments are checked, and an "option" is an argument that
+can be set by name.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache, lru_cache, wraps
 from pathlib import Path
 from types import NoneType, UnionType
@@ -23,7 +26,9 @@ from fedclade.core.files import path_problem
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables into one with dotted names; entries that are None are left out.
+    """Flatten nested tables, such as a config, into one table with dotted keys.
+
+    Entries whose value is None are left out.
 
     >>> flat({"rounds": 5, "model": {"name": "mlp", "adapter": {"rank": 8}, "seed": None}})
     {'rounds': 5, 'model.name': 'mlp', 'model.adapter.rank': 8}
@@ -43,18 +48,19 @@ Taker = Callable[..., Any]
 """A function, or a class such as a dataclass of hyper-parameters, whose arguments are checked."""
 
 BITS = 64
-"""Bits of a whole number, with its sign: neither tensors nor files can represent longer ones.
+"""Largest number of bits of an integer argument, including the sign.
 
-A longer number may also be too large for a float.
+Neither tensors nor files can represent longer integers, and a longer integer may also be too large
+for a float.
 """
 
 
 def known_arguments(
     takers: Taker | Collection[Taker], besides: Collection[str] = (), *, positional: bool = False
 ) -> dict[str, inspect.Parameter]:
-    """Return the options of a function or class, or of several together, by name.
+    """Return the options of one or several functions or classes as ``{name: parameter}``.
 
-    If several have an option of the same name, that of the last one is returned.
+    If several takers have an option of the same name, the option of the last taker is returned.
 
     Parameters
     ----------
@@ -69,14 +75,19 @@ def known_arguments(
     kinds = {inspect.Parameter.KEYWORD_ONLY} | (
         {inspect.Parameter.POSITIONAL_OR_KEYWORD} if positional else set()
     )
-    parameters = (item for taker in _each(takers) for item in _parameters(taker).items())
+    parameters = (
+        item for taker in _as_collection(takers) for item in _read_parameters(taker).items()
+    )
     return {name: p for name, p in parameters if p.kind in kinds and name not in besides}
 
 
 def defaults(
     takers: Taker | Collection[Taker], besides: Collection[str] = (), *, positional: bool = False
 ) -> dict[str, Any]:
-    """Return the default values of all options that have one; see :func:`known_arguments`."""
+    """Return the default values of the options of functions or classes, by name.
+
+    Options without a default are left out. See :func:`known_arguments` for the parameters.
+    """
     known = known_arguments(takers, besides, positional=positional)
     return {
         name: p.default for name, p in known.items() if p.default is not inspect.Parameter.empty
@@ -91,9 +102,10 @@ def check_arguments(
     *,
     positional: bool = False,
 ) -> dict[str, Any]:
-    """Return the options of a config's section, converted to the types that its takers declare.
+    """Check a config section's options and convert their values to the declared types.
 
-    Lists become tuples, and whole numbers become floats where the type requires it.
+    The types are those that the takers declare: the functions or classes to which the options are
+    passed. Lists become tuples, and integers become floats, where the declared type requires it.
 
     Parameters
     ----------
@@ -107,17 +119,25 @@ def check_arguments(
     besides, positional
         As for :func:`known_arguments`.
 
+    Returns
+    -------
+    dict
+        The converted options by name.
+
     Raises
     ------
     ConfigError
-        If a name is unknown or a value is of the wrong type; one line for each.
+        If a name is unknown or a value is of the wrong type; the message has a line for each
+        problem.
     """
-    each = _each(takers)
+    each = _as_collection(takers)
     known = known_arguments(takers, besides, positional=positional)
-    hints = {name: hint for taker in each for name, hint in _hints(taker).items() if name in known}
-    parameters = (p for taker in each for p in _parameters(taker).values())
+    hints = {
+        name: hint for taker in each for name, hint in _read_hints(taker).items() if name in known
+    }
+    parameters = (p for taker in each for p in _read_parameters(taker).values())
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    return _fit_all(owner, arguments, hints, None if open_ended else known)
+    return _convert_all(owner, arguments, hints, None if open_ended else known)
 
 
 def checked(*besides: str) -> Callable[[T], T]:
@@ -137,7 +157,8 @@ def checked(*besides: str) -> Callable[[T], T]:
         By the decorated function: one line for each argument of a wrong type, and for each path
         that no file can have.
     ArgumentError
-        By the decorated function: if arguments are missing or unknown; names the nearest known one.
+        By the decorated function: if arguments are missing or unknown. The message names the
+        nearest known argument.
     """
 
     def decorated(taker: Any) -> Any:
@@ -146,7 +167,7 @@ def checked(*besides: str) -> Callable[[T], T]:
         @cache  # at the first call, since types may be defined below the function
         def takes() -> tuple[inspect.Signature, Mapping[str, Any]]:
             signature = inspect.signature(call)
-            hints = dict(_hints(call))
+            hints = dict(_read_hints(taker if is_dataclass(taker) else call))
             for name, parameter in signature.parameters.items():
                 if (
                     parameter.kind is inspect.Parameter.VAR_KEYWORD
@@ -174,7 +195,9 @@ def checked(*besides: str) -> Callable[[T], T]:
                 given = signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise _argument_error(taker.__name__, signature, kwargs, error) from None
-            given.arguments.update(_fit_all(taker.__name__, given.arguments, hints, strict=True))
+            given.arguments.update(
+                _convert_all(taker.__name__, given.arguments, hints, strict=True)
+            )
             return call(*given.args, **given.kwargs)
 
         if inspect.isclass(taker):
@@ -188,7 +211,10 @@ def checked(*besides: str) -> Callable[[T], T]:
 def _argument_error(
     owner: str, signature: inspect.Signature, keywords: Collection[str], error: TypeError
 ) -> ArgumentError:
-    """Return the error for a call that does not fit a signature, with the nearest known names."""
+    """Return the error for a call with missing or unknown arguments.
+
+    For each unknown argument, the message suggests the nearest known name.
+    """
     known = [name for name in signature.parameters if name not in ("self", "cls")]
     problems = [
         unknown(f"argument of {owner}:", name, known) for name in keywords if name not in known
@@ -196,12 +222,19 @@ def _argument_error(
     return ArgumentError("\n".join(problems) if problems else f"{owner}: {error}")
 
 
-def _each(takers: Taker | Collection[Taker]) -> Collection[Taker]:
+def _as_collection(takers: Taker | Collection[Taker]) -> Collection[Taker]:
+    """Return one or several takers as a collection."""
     return [takers] if callable(takers) else takers
 
 
-def _once(inspected: Callable[[Taker], Mapping[str, Any]]) -> Callable[[Taker], Mapping[str, Any]]:
-    """Cache the result for each function or class: scenarios ask for it thousands of times."""
+def _cache_by_taker(
+    inspected: Callable[[Taker], Mapping[str, Any]],
+) -> Callable[[Taker], Mapping[str, Any]]:
+    """Return a cached version of a function that inspects another function or class.
+
+    Reading a scenario inspects the same functions thousands of times, and inspection is slow.
+    Objects that cannot be hashed are inspected again in each call.
+    """
     remembered = lru_cache(maxsize=1024)(inspected)
 
     @wraps(inspected)
@@ -211,22 +244,27 @@ def _once(inspected: Callable[[Taker], Mapping[str, Any]]) -> Callable[[Taker], 
     return once
 
 
-@_once
-def _parameters(taker: Taker) -> Mapping[str, inspect.Parameter]:
+@_cache_by_taker
+def _read_parameters(taker: Taker) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters in the signature of a function or class, by name."""
     return inspect.signature(taker).parameters
 
 
-@_once
-def _hints(taker: Taker) -> Mapping[str, Any]:
-    # For a class, use its __init__: dataclasses copy the annotations of their fields there.
-    return get_type_hints(taker.__init__ if inspect.isclass(taker) else taker)
+@_cache_by_taker
+def _read_hints(taker: Taker) -> Mapping[str, Any]:
+    """Return the type hints of the arguments of a function or class, by name."""
+    # A dataclass may inherit fields from a base class in another module, whose annotations can be
+    # resolved in that module only. get_type_hints does this for a class, but not for __init__.
+    is_plain = inspect.isclass(taker) and not is_dataclass(taker)
+    return get_type_hints(taker.__init__ if is_plain else taker)
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def _union_members(hint: Any) -> tuple[Any, ...]:
+    """Return the member types of a union; the result is empty for other types."""
     return get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else ()
 
 
-def _fit_all(
+def _convert_all(
     owner: str,
     arguments: Mapping[str, Any],
     hints: Mapping[str, Any],
@@ -234,21 +272,24 @@ def _fit_all(
     *,
     strict: bool = False,
 ) -> dict[str, Any]:
-    """Return values converted to their types, or raise one ConfigError with all problems."""
+    """Return all arguments with their values converted to the declared types.
+
+    All problems are collected and raised in one ConfigError.
+    """
     problems: list[str] = []
     fitted = dict(arguments)
     for name, value in arguments.items():
         hint = hints.get(name, Any)
         if known is not None and name not in known:
             problems.append(unknown(f"key of {owner}:", name, known))
-        elif (new := _fit(value, hint, strict=strict)) is _MISFIT:
+        elif (new := _convert(value, hint, strict=strict)) is _MISFIT:
             problems.append(
-                _misfit_inside(name, owner, value, hint) or _told(f"{name} of {owner}", value, hint)
+                _describe_misfit_inside(name, owner, value, hint)
+                or _describe_misfit(f"{name} of {owner}", value, hint)
             )
         elif strict and _takes_paths(hint) and (problem := path_problem(new)):
             problems.append(
-                f"{name} of {owner} should be a path that a file can have, got {shown(new)}: "
-                f"{problem}"
+                f"{name} of {owner} should be a valid file path, got {shown(new)}: {problem}"
             )
         else:
             fitted[name] = new
@@ -257,8 +298,8 @@ def _fit_all(
     return fitted
 
 
-def _told(what: str, value: Any, hint: Any) -> str:
-    """Return the message about a value that is not of its type."""
+def _describe_misfit(what: str, value: Any, hint: Any) -> str:
+    """Return the error message about a value that does not have the declared type."""
     why = f", of more than {BITS} bits" if _is_too_long(value) else ""
     kind = get_origin(hint) or hint
     if inspect.isclass(value) and inspect.isclass(kind) and issubclass(value, kind):
@@ -266,63 +307,87 @@ def _told(what: str, value: Any, hint: Any) -> str:
     return f"{what} should be {_in_words(hint)}, got {shown(value)}{why}"
 
 
-def _misfit_inside(name: str, owner: str, value: Any, hint: Any) -> str:
-    """Return the message about the first entry of a table or list with a wrong type, or ""."""
-    for member in _members(hint) or (hint,):
+def _describe_misfit_inside(name: str, owner: str, value: Any, hint: Any) -> str:
+    """Return the error message about the first entry of a wrong type in a table or list.
+
+    The result is "" if the value is neither a table nor a list, or if no entry has a wrong type.
+    """
+    for member in _union_members(hint) or (hint,):
         kind = get_origin(member)
         of = get_args(member)
         if kind is Mapping and isinstance(value, dict):
             for key, entry in value.items():
-                if _fit(key, of[0], strict=True) is _MISFIT:
-                    return _told(f"each key of {name} of {owner}", key, of[0])
-                if _fit(entry, of[1], strict=True) is _MISFIT:
-                    return _told(f"{name}[{shown(key)}] of {owner}", entry, of[1])
+                if _convert(key, of[0], strict=True) is _MISFIT:
+                    return _describe_misfit(f"each key of {name} of {owner}", key, of[0])
+                if _convert(entry, of[1], strict=True) is _MISFIT:
+                    return _describe_misfit(f"{name}[{shown(key)}] of {owner}", entry, of[1])
         if kind is Sequence and isinstance(value, list | tuple):
             for place, entry in enumerate(value):
-                if _fit(entry, of[0], strict=True) is _MISFIT:
-                    return _told(f"{name}[{place}] of {owner}", entry, of[0])
+                if _convert(entry, of[0], strict=True) is _MISFIT:
+                    return _describe_misfit(f"{name}[{place}] of {owner}", entry, of[0])
     return ""
 
 
 def _takes_paths(hint: Any) -> bool:
-    return Path in (*_members(hint), hint)
+    return Path in (*_union_members(hint), hint)
 
 
 _MISFIT = object()
 
 
-def _fit(value: Any, hint: Any, *, strict: bool = False) -> Any:
-    """Return a value converted to a type, or ``_MISFIT`` if it does not fit.
+def _convert(value: Any, hint: Any, *, strict: bool = False) -> Any:
+    """Return a value converted to a declared type, or ``_MISFIT`` if the conversion is impossible.
 
-    In a call (``strict``), values are checked against classes too, and only the type of a literal
-    is checked: the function checks the names itself. In a config, a type that is not one of
-    ``_WORDS`` is left to the function that takes the value, and the names of a literal are checked.
+    Plain types (numbers, strings, tables and others in ``_WORDS``) are always checked. If
+    ``strict`` is set, as for calls from Python, values of all other classes are checked as well. A
+    value of a declared ``Literal`` then needs only the right type, since the called function checks
+    the choice itself. If ``strict`` is not set, as for configs, a value of a ``Literal`` must be
+    one of its choices, and values of other classes are left to the function that gets them.
     """
+    if hint is Any:
+        return value
     if get_origin(hint) is Literal:
         known = any(
             isinstance(value, type(choice)) and (strict or value == choice)
             for choice in get_args(hint)
         )
         return value if known else _MISFIT
-    if members := _members(hint):
-        each = (_fit(value, member, strict=strict) for member in members)
+    if members := _union_members(hint):
+        each = (_convert(value, member, strict=strict) for member in members)
         return next((new for new in each if new is not _MISFIT), _MISFIT)
     if get_origin(hint) is tuple:
-        if not isinstance(value, list | tuple):
-            return _MISFIT
-        entries = tuple(_fit(entry, get_args(hint)[0], strict=strict) for entry in value)
-        return _MISFIT if any(entry is _MISFIT for entry in entries) else entries
-    if hint is Any:
-        return value
-    if hint not in _WORDS:  # a user's own type, which the function that takes it must check
-        kind = get_origin(hint) or hint
-        if strict and getattr(kind, "_is_protocol", False):  # for a user's own function or object
-            return value if callable(value) or "__call__" not in vars(kind) else _MISFIT
-        if strict and not _fits_inside(value, kind, get_args(hint)):
-            return _MISFIT
-        return (
-            value if not (strict and inspect.isclass(kind)) or isinstance(value, kind) else _MISFIT
-        )
+        return _convert_entries(value, get_args(hint)[0], strict=strict)
+    if hint in _WORDS:
+        return _convert_plain(value, hint, strict=strict)
+    # In a config, the function that gets the value checks it.
+    return value if not strict or _is_instance(value, hint) else _MISFIT
+
+
+def _convert_entries(value: Any, hint: Any, *, strict: bool) -> Any:
+    """Return a list as a tuple of converted entries, or ``_MISFIT`` if an entry does not fit."""
+    if not isinstance(value, list | tuple):
+        return _MISFIT
+    entries = tuple(_convert(entry, hint, strict=strict) for entry in value)
+    return _MISFIT if any(entry is _MISFIT for entry in entries) else entries
+
+
+def _is_instance(value: Any, hint: Any) -> bool:
+    """Return whether a value is an instance of a declared class.
+
+    Plain types, such as numbers and strings, are checked elsewhere (``_WORDS``). Entries of tables
+    and lists are checked as well. If the declared class is a protocol for functions, the value must
+    be callable; for other protocols, every value is accepted.
+    """
+    kind = get_origin(hint) or hint
+    if getattr(kind, "_is_protocol", False):
+        return callable(value) or "__call__" not in vars(kind)
+    if not _fits_inside(value, kind, get_args(hint)):
+        return False
+    return not inspect.isclass(kind) or isinstance(value, kind)
+
+
+def _convert_plain(value: Any, hint: Any, *, strict: bool) -> Any:
+    """Return a value converted to a plain type of ``_WORDS``; ``_MISFIT`` if this is impossible."""
     if isinstance(value, bool | np.bool_):  # bool is a subclass of int
         return bool(value) if hint is bool else _MISFIT
     if _is_too_long(value) or not isinstance(value, _NUMBERS.get(hint, hint)):
@@ -333,13 +398,16 @@ def _fit(value: Any, hint: Any, *, strict: bool = False) -> Any:
 
 
 def _fits_inside(value: Any, kind: Any, of: tuple[Any, ...]) -> bool:
-    """Return whether the entries of a table or list have the right types; True for other values."""
+    """Return whether all entries of a table or list have the declared types.
+
+    The result is True for values that are neither a table nor a list.
+    """
     if kind is Mapping and isinstance(value, dict) and len(of) == 2:
         return _all_fit(value, of[0]) and _all_fit(value.values(), of[1])
     if kind is Sequence and isinstance(value, str | bytes):
         return False  # strings are sequences, but are not meant as lists of characters
     if kind is Sequence and isinstance(value, range) and of:
-        return not value or _fit(value[0], of[0], strict=True) is not _MISFIT
+        return not value or _convert(value[0], of[0], strict=True) is not _MISFIT
     if kind is Sequence and isinstance(value, list | tuple) and of:
         return _all_fit(value, of[0])
     return True
@@ -354,7 +422,7 @@ def _all_fit(values: Iterable[Any], hint: Any) -> bool:
         return True
     if kinds == {int} and hint is int:
         return not (_is_too_long(max(values)) or _is_too_long(min(values)))
-    return all(_fit(value, hint, strict=True) is not _MISFIT for value in values)
+    return all(_convert(value, hint, strict=True) is not _MISFIT for value in values)
 
 
 def _is_too_long(value: Any) -> bool:
@@ -364,15 +432,17 @@ def _is_too_long(value: Any) -> bool:
 def _in_words(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(repr(choice) for choice in get_args(hint))
-    if members := _members(hint):
-        return " or ".join(_in_words(member) for member in members)
+    if members := _union_members(hint):
+        words = [_in_words(member) for member in members]
+        has_list = any(" each " in word for word in words)  # what is each entry, and what the list?
+        return (", or " if has_list else " or ").join(words)
     if get_origin(hint) is tuple:
-        return f"a list, each of it {_in_words(get_args(hint)[0])}"
+        return f"a list with entries that are each {_in_words(get_args(hint)[0])}"
     kind = get_origin(hint) or hint
     if getattr(kind, "_is_protocol", False) and "__call__" in vars(kind):
         return "a function"
     if kind is Sequence and get_args(hint):
-        return f"a list, each of it {_in_words(get_args(hint)[0])}"
+        return f"a list with entries that are each {_in_words(get_args(hint)[0])}"
     return _WORDS.get(hint) or _WORDS.get(kind) or f"of type {getattr(kind, '__name__', kind)}"
 
 

@@ -1,4 +1,7 @@
-"""Kinds of arrays whose values cannot be read directly: a conversion fails or loses information."""
+"""Check for arrays and tensors that cannot be converted to plain arrays without loss.
+
+Examples are masked arrays and sparse, quantized or nested tensors.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from torch import Tensor
 
 
 def array_problem(values: object) -> str:
-    """Return the reason why values cannot be read, with the fix; "" if they can.
+    """Return the reason why an array or tensor cannot be read, with a fix for the user.
 
-    ``values`` is an array or a tensor.
+    The result is "" if the values can be read.
 
     >>> array_problem(np.ma.masked_array([1, 2], mask=[False, True]))
     "1 of 2 values are masked, which means missing; fill them in (array.filled(...)) or leave these examples out"

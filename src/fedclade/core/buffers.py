@@ -1,11 +1,12 @@
-"""Buffers of a module: those that are averaged like parameters, and those that stay unchanged.
+"""Buffers of a PyTorch module: running statistics, which are averaged, and all other buffers.
 
-A running statistic is a float that training changes: it is part of a model's vector and is
-averaged. No other buffer is a quantity of which a mean makes sense: position ids, hash seeds,
-attention masks of ``-inf``, tables of sines, counters. These buffers are in no vector. Most of them
-are recognized by their type. Whether training changes a float buffer is only known after a forward
-pass (:func:`fedclade.training.note_unsent_buffers`); its result is stored in the module, so that
-copies of the module have the same layout.
+A running statistic is a float buffer that training changes. Running statistics are part of a
+model's parameter vector and are averaged over clients. A mean of other buffers makes no sense:
+position ids, hash seeds, attention masks of ``-inf``, tables of sines, counters. Such buffers are
+"unsent": they are not part of the vector. Most unsent buffers are recognized by their type. Whether
+training changes a float buffer is only known after a forward pass
+(:func:`fedclade.training.note_unsent_buffers`). The names found by the forward pass are stored in
+the module, so that copies of the module have the same vector layout.
 """
 
 from __future__ import annotations
@@ -15,27 +16,30 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]  (all of batches and instances)
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]  (base of BatchNorm and InstanceNorm)
 
 _NOTED = "_fedclade_unsent_buffers"
 
 
 def is_statistic(module: nn.Module, name: str) -> bool:
-    """Return whether a buffer belongs to BatchNorm or InstanceNorm, or counts batches."""
+    """Return whether a module's buffer is a running statistic of BatchNorm or InstanceNorm.
+
+    Counters named ``num_batches_tracked`` are included.
+    """
     owner, _, attribute = name.rpartition(".")
     return isinstance(module.get_submodule(owner), _NormBase) or attribute == "num_batches_tracked"
 
 
 def can_be_averaged(buffer: Tensor) -> bool:
-    """Return whether a mean of such buffers makes sense: they are real numbers, all finite."""
+    """Return whether a buffer can be averaged: its values are floats, and all are finite."""
     return buffer.is_floating_point() and bool(buffer.isfinite().all())
 
 
 def unsent_buffers(module: nn.Module) -> frozenset[str]:
-    """Return the names of the buffers that are in no vector.
+    """Return the names of a module's buffers that are not part of the model's parameter vector.
 
-    These are the buffers that :func:`set_unsent_buffers` recorded. If nothing was recorded, the
-    types of the buffers decide.
+    If :func:`set_unsent_buffers` has recorded names in the module, these names are returned.
+    Otherwise, the types of the buffers decide.
     """
     noted: frozenset[str] | None = vars(module).get(_NOTED)
     if noted is not None:
@@ -45,7 +49,7 @@ def unsent_buffers(module: nn.Module) -> frozenset[str]:
 
 
 def set_unsent_buffers(module: nn.Module, names: Collection[str]) -> None:
-    """Record in a module which of its buffers are in no vector."""
+    """Record in a module the names of the buffers that its parameter vector does not contain."""
     # Bypass nn.Module.__setattr__, since subclasses may override it.
     object.__setattr__(module, _NOTED, frozenset(names))
 
@@ -60,7 +64,7 @@ def has_same_values(one: Tensor, other: Tensor) -> bool:
 
 @contextmanager
 def state_preserved(module: nn.Module) -> Generator[None]:
-    """Restore a module's buffers and training modes at the end of the block."""
+    """Restore a module's buffers and training modes at the end of a ``with`` block."""
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     modes = {part: part.training for part in module.modules()}
     try:
@@ -73,7 +77,11 @@ def state_preserved(module: nn.Module) -> Generator[None]:
 
 
 def restore_buffer(module: nn.Module, name: str, value: Tensor) -> None:
-    """Set a buffer to a value, even if a forward pass has replaced the buffer by another tensor."""
+    """Set a module's buffer, given by its name, to a value.
+
+    The buffer is looked up by name, since a forward pass can replace the tensor of a buffer by a
+    new tensor. A tensor that was looked up earlier may then no longer belong to the module.
+    """
     owner, _, attribute = name.rpartition(".")
     part = module.get_submodule(owner)
     buffer = part._buffers.get(attribute)  # pyright: ignore[reportPrivateUsage]  (attributes may shadow it)

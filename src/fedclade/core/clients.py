@@ -1,11 +1,14 @@
-"""Interfaces of the clients that an algorithm queries, wherever the clients are."""
+"""Interfaces of the clients that an algorithm queries, in simulations and over a network.
+
+An algorithm sees a :class:`Clients` object. :class:`Workers` are the clients at the end of the
+chain of middleware: they carry out the queries.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 
@@ -18,42 +21,53 @@ from fedclade.core.queries import (
     Query,
     R,
     Round,
+    Sink,
     Split,
-    UpdateQuery,
+    TrainQuery,
     refuse_unknown,
 )
 from fedclade.core.updates import Updates
+from fedclade.core.work import ClientWork, FullGradient, Models, Nothing
 
 
 class Clients(ABC):
-    """N clients, in this process or connected by a network.
+    """Clients of a run that can be queried, in this process or over a network.
 
-    Every query is sent by :meth:`ask`; the other methods build a query and call it.
+    Every query is sent by :meth:`ask`. The other methods build a query and call :meth:`ask`.
     """
 
     @property
     @abstractmethod
     def ids(self) -> Sequence[int]:
-        """All clients, in a fixed order."""
+        """Ids of all clients, in a fixed order."""
 
     @property
     def reachable(self) -> Sequence[int]:
-        """Clients that are available in this round, if that is known in advance; otherwise all."""
+        """Ids of the clients that are available in this round.
+
+        If the availability is not known in advance, these are all clients.
+        """
         return self.ids
 
     @property
     @abstractmethod
     def sizes(self) -> Mapping[int, int]:
-        """Number |D_i| of training examples of each client."""
+        """Number |D_i| of training examples of each client, by client id."""
 
     @property
     def stage(self) -> int:
-        """Number of changes of the clients' data so far; see :class:`~fedclade.data.Stage`."""
+        """Number of the current data stage: how often the clients' data has changed so far.
+
+        See :class:`~fedclade.data.Stage`.
+        """
         return 0
 
     @abstractmethod
-    def ask(self, query: Query[R], /) -> R:
-        """Send a query and return the reply."""
+    def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
+        """Send a query to the clients that it names, and return their combined reply.
+
+        See :class:`~fedclade.core.Ask` for the parameters.
+        """
 
     def train(
         self,
@@ -61,47 +75,63 @@ class Clients(ABC):
         models: Tensor,
         assignment: Sequence[int],
         this_round: Round,
-        anchors: Sequence[int] | None = None,
+        work: ClientWork | None = None,
         *,
-        own: bool = False,
-        shares: bool = False,
-        data_rounds: Sequence[tuple[int, ...]] | None = None,
-        mixture: Mixture | None = None,
+        anchors: Sequence[int] | None = None,
+        sent_before: bool = False,
+        require_all: bool = False,
     ) -> Updates:
-        """Let each client train from its model and send its update; see :class:`UpdateQuery`.
+        """Query n clients to train their models, and return their model updates.
+
+        See :class:`TrainQuery` for details.
 
         Parameters
         ----------
         ids
-            The n clients.
+            Ids of the n clients.
         models
-            The distinct models, ``[K, S]``.
+            K distinct models, ``[K, S]``: each row is the vector of a model.
         assignment
-            The row of each client's model, ``[n]``.
+            For each of the n clients, the row of ``models`` from which it starts.
         this_round
             The round, with the settings of local training.
+        work
+            The work of each client: its initial model, training examples, steps, what it stores,
+            and its reply. If None, a client trains from the model that it receives, stores its
+            personal state, and replies with its update.
         anchors
-            The row of each client's anchor, ``[n]``; None: the model from which it starts.
-        own
-            Whether each client stores the model that it trains as its own.
-        shares
-            Whether clients send the model that they store.
-        data_rounds
-            For each client, the rounds whose data it trains on, ``[n]``; None: its current data.
-        mixture
-            Description of the mixture whose components the models are; None if they are not a
-            mixture.
+            For each of the n clients, the row of ``models`` that is its anchor, to which a proximal
+            term, for example, pulls its model. None if the work needs no anchor.
+        sent_before
+            Whether the clients have received the models earlier in this round.
+        require_all
+            Whether clients that do not reply are queried again.
         """
-        query = UpdateQuery(
-            ids, "train", models, assignment, this_round, anchors, own, shares, data_rounds
+        query = TrainQuery(
+            ids,
+            Models(models, assignment, anchors, sent_before),
+            this_round.for_clients,
+            ClientWork() if work is None else work,
+            require_all=require_all,
         )
-        return self.ask(query if mixture is None else replace(query, mixture=mixture))
+        return self.ask(query)
 
     def gradients(
-        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        *,
+        require_all: bool = False,
     ) -> Updates:
-        """Let each client compute the negative gradient at its model; see :class:`UpdateQuery`."""
-        return self.ask(UpdateQuery(ids, "gradients", models, assignment, this_round))
+        """Query clients for the negative full-batch gradients of their loss, without training.
+
+        Each client computes the gradient at the model that ``assignment`` gives it (see
+        :class:`FullGradient`). The parameters are as for :meth:`train`.
+        """
+        work = ClientWork(steps=FullGradient(), store=Nothing())
+        return self.train(ids, models, assignment, this_round, work, require_all=require_all)
 
     def evaluate(
         self,
@@ -114,7 +144,7 @@ class Clients(ABC):
         compares: bool = False,
         mixture: Mixture | None = None,
     ) -> Evaluation:
-        """Let each client evaluate its model on a split of its own data.
+        """Query clients to evaluate models on a split of their own data, and return the scores.
 
         See :class:`EvaluationQuery` for the parameters.
         """
@@ -125,49 +155,51 @@ class Clients(ABC):
 
 
 class Workers(Clients):
-    """Clients that train models, or a connection to such clients.
+    """Clients that carry out queries: simulated clients, or a connection to a network.
 
-    Each kind of query has one handler.
+    Training, evaluation and data queries have one handler method each.
     """
 
     layout: Layout
-    """Position of each tensor of the model in a vector."""
+    """Position of each tensor of the model in the parameter vector."""
 
     @property
     @abstractmethod
     def engine(self) -> str:
-        """Name of the engine that trains clients.
+        """Name of the engine that trains the clients, such as ``loop`` or ``auto``.
 
-        It is ``auto`` until the engine is chosen, and if every client chooses its own.
+        The name is ``auto`` before an engine is chosen, and also if each client chooses an engine
+        itself.
         """
 
     @property
     @abstractmethod
     def engine_taken(self) -> str | None:
-        """Properties of the engine that rounding depends on, as far as they are known here."""
+        """Description of the engine properties that affect rounding errors; None if unknown."""
 
-    def ask(self, query: Query[R], /) -> R:
-        """Pass a query to its handler and return the reply."""
-        return cast("R", self._handle(query))
-
-    def _handle(self, query: Query[Any]) -> Any:
-        if isinstance(query, UpdateQuery):
-            return self.handle_updates(query)
+    def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
+        """Call the handler for the kind of the query, and return its reply."""
+        if isinstance(query, TrainQuery):
+            return cast("R", self.handle_updates(query, sink))
         if isinstance(query, EvaluationQuery):
-            return self.handle_evaluation(query)
+            return cast("R", self.handle_evaluation(query))
         if isinstance(query, DataQuery):
             check_kind(type(query))
             return self.handle_data(query)
         return refuse_unknown(query)
 
     @abstractmethod
-    def handle_updates(self, query: UpdateQuery) -> Updates:
-        """Return the updates of the clients that reply."""
+    def handle_updates(self, query: TrainQuery, sink: Sink | None = None) -> Updates:
+        """Return the updates of the clients that reply to a training query.
+
+        If a ``sink`` is given, updates may be passed to it as they arrive. The returned updates
+        then lack them.
+        """
 
     @abstractmethod
     def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
-        """Return the scores of the clients that reply."""
+        """Return the scores of the clients that reply to an evaluation query."""
 
     @abstractmethod
     def handle_data(self, query: DataQuery[R]) -> R:
-        """Return the reply to a query that each client computes from its own data."""
+        """Return the merged reply to a query that each client answers from its own data."""

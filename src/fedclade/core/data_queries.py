@@ -1,9 +1,9 @@
 """Base classes for queries that each client answers from its own data.
 
-A method that needs a kind of query of its own writes a subclass. The subclass has everything that
-belongs to the kind: its name in messages and client policies, what a reply reveals, the fields that
-are sent to a client, the shape of a reply, how a client computes it, and which replies are valid.
-Engines, middleware and the network treat all kinds in the same way.
+A federated method that needs a new kind of query defines a subclass. The subclass declares the name
+of the kind in messages and client policies, what a reply reveals, the fields that are sent to a
+client, the shape of a reply, how a client computes the reply, and which replies are valid. Engines,
+middleware and the network handle all kinds of queries in the same way.
 """
 
 from __future__ import annotations
@@ -25,103 +25,137 @@ from fedclade.core.queries import Query, R
 from fedclade.core.registry import DataSpec
 
 PLAIN_TYPES = (int, float, bool, str)
-"""Types of the query fields that are sent as plain values; a field of type Tensor is a model."""
+"""Types of query fields that are sent as plain values.
+
+A field of type Tensor is sent as the vector of a model.
+"""
 
 ROW_TYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
-"""Types that the numbers of a row can have."""
+"""Tensor types that a client's reply to a :class:`RowQuery` can have."""
 
 KIND_RULE = re.compile(r"[a-z][a-z0-9_]*")
-"""Form of a kind's name: policies list such names, separated by spaces."""
+"""Pattern for the name of a kind of query; client policies list such names, separated by spaces."""
 
 
 class LocalData(ABC):
-    """Training data of one client, as the client itself sees it.
+    """Data of one client, as available to a query that the client answers.
 
-    Each property is computed when it is first read, so a query pays only for what it uses.
+    Each property is computed when it is first read, so that a query costs only what it uses.
     """
 
     @property
     @abstractmethod
     def spec(self) -> DataSpec:
-        """Properties of the examples that all clients share."""
+        """Shape, task and other properties of examples, which are the same for all clients."""
 
     @property
     @abstractmethod
     def targets(self) -> Tensor:
-        """Targets ``[n]`` or ``[n, T]`` of the training examples, on the CPU.
+        """Targets of the client's n training examples, on the CPU.
 
-        Positions without a target have :data:`~fedclade.core.IGNORED`.
+        The shape is ``[n]``, or ``[n, T]`` for T targets per example. Positions without a target
+        have the value :data:`~fedclade.core.IGNORED`.
         """
 
     @property
     @abstractmethod
     def inputs(self) -> Tensor:
-        """Training inputs ``[n, ...]`` as the model gets them, on the device of the model."""
+        """Training inputs ``[n, ...]``, transformed as for the model, on the model's device."""
 
     @property
     @abstractmethod
     def stored_inputs(self) -> Tensor:
-        """Training inputs ``[n, ...]`` as they are stored, on the CPU, such as images in bytes."""
+        """Training inputs ``[n, ...]`` in their stored form, such as image bytes, on the CPU."""
+
+    @property
+    @abstractmethod
+    def test_examples(self) -> tuple[Tensor, Tensor]:
+        """Tuple of the inputs and the targets of the client's m test examples, ``[m, ...]`` each.
+
+        Inputs are transformed as for the model and on the model's device. Targets are on the CPU.
+        """
+
+    @property
+    @abstractmethod
+    def task(self) -> Any:
+        """The run's task with its loss and metrics, a :class:`~fedclade.tasks.FittedTask`."""
 
     @abstractmethod
     def load_model(self, vector: Tensor) -> nn.Module:
-        """Return the client's whole model, in evaluation mode, given a shared one ``[S]``.
+        """Return the client's whole model in evaluation mode, given the shared parameters.
 
-        Personal parameters, if the model has any, are the client's own. The module is shared by all
-        clients of this process: read what is needed of it before the next call.
+        The module is shared by all clients of this process: the next call overwrites its
+        parameters.
+
+        Parameters
+        ----------
+        vector
+            The shared parameters and buffers as a flat vector ``[S]``. Personal parameters, if the
+            model has any, are the client's own.
+        """
+
+    @abstractmethod
+    def load_own_model(self) -> nn.Module | None:
+        """Return the model that the client itself stores, in evaluation mode.
+
+        The result is None if the client stores no model. Otherwise, it is the module that
+        :meth:`load_model` also uses, so the next call of either method overwrites its parameters.
         """
 
 
 class LocalStore(ABC):
-    """Tensors that one client stores for a class of queries, from round to round.
+    """Tensors that one client stores from round to round for a class of queries.
 
-    They never leave the client. Names must be listed in :attr:`DataQuery.stores`.
+    Stored tensors never leave the client. Their names must be listed in :attr:`DataQuery.stores`.
     """
 
     @abstractmethod
     def get(self, name: str) -> Tensor | None:
-        """Return a tensor as it was before the round of the query; None if it is not stored."""
+        """Return the stored tensor of a name in its state before the query's round.
+
+        The result is None if no tensor was stored under this name before that round.
+        """
 
     @abstractmethod
     def keep(self, name: str, tensor: Tensor) -> None:
-        """Store a tensor, beginning with the round of the query."""
+        """Store a tensor under a name, for queries of later rounds."""
 
 
 class LocalClients(ABC):
-    """Clients whose data is in this process."""
+    """Access to the data and stored tensors of the clients that are in this process."""
 
     spec: DataSpec
-    """Properties of the examples that all clients share."""
+    """Shape, task and other properties of examples, which are the same for all clients."""
 
     federation: Any
-    """The clients' data, a :class:`~fedclade.Federation`, for queries about all clients at once."""
+    """Data of all clients, a :class:`~fedclade.Federation`, for queries about all of them."""
 
     @abstractmethod
     def data(self, client: int) -> LocalData:
-        """Return the data of a client."""
+        """Return the data of a client, given the client's id."""
 
     @abstractmethod
     def store(self, client: int, query: DataQuery[Any]) -> LocalStore:
-        """Return the tensors that a client stores for a query."""
+        """Return the store of tensors that a client has for a class of queries."""
 
 
 @dataclass(frozen=True, eq=False)
 class DataQuery(Query[R]):
-    """Query that each client answers by itself, from its data and the tensors it has stored.
+    """Query that each client answers from its own data and the tensors that it has stored.
 
-    A subclass declares the following in its class. It may have fields, which are sent to the client
-    by name. If one of them is ``round``, an int, the reply belongs to that round: it is about the
-    clients' data in that round, and clients may store tensors for later rounds.
+    A subclass sets the class attributes below. It may have fields, which are sent to the client by
+    name. If a subclass has a field ``round: int``, the reply belongs to that round: the reply is
+    computed from the clients' data in that round, and clients may store tensors for later rounds.
 
     Attributes
     ----------
     kind
-        Name in messages, in ``allow`` of a client's policy, and in events.
+        Name of the kind of query in messages, in ``allow`` of a client's policy, and in events.
     mechanism, discloses
         See :class:`~fedclade.core.Query`. ``mechanism`` is "none", or "public" if a reply does not
-        depend on the data of any client. ``discloses`` is the name by which ``disclose`` of a
-        policy allows it to leave a client with secure aggregation. Clients with differential
-        privacy refuse all kinds that are not public.
+        depend on the data of any client. ``discloses`` names the information in a reply. A client
+        with secure aggregation sends the reply only if its policy lists this name under
+        ``disclose``. Clients with differential privacy refuse all kinds that are not public.
     reveals
         Description of what a reply reveals, such as "subspaces of their data".
     stores
@@ -134,61 +168,68 @@ class DataQuery(Query[R]):
 
     @property
     def round_number(self) -> int:
-        """Number of the round that the reply belongs to; 0 if it belongs to none."""
+        """Number of the round that the reply belongs to; 0 if the query has no field ``round``."""
         return int(getattr(self, "round", 0))
 
     @abstractmethod
     def answer_all(self, clients: LocalClients) -> R:
-        """Return the reply of the clients :attr:`ids`, all of which are in this process."""
+        """Return the combined reply of the queried clients, all of which are in this process.
+
+        The queried clients are :attr:`ids`; ``clients`` gives access to their data.
+        """
 
     @abstractmethod
     def merge(self, parts: Sequence[tuple[Sequence[int], R]]) -> R:
-        """Merge the replies to parts of this query.
+        """Merge the replies of several groups of clients into one reply to this query.
+
+        A query is divided if, for example, several processes simulate the clients.
 
         Parameters
         ----------
         parts
-            For each part, the positions of its clients in :attr:`ids`, and the reply.
+            A tuple for each group: the positions of its clients in :attr:`ids`, and its reply.
         """
 
     def falsify(self, reply: R, keys: Sequence[int]) -> R:
-        """Return the false reply of adversaries that reply falsely to this kind of query.
+        """Return the reply that simulated adversaries send in place of the honest reply.
 
-        By default it is the honest reply.
+        A subclass overrides this method to define an attack on its kind of query. By default,
+        adversaries reply honestly.
 
         Parameters
         ----------
         reply
             The honest reply of the adversaries alone.
         keys
-            Keys of the adversaries, for random draws.
+            Key of each adversary, from which its random draws are seeded.
         """
         return reply
 
 
 @dataclass(frozen=True, eq=False)
 class RowQuery(DataQuery[Tensor]):
-    """Query to which each client replies with one row of numbers.
+    """Query to which each client replies with one row: a tensor of a shape that is known before.
 
-    The merged reply is ``[n, *shape]``. Methods derive their own kinds of queries from this class.
-    A client that does not reply has a row of zeros, see :func:`has_replied`.
+    The combined reply of n clients is a tensor ``[n, *shape]``. Federated methods derive their own
+    kinds of queries from this class. A client that does not reply has a row of zeros, see
+    :func:`has_replied`.
 
     Attributes
     ----------
     dtype
-        Type of the numbers; one of :data:`ROW_TYPES`.
+        Type of the row's numbers; one of :data:`ROW_TYPES`.
     zeros_are_a_reply
-        Whether zeros are a reply like any other. If not, clients with a row of zeros are queried
-        again, and an event names those that remain silent.
+        Whether a row of zeros is a valid reply. If not, clients with a row of zeros are queried
+        again, and an event lists the clients that still have not replied.
     reply_name
-        Name of the row in a reply over a network; by default that of the kind.
+        Name of the row in a reply over a network; by default the name of the kind.
     counts_as
-        Limit of a client's policy that counts the replies over the client's whole life:
-        ``releases``, for replies that are something like an update, or ``evaluations``, for replies
-        that reveal a number or a word.
+        Limit of a client's policy to which a reply counts, over all runs of the client:
+        ``releases``, for a reply that reveals about as much as an update, or ``evaluations``, for a
+        reply that reveals only a number or a word.
     needs_min_part
-        Whether clients in a network refuse if they have fewer training examples than ``min-part``
-        of their policy.
+        Whether a client in a network refuses the query if it has fewer training examples than
+        ``min-part`` of its policy.
 
     Examples
     --------
@@ -220,63 +261,76 @@ class RowQuery(DataQuery[Tensor]):
 
     @abstractmethod
     def shape(self, spec: DataSpec) -> tuple[int, ...]:
-        """Return the shape of a row, given the properties of examples; ``()`` for a single number.
+        """Return the shape of one client's row; ``()`` for a single number.
+
+        Parameters
+        ----------
+        spec
+            Properties of the clients' examples, such as the number of labels.
 
         Raises
         ------
         ConfigError
-            If clients with such examples cannot reply.
+            If clients cannot answer this kind of query with examples of these properties.
         """
 
     @abstractmethod
     def answer(self, data: LocalData, store: LocalStore) -> Tensor:
-        """Compute the row of one client."""
+        """Compute one client's row from its data and its stored tensors."""
 
     def is_valid(self, row: Tensor) -> bool:
-        """Return whether an honest client could have sent a row that was received over a network.
+        """Return whether a row received over a network could come from an honest client.
 
-        By default, all numbers must be finite. A row that is not valid counts as no reply.
+        By default, all numbers must be finite. A client with an invalid row counts as a client that
+        did not reply.
         """
         return not row.is_floating_point() or bool(row.isfinite().all())
 
     def amounts(self, spec: DataSpec) -> Mapping[str, int]:
-        """Return the amounts that a client's policy limits, by the name of the limit.
+        """Return the quantities of a reply that a client's policy limits, by the limit's name.
 
-        By default there are none.
+        By default the result is empty: the policy limits only how often the client replies.
         """
         return {}
 
     def false_row(self, row: Tensor, key: int) -> Tensor:
-        """Return an adversary's false row, given its honest row and its key.
+        """Return the row that a simulated adversary sends in place of its honest row.
 
-        By default it is the honest row.
+        By default this is the honest row. ``key`` seeds the adversary's random draws.
         """
         return row
 
     def answer_all(self, clients: LocalClients) -> Tensor:
-        """Return a row for each client, ``[n, *shape]``."""
+        """Compute the rows ``[n, *shape]`` of the n queried clients, all in this process.
+
+        Raises
+        ------
+        ConfigError
+            If :meth:`answer` returns a row of another shape or type than the class declares.
+        """
         shape = self.shape(clients.spec)
         rows: list[Tensor] = []
         for client in self.ids:
             row = self.answer(clients.data(client), clients.store(client, self))
             if tuple(row.shape) != shape or row.dtype != self.dtype:
                 raise ConfigError(
-                    f"the answer of a {type(self).__name__} should be a row of shape {list(shape)} "
-                    f"and type {_name_of(self.dtype)}, as its class says, got shape "
-                    f"{list(row.shape)} and type {_name_of(row.dtype)}"
+                    f"the method answer() of {type(self).__name__} should return a row of shape "
+                    f"{list(shape)} and type {_name_of(self.dtype)}, as the class declares, got "
+                    f"shape {list(row.shape)} and type {_name_of(row.dtype)}"
                 )
             rows.append(row.cpu())
         return torch.stack(rows) if rows else self.no_rows(clients.spec)
 
     def no_rows(self, spec: DataSpec) -> Tensor:
-        """Return the reply if no client replies.
-
-        This is a row of zeros for each client, ``[n, *shape]``.
-        """
+        """Return the combined reply for the case that no client replies: zeros ``[n, *shape]``."""
         return torch.zeros(len(self.ids), *self.shape(spec), dtype=self.dtype)
 
     def merge(self, parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
-        """Return the rows of all parts, each at its client's position."""
+        """Merge the rows of several groups of clients, in the order of :attr:`ids`.
+
+        ``parts`` has a tuple for each group: the positions of its clients in :attr:`ids`, and its
+        rows.
+        """
         first = parts[0][1]
         rows = first.new_empty(len(self.ids), *first.shape[1:])
         for places, some in parts:
@@ -284,22 +338,29 @@ class RowQuery(DataQuery[Tensor]):
         return rows
 
     def falsify(self, reply: Tensor, keys: Sequence[int]) -> Tensor:
-        """Return the false row of each adversary."""
+        """Return the rows that adversaries send in place of their honest rows ``reply``."""
         rows = [self.false_row(row, key) for row, key in zip(reply, keys, strict=True)]
         return torch.stack(rows)
 
 
 def has_replied(rows: Tensor) -> Tensor:
-    """Find the clients that have replied, bool ``[n]``, given their rows ``[n, ...]``.
+    """Return a mask, bool ``[n]``, of the clients that have replied to a :class:`RowQuery`.
 
-    A row of zeros means that the client has not replied.
+    Parameters
+    ----------
+    rows
+        The rows ``[n, ...]`` of n clients. A row of zeros means that the client has not replied.
     """
     return rows.flatten(1).any(dim=1) if rows.dim() > 1 else rows.bool()
 
 
 @dataclass(frozen=True)
 class FieldTypes:
-    """Fields of a class of queries that are sent to a client, in their order."""
+    """Fields of a class of queries that are sent to a client, in their order.
+
+    ``plain`` has the type of each field with a plain value, by the field's name. ``models`` has the
+    names of the fields that are model vectors.
+    """
 
     plain: Mapping[str, type]
     models: tuple[str, ...]
@@ -307,19 +368,19 @@ class FieldTypes:
 
 @lru_cache(maxsize=256)
 def field_types(kind: type[DataQuery[Any]]) -> FieldTypes:
-    """Return the fields of a class of queries that are sent: plain values, and models ``[S]``.
+    """Return the fields of a class of queries that are sent to clients, with their types.
 
     Raises
     ------
     ConfigError
-        If a field has another type.
+        If the type of a field is unknown, or neither a plain type nor Tensor.
     """
     try:
         hints = typing.get_type_hints(kind)
     except NameError as error:
         raise ConfigError(
-            f"the types of the fields of {kind.__name__} are not known where it is used ({error}); "
-            "import them in its module"
+            f"the types of the fields of {kind.__name__} cannot be resolved ({error}); import them "
+            "at the top level of the module that defines the class"
         ) from error
     inherited = {field.name for field in dataclasses.fields(DataQuery)}
     plain: dict[str, type] = {}
@@ -334,7 +395,7 @@ def field_types(kind: type[DataQuery[Any]]) -> FieldTypes:
         else:
             allowed = ", ".join(each.__name__ for each in PLAIN_TYPES)
             raise ConfigError(
-                f"field {field.name!r} of {kind.__name__} cannot travel to a client: its type "
+                f"field {field.name!r} of {kind.__name__} cannot be sent to a client: its type "
                 f"should be one of {allowed}, or Tensor for a model's vector, got "
                 f"{hints[field.name]}"
             )
@@ -342,20 +403,21 @@ def field_types(kind: type[DataQuery[Any]]) -> FieldTypes:
 
 
 COUNTS = ("releases", "evaluations")
-"""Counts of a client's policy that a reply to a row query can add to."""
+"""Limits of a client's policy to which a reply to a :class:`RowQuery` can count."""
 
 
 @lru_cache(maxsize=256)
 def check_kind(kind: type[DataQuery[Any]]) -> None:
-    """Check the declarations of a class of queries.
+    """Check that the declarations of a class of data queries are valid and consistent.
 
     Raises
     ------
     ConfigError
-        If its name cannot be one; if its mechanism puts noise on replies, or it claims to disclose
-        an update or nothing; if it counts as something that no policy counts; if its rows or a
-        field are of a type that does not travel; or if it stores something and its queries belong
-        to no round.
+        If ``kind`` is not a valid name; if ``mechanism`` is neither "none" nor "public"; if
+        ``discloses`` is the reserved name "update", or the reserved name "nothing" although the
+        query is not public; if ``counts_as`` is no limit of client policies; if the rows or a field
+        have a type that cannot be sent; or if the class stores tensors but has no field
+        ``round: int``.
     """
     name = kind.__name__
     if not KIND_RULE.fullmatch(kind.kind):
@@ -363,16 +425,17 @@ def check_kind(kind: type[DataQuery[Any]]) -> None:
             f"kind of {name} should be a name of lower-case letters, digits and underscores, such "
             f"as 'label_shares', got {kind.kind!r}"
         )
-    # An answer about data gets no noise, and is never one of the updates that leave under masks.
+    # Clients add noise only to model updates, and secure aggregation encrypts only model updates,
+    # so a reply to a data query can claim neither protection.
     if kind.mechanism not in ("", "none", "public"):
         raise ConfigError(
-            f"mechanism of {name} should be 'none' or 'public', got {kind.mechanism!r}: fedclade "
-            "puts no noise on its replies"
+            f"mechanism of {name} should be 'none' or 'public', got {kind.mechanism!r}: clients "
+            "add no noise to replies to a data query"
         )
     if kind.discloses == "update" or (kind.discloses == "nothing" and kind.mechanism != "public"):
         raise ConfigError(
-            f"discloses of {name} should name what its replies disclose, got {kind.discloses!r}, "
-            "which no policy has to name"
+            f"discloses of {name} should be a name for the information in a reply, such as "
+            f"'label_shares', got {kind.discloses!r}, which is a reserved name"
         )
     if issubclass(kind, RowQuery):
         if kind.counts_as not in COUNTS:
@@ -386,13 +449,13 @@ def check_kind(kind: type[DataQuery[Any]]) -> None:
         types = field_types(kind)
         if kind.stores and types.plain.get("round") is not int:
             raise ConfigError(
-                f"{name} stores {', '.join(kind.stores)}, so its queries belong to rounds; give it "
-                "a field 'round: int'"
+                f"{name} stores {', '.join(kind.stores)} from round to round, so each query needs "
+                "the number of its round; add a field 'round: int' to the class"
             )
 
 
 def models_of(query: DataQuery[Any]) -> dict[str, Tensor]:
-    """Return the models ``[S]`` that a query sends to each client, by field."""
+    """Return the model vectors ``[S]`` that a query sends to each client, by field name."""
     if not isinstance(query, RowQuery):
         return {}
     return {name: getattr(query, name) for name in field_types(type(query)).models}

@@ -1,6 +1,6 @@
-"""Exceptions of fedclade, one class for each kind of failure, and functions that word messages.
+"""Exceptions of fedclade, one class for each kind of failure, and functions that format messages.
 
-Every message names the value seen and the fix.
+Every message states the bad value and how to fix the problem.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ class FedcladeError(Exception):
 
 
 class ConfigError(FedcladeError, ValueError):
-    """Settings that are unknown, of the wrong type or out of range; one line for each problem."""
+    """A setting is unknown, has the wrong type or is out of range; one line for each problem."""
 
 
 class UntrustedNameError(ConfigError):
-    """A config written by others names a ``module:name``, which would run code if imported."""
+    """An untrusted config names an object as ``module:name``, whose import would run code.
+
+    A config is untrusted if a server sent it, or if it is in a run folder of unknown origin.
+    """
 
 
 class ArgumentError(ConfigError, TypeError):
-    """An argument of a call is unknown, missing or given twice; this is a ``TypeError`` too."""
+    """An argument of a function call is unknown, missing or given twice.
+
+    The class is also a ``TypeError``, which Python raises for such calls.
+    """
 
 
 class DataError(FedcladeError):
@@ -38,22 +44,25 @@ class ModelError(FedcladeError):
 
 
 class EngineError(FedcladeError):
-    """Local training failed for a reason that lies neither in the model nor in the data."""
+    """Local training failed for a reason other than the model or the data.
+
+    For example, a worker process ended, or the engine does not support the settings.
+    """
 
 
 class UpdateError(FedcladeError):
-    """A client's reply is not a usable update."""
+    """A model update, or a quantity that is computed from updates, is unusable or unavailable."""
 
 
 class PrivacyError(FedcladeError):
-    """An update may not leave a client.
+    """A client must not send an update, for reasons of differential privacy.
 
-    The client's privacy budget is spent, or its earlier releases are not known.
+    The client's privacy budget is spent, or the number of its earlier releases is unknown.
     """
 
 
 class PolicyError(FedcladeError):
-    """A client's own policy forbids a query, or allows no more queries of this kind."""
+    """A client's policy forbids a query, or the policy's limit on such queries is reached."""
 
 
 class RunError(FedcladeError):
@@ -61,7 +70,7 @@ class RunError(FedcladeError):
 
 
 class TreeError(FedcladeError, LookupError):
-    """A client or node is not in the parameter tree, or a client's path has no such level."""
+    """A client, a node or a level does not exist in the parameter tree."""
 
 
 class CheckpointError(RunError):
@@ -69,14 +78,14 @@ class CheckpointError(RunError):
 
 
 class RunInterrupted(FedcladeError):  # noqa: N818 -- nothing went wrong
-    """A run stopped on request.
+    """A run stopped on request, for example because the user pressed Ctrl-C.
 
     Parameters
     ----------
     happened
-        Description of when it stopped.
+        Description of when the run stopped, such as "interrupted after round 3".
     then
-        Description of what the user can do now.
+        Description of what the user can do next, such as how to continue the run.
     """
 
     def __init__(self, happened: str, then: str) -> None:
@@ -94,12 +103,12 @@ class MissingExtraError(FedcladeError, ImportError):
     Parameters
     ----------
     package
-        The missing package.
+        Name of the missing package.
     extra
-        The extra of fedclade that installs it; None for a package that is installed by its own
-        name.
+        Name of the extra of fedclade that installs the package; None if the package has to be
+        installed by its own name.
     purpose
-        The feature that needs the package, as the beginning of the message.
+        The feature that needs the package, such as "the report"; the message begins with it.
     """
 
     def __init__(self, package: str, extra: str | None, purpose: str) -> None:
@@ -110,12 +119,19 @@ class MissingExtraError(FedcladeError, ImportError):
 
 
 def import_extra(module: str, package: str, extra: str, purpose: str) -> ModuleType:
-    """Import a module of an optional package.
+    """Import and return a module of an optional package.
+
+    Parameters
+    ----------
+    module
+        Name of the module, such as ``"package.module"``.
+    package, extra, purpose
+        As for :class:`MissingExtraError`, for the message.
 
     Raises
     ------
     MissingExtraError
-        If the package is not installed; names the extra of fedclade that installs it.
+        If the package is not installed; the message names the extra of fedclade that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -124,17 +140,19 @@ def import_extra(module: str, package: str, extra: str, purpose: str) -> ModuleT
 
 
 def require(*checks: tuple[str, Any, bool, str]) -> None:
-    """Check settings, and report all that violate their rule in one error.
+    """Raise one error that lists all settings that violate their rule, if there are any.
 
     Parameters
     ----------
     checks
-        Tuples ``(name, value, holds, rule)``, where ``holds`` is whether the value obeys the rule.
+        Tuples ``(name, value, holds, rule)``: the name of a setting, its value, whether the value
+        satisfies the rule, and the rule in words. A message has the form "NAME should be RULE, got
+        VALUE".
 
     Raises
     ------
     ConfigError
-        If some settings violate their rule; one line for each.
+        If some settings violate their rule; the message has a line for each setting.
     """
     problems = [
         f"{name} should be {rule}, got {shown(value)}"
@@ -146,18 +164,21 @@ def require(*checks: tuple[str, Any, bool, str]) -> None:
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """Return the message that a name is unknown, with the nearest known name.
+    """Return the error message for an unknown name, with the nearest known name as a suggestion.
 
     >>> unknown("algorithm", "clf", ["cfl", "fedavg"])
     "unknown algorithm 'clf'; did you mean 'cfl'? (known: cfl, fedavg)"
     """
     known = sorted(known)
-    known_ones = f"known: {', '.join(known)}" if known else "it takes none"
+    known_ones = f"known: {', '.join(known)}" if known else "there are no valid names"
     return f"unknown {kind} {shown(name)}{nearest(name, known)} ({known_ones})"
 
 
 def nearest(name: object, known: Sequence[str]) -> str:
-    """Return the end of a message that suggests the nearest known name; "" if none is near."""
+    """Return the end of an error message that suggests the nearest known name.
+
+    The result is "" if no known name is similar.
+    """
     near = (
         difflib.get_close_matches(name[:_LONGEST_SHOWN], known, n=1, cutoff=0.5)
         if isinstance(name, str)
@@ -167,7 +188,7 @@ def nearest(name: object, known: Sequence[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return the ``repr`` of a value for a message, shortened in the middle if it is long.
+    """Return the ``repr`` of a value for an error message; a long ``repr`` is shortened.
 
     >>> shown([1, "two"])
     "[1, 'two']"

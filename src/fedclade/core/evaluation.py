@@ -1,4 +1,4 @@
-"""Evaluation of models by clients on their own data: the reply to an evaluation query."""
+"""Combined reply of clients to an evaluation query: scores of models on the clients' own data."""
 
 from __future__ import annotations
 
@@ -12,32 +12,37 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Scores of n clients' models on one split of their own data.
+    """Scores of n models, each evaluated by a client on one split of the client's own data.
+
+    Usually each client evaluates one model. A client that evaluates several models has a row for
+    each of them.
 
     Parameters
     ----------
     ids
-        The clients, ``[n]``.
+        Id of the client of each row, ``[n]``.
     scores
-        One column for each of the task's M metrics, float64 ``[n, M]``. The first metric is the
-        main one. NaN if a client's data leaves a metric undefined.
+        Values of the task's M metrics, float64 ``[n, M]``: a row for each evaluated model. The
+        first metric is the main metric. A score is NaN if the metric is undefined for the client's
+        data.
     losses
-        Mean loss, float64 ``[n]``; cross-entropy is in nats.
+        Mean loss of each model, float64 ``[n]``; cross-entropy is in nats.
     examples
-        Number of targets, int64 ``[n]``.
+        Number of targets that each model was evaluated on, int64 ``[n]``.
     left_out
-        Reason for each queried client that is not among ``ids``.
+        For each queried client that is not in ``ids``, the reason, by client id.
     higher_is_better
         Whether higher values of the main metric are better.
     wins
-        Set if each client compares several models, which then have one row each, int64 ``[n]``: the
-        number of the client's examples for which this model has the lowest loss. Among equal losses
-        the model that comes first in the query counts. If each client chooses one of its models: 1
-        for the chosen model, 0 for the others.
+        Number of a client's examples for which a model has the lowest loss among the models that
+        the client compares, int64 ``[n]``. Among equal losses, the model that comes first in the
+        query wins. If each client chooses one model instead: 1 for the chosen model, 0 for the
+        client's other models. None if clients do not compare models.
     without_loss
-        Clients that send a score only: their loss is NaN, and they count as one example each.
+        Ids of clients that send a score but no loss: their loss is NaN, and they count as one
+        example each.
     byzantine
-        Share of the clients whose replies may be false; set by the server if clients may be
+        Share of the clients whose replies may be false. The server sets it if clients may be
         malicious.
     """
 
@@ -53,21 +58,21 @@ class Evaluation:
 
     @property
     def known_losses(self) -> Tensor:
-        """Losses of the m clients that send them, ``[m]``."""
+        """Losses of the rows whose clients have sent a loss, ``[m]``."""
         told = [place for place, client in enumerate(self.ids) if client not in self.without_loss]
         return self.losses[told]
 
     @property
     def merit(self) -> Tensor:
-        """Main score, negated if lower is better, so that higher is better, ``[n]``.
+        """Values ``[n]`` of the main metric, with the sign changed if lower values are better.
 
-        NaN for clients without a score.
+        A higher merit is thus always better. The merit of a client without a score is NaN.
         """
         return self.scores[:, 0] if self.higher_is_better else -self.scores[:, 0]
 
     @classmethod
     def concat(cls, parts: Sequence[Evaluation]) -> Evaluation:
-        """Concatenate at least one evaluation."""
+        """Concatenate the rows of at least one evaluation into one evaluation."""
         if len(parts) == 1:
             return parts[0]
         columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}

@@ -1,4 +1,7 @@
-"""Events of a run, as written to its log: one class for each kind of event."""
+"""Events of a run, as written to its log ``events.jsonl``: one class for each kind of event.
+
+An event belongs to a cluster, identified by its node in the parameter tree, and to a round.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any, ClassVar, cast
 
 @dataclass(frozen=True)
 class Event:
-    """Event that happened to a cluster in a round.
+    """Base class of events: something that happened to a cluster in a round.
 
-    ``node`` is the cluster; node 0 also stands for the whole run. Subclasses are frozen dataclasses
-    with a ``kind`` and with fields of numbers, texts, tuples and mappings, which become the columns
-    of the event's row in ``events.jsonl``.
+    ``node`` is the id of the cluster in the parameter tree; node 0 also stands for the whole run. A
+    subclass is a frozen dataclass with a ``kind`` and with fields of numbers, texts, tuples and
+    mappings, which become the columns of the event's row in ``events.jsonl``.
     """
 
     kind: ClassVar[str]
@@ -21,9 +24,10 @@ class Event:
     node: int
 
     def to_row(self, number: int) -> dict[str, Any]:
-        """Return the event as a row of the log, given the number of its round.
+        """Return the event as a row of the log, a dictionary that can be written as JSON.
 
-        A field whose default is None is left out if its value is None.
+        Fields that are None by default and in this event are left out. ``number`` is the number of
+        the event's round.
         """
         values = {each.name: _in_json(getattr(self, each.name)) for each in fields(self)}
         missing = [
@@ -49,7 +53,7 @@ def _in_json(value: Any) -> Any:
 
 
 Clusters = tuple[tuple[int, ...], ...]
-"""Members of each of several clusters."""
+"""Client ids of the members of each of several clusters."""
 
 
 # Clients that join and leave
@@ -62,42 +66,55 @@ class _OfClients(Event):
 
 @dataclass(frozen=True)
 class Joined(_OfClients):
-    """Clients joined a cluster; at node 0 this also means that they joined the run."""
+    """Event: clients joined a cluster. At node 0, the clients joined the run."""
 
     kind = "joined"
 
 
 @dataclass(frozen=True)
 class Left(_OfClients):
-    """Clients left the run."""
+    """Event: clients left the run."""
 
     kind = "left"
 
 
 @dataclass(frozen=True)
 class Disconnected(_OfClients):
-    """Clients lost their connection."""
+    """Event: clients lost their connection to the server."""
 
     kind = "disconnected"
 
 
 @dataclass(frozen=True)
 class Reconnected(_OfClients):
-    """Clients are connected again."""
+    """Event: clients that had been disconnected are connected to the server again."""
 
     kind = "reconnected"
 
 
 @dataclass(frozen=True)
 class DataChanged(_OfClients):
-    """From this round on clients have different data, or their data is transformed differently."""
+    """Event: the data of some clients changed, from this round on.
+
+    The clients have different examples, or their examples are transformed differently.
+    """
 
     kind = "data_changed"
 
 
 @dataclass(frozen=True)
+class Diverged(_OfClients):
+    """Event: the training of some clients diverged, reported once for each client.
+
+    A client's loss grew by a factor of 1000, or is no longer a number.
+    """
+
+    kind = "diverged"
+
+
+@dataclass(frozen=True)
 class Refused(Event):
-    """Network nodes that the server refused, each with the reason."""
+    """Event: the server refused network nodes that wanted to join, each for the given reason."""
 
     kind = "refused"
 
@@ -106,9 +123,9 @@ class Refused(Event):
 
 @dataclass(frozen=True)
 class Waiting(Event):
-    """Network nodes must wait for a later round.
+    """Event: network nodes that want to join the run must wait for a later round.
 
-    The largest allowed number of newcomers has joined recently.
+    The reason is that the largest allowed number of new clients has joined recently.
     """
 
     kind = "waiting"
@@ -121,7 +138,11 @@ class Waiting(Event):
 
 @dataclass(frozen=True)
 class Retried(Event):
-    """A query was repeated to ``clients`` clients, of which ``answered`` replied."""
+    """Event: a query was sent again to clients that had not replied.
+
+    ``query`` is the name of the query, ``clients`` the number of clients that were queried again,
+    and ``answered`` the number of these clients that replied.
+    """
 
     kind = "retried"
 
@@ -132,7 +153,7 @@ class Retried(Event):
 
 @dataclass(frozen=True)
 class LeftOut(Event):
-    """Clients that are missing from the replies to a query, each with the reason."""
+    """Event: clients are missing from the replies to a query, each for the given reason."""
 
     kind = "left_out"
 
@@ -142,7 +163,11 @@ class LeftOut(Event):
 
 @dataclass(frozen=True)
 class Limited(Event):
-    """Clients whose updates were shortened, or weigh less than claimed, each with a description."""
+    """Event: the server limited the updates of some clients.
+
+    An update was scaled down, or has a smaller weight than the client claims. ``clients`` has a
+    description for each client.
+    """
 
     kind = "limited"
 
@@ -161,7 +186,10 @@ class _OfSum(Event):
 
 @dataclass(frozen=True)
 class SumRejected(_OfSum):
-    """A sum over these clients was not used, since honest clients cannot have produced it."""
+    """Event: the server did not use a securely aggregated sum of the updates of some clients.
+
+    Honest clients cannot have produced the sum, for the reason given in ``because``.
+    """
 
     kind = "sum_rejected"
 
@@ -170,7 +198,11 @@ class SumRejected(_OfSum):
 
 @dataclass(frozen=True)
 class SumClipped(_OfSum):
-    """In a sum over these clients, ``clipped`` updates were shortened to ``norm``."""
+    """Event: in a securely aggregated sum, some clients clipped their updates to a norm.
+
+    ``clients`` are the clients in the sum, ``clipped`` is the number of updates that were scaled
+    down, and ``norm`` is the norm that they were scaled down to.
+    """
 
     kind = "sum_clipped"
 
@@ -180,9 +212,10 @@ class SumClipped(_OfSum):
 
 @dataclass(frozen=True)
 class SumUnguarded(_OfSum):
-    """A single one of these clients can turn its cluster's mean in any direction.
+    """Event: secure aggregation does not protect a cluster's mean against a malicious client.
 
-    There are too few sums to prevent this.
+    The server has too few sums (``sums``) of the cluster's updates to detect an outlier, so a
+    single malicious client could change the mean in any direction.
     """
 
     kind = "sum_unguarded"
@@ -193,7 +226,10 @@ class SumUnguarded(_OfSum):
 
 @dataclass(frozen=True)
 class TooFew(Event):
-    """Fewer clients of a cluster replied than ``min_clients``, so its model does not change."""
+    """Event: a cluster's model does not change in a round, since too few of its clients replied.
+
+    ``clients`` is the number of replies; the setting ``min_clients`` is the least number.
+    """
 
     kind = "too_few"
 
@@ -202,7 +238,10 @@ class TooFew(Event):
 
 @dataclass(frozen=True)
 class Postponed(Event):
-    """Too few clients replied for a clustering, which is postponed to the next occasion."""
+    """Event: a clustering was postponed, since too few clients replied.
+
+    ``clients`` is the number of replies, and ``needed`` is the least number for a clustering.
+    """
 
     kind = "postponed"
 
@@ -212,10 +251,12 @@ class Postponed(Event):
 
 @dataclass(frozen=True)
 class Buffered(Event):
-    """A buffer with the updates of ``clients`` clients was applied to a cluster.
+    """Event: a buffer of updates was applied to a cluster's model (asynchronous training, FedBuff).
 
-    ``version`` is the version of the cluster's model afterwards. Staleness counts the versions by
-    which a client's model was behind. Seconds are those of the cluster's virtual clock.
+    ``clients`` is the number of clients whose updates were in the buffer, and ``version`` is the
+    version of the cluster's model afterwards. The staleness of an update is the number of versions
+    that the cluster's model advanced while the client trained. ``virtual_seconds`` is the time on
+    the cluster's simulated clock.
     """
 
     kind = "buffered"
@@ -229,10 +270,10 @@ class Buffered(Event):
 
 @dataclass(frozen=True)
 class SetApart(_OfClients):
-    """Clients whose reports about their data are far from all others became a cluster.
+    """Event: clients whose reports about their data are outliers became a cluster of their own.
 
-    ``distance`` is their distance from the other clients, and ``usual`` the distance of those from
-    clients in other clusters.
+    ``distance`` is the distance of these clients from all other clients. ``usual``, for comparison,
+    is a typical distance among the other clients.
     """
 
     kind = "set_apart"
@@ -246,14 +287,14 @@ class SetApart(_OfClients):
 
 @dataclass(frozen=True)
 class Empty(Event):
-    """A cluster has no members."""
+    """Event: a cluster has no members."""
 
     kind = "empty"
 
 
 @dataclass(frozen=True)
 class Merged(Event):
-    """Clusters were merged into this cluster."""
+    """Event: other clusters, with the ids in ``merged``, were merged into this cluster."""
 
     kind = "merged"
 
@@ -273,9 +314,10 @@ class _Bipartition(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSplit(_Bipartition):
-    """A cluster was split.
+    """Event: a cluster was split into the clusters ``children``.
 
-    A criterion is missing if it was not computed or did not influence the decision.
+    A criterion of the decision, such as ``max_norm``, is None if it was not computed or did not
+    influence the decision.
     """
 
     kind = "split"
@@ -285,7 +327,7 @@ class ClusterSplit(_Bipartition):
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected(_Bipartition):
-    """A proposed split of a cluster was rejected."""
+    """Event: a proposed split of a cluster was rejected, for the reason given in ``because``."""
 
     kind = "rejected"
 
@@ -294,7 +336,10 @@ class Rejected(_Bipartition):
 
 @dataclass(frozen=True)
 class Stationary(Event):
-    """All clusters are near a stationary point, so the run ends; ``clusters`` is their number."""
+    """Event: the run ended because the models of all clusters are near a stationary point.
+
+    ``clusters`` is the number of clusters.
+    """
 
     kind = "stationary"
 
@@ -303,11 +348,13 @@ class Stationary(Event):
 
 @dataclass(frozen=True)
 class GroupFounded(Event):
-    """A group was founded by clients that had pre-trained (FedGroup Algorithm 4).
+    """Event: pre-trained clients founded a group, as a cluster is called in FedGroup (Algorithm 4).
 
-    ``cm`` is the mean of their ternary similarities, with one number for each base direction
-    (g_j.cm, line 6). ``sum_of_squares`` is the sum of the squared distances of the similarities
-    from ``cm``: the group's contribution to the sum of squares within clusters.
+    ``clients`` is the number of founding clients. A client's ternary similarity has a number for
+    each of a few base directions, from 0 if the client's update points in this direction to 1 if it
+    points in the opposite direction. ``cm`` is the mean of the clients' ternary similarities
+    (g_j.cm, line 6). ``sum_of_squares`` is the sum of the squared distances of these
+    similarities from ``cm``: the group's contribution to the sum of squares within clusters.
     """
 
     kind = "group_founded"
@@ -319,7 +366,11 @@ class GroupFounded(Event):
 
 @dataclass(frozen=True)
 class Restart(Event):
-    """One of several sets of initial models was chosen, by the mean training loss of each set."""
+    """Event: one of several sets of random initial models was chosen (IFCA with restarts).
+
+    ``losses`` has the mean training loss of each set, and ``chosen`` is the index of the chosen
+    set.
+    """
 
     kind = "restart"
 
@@ -329,15 +380,18 @@ class Restart(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Clustered(Event):
-    """Clients were clustered by agglomeration; the fields are sufficient to draw a dendrogram.
+    """Event: clients were clustered by agglomerative clustering.
 
-    If only a sample of the clients was clustered, ``clients`` and ``merges`` describe the sample,
-    and ``sizes`` count all clients.
+    The fields contain what is needed to draw the dendrogram. A merge is a tuple of two cluster
+    numbers, as in SciPy's linkage matrix, and the distance between the clusters. If only a sample
+    of the clients was clustered, ``clients`` and ``merges`` describe the sample, and ``sizes``
+    counts all clients.
 
     Raises
     ------
     ValueError
-        If the merges do not join earlier clusters, numbered as in SciPy, until one is left.
+        If a merge does not join two different clusters that exist at that point, or if the merges
+        do not end with a single cluster.
     """
 
     kind = "clustered"
@@ -353,14 +407,15 @@ class Clustered(Event):
         count = len(self.clients)
         if len(self.merges) != count - 1:
             raise ValueError(
-                f"there should be {count - 1} merges of {count} clients, got {len(self.merges)}"
+                f"merges should have {count - 1} entries for {count} clients, got "
+                f"{len(self.merges)}"
             )
         free = set(range(count))
         for place, (one, other, _) in enumerate(self.merges, start=count):
             if one == other or not {one, other} <= free:
                 raise ValueError(
-                    f"merge {place - count} should join two clusters of before, got {one} and "
-                    f"{other}"
+                    f"merge {place - count} should join two different clusters that exist before "
+                    f"the merge, got the clusters {one} and {other}"
                 )
             free -= {one, other}
             free.add(place)
@@ -368,9 +423,20 @@ class Clustered(Event):
 
 @dataclass(frozen=True)
 class Check(Event):
-    """Result of replicated clustering among a node's clients (node 0: all clients).
+    """Base class of events with the result of a clustering test among a node's clients.
 
-    This is the base class of three events. The figures state how certain the result is.
+    The test is replicated clustering: clients train on separate splits of their data, and clusters
+    are accepted if they agree between the splits. Node 0 stands for all clients. The fields state
+    how certain the result is:
+
+    - If a test is repeated in a run, the tests use e-values: ``e_value`` is the e-value of this
+      test (None if no decision depended on it), and ``p_value`` is the inverse of the running sum
+      of all e-values. ``tests`` is the number of tests of this kind so far, and ``level_left`` is
+      the part of the significance level that remains for later tests. For a test that a run makes
+      only once, these three fields are None.
+    - ``smallest_group`` is the size of the smallest group of clients that the test could have
+      found if the group were perfectly separate from all other clients; 0 if the test could have
+      found no group. It is None if nothing was tested.
     """
 
     p_value: float
@@ -379,13 +445,17 @@ class Check(Event):
     level: float
     gamma: float | None
     clusters: Clusters
+    e_value: float | None = None
+    tests: int | None = None
+    level_left: float | None = None
+    smallest_group: int | None = None
 
 
 @dataclass(frozen=True)
 class Tested(Check):
-    """A test of rcfl in its first rounds, or of CFL, found these clusters.
+    """Event: a test for clusters, in the first rounds of rcfl or in CFL, gave this result.
 
-    Other events report what the algorithm did with them.
+    Other events report what the algorithm did with the clusters that the test found.
     """
 
     kind = "tested"
@@ -393,14 +463,17 @@ class Tested(Check):
 
 @dataclass(frozen=True)
 class Checked(Check):
-    """Replicated clustering confirmed the current clusters."""
+    """Event: a repeated test by replicated clustering confirmed the current clusters."""
 
     kind = "checked"
 
 
 @dataclass(frozen=True)
 class Regrouped(Check):
-    """Replicated clustering found other clusters in a node, and the run continues with them."""
+    """Event: a repeated test found different clusters among a node's clients.
+
+    The run continues with the new clusters.
+    """
 
     kind = "regrouped"
 
@@ -410,7 +483,10 @@ class Regrouped(Check):
 
 @dataclass(frozen=True)
 class Released(Event):
-    """Number of updates that each private client sent in the round."""
+    """Event: clients with differential privacy sent noisy updates in the round.
+
+    ``clients`` has the number of updates of each client, by client id.
+    """
 
     kind = "released"
 
@@ -419,9 +495,10 @@ class Released(Event):
 
 @dataclass(frozen=True)
 class Stepped(Event):
-    """Number of noisy steps of each client in the round.
+    """Event: clients took noisy gradient steps (DP-SGD) in the round.
 
-    In a step, each example is sampled with probability ``rate``.
+    ``clients`` has the number of steps of each client, by client id. In each step, each example is
+    sampled with probability ``rate``.
     """
 
     kind = "stepped"
@@ -432,11 +509,13 @@ class Stepped(Event):
 
 @dataclass(frozen=True)
 class PrivateRelease(Event):
-    """Release of a noisy sum or of private choices to the server, at most once by each client.
+    """Event: a noisy sum, or the private choices of clients, were released to the server.
 
-    For a sum, it reports the noise multiplier, for clients that are counted once and whose
-    contributions are up to two units apart, and the rate at which each client was sampled. For a
-    choice, it reports its ε and the number of options.
+    Each client contributes at most once. ``about`` is the topic of the release. For a sum,
+    ``noise_multiplier`` is the standard deviation of the noise, divided by half the largest
+    distance between two possible contributions of a client, and ``sampling`` is the rate at which
+    each client was sampled. For choices, ``epsilon`` is the privacy parameter ε of a choice, and
+    ``options`` is the number of options.
     """
 
     kind = "private_release"
@@ -450,9 +529,10 @@ class PrivateRelease(Event):
 
 @dataclass(frozen=True)
 class Withheld(Event):
-    """Clusters with fewer members than ``least`` were merged into others, so as not to be reported.
+    """Event: the log does not report small clusters, to protect the privacy of their members.
 
-    ``clusters`` is their number.
+    ``clusters`` is the number of clusters with fewer than ``least`` members. Each was merged with
+    another cluster in the log.
     """
 
     kind = "withheld"

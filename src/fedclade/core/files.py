@@ -1,4 +1,7 @@
-"""Atomic writing of files: after a crash, a file is either the old or the complete new one."""
+"""Functions that write files atomically, and checks of file names and paths.
+
+Atomic means that after a crash, a file has either its old or its complete new contents.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 OWNER_ONLY = 0o600
-"""Mode of files that only their owner may read.
+"""File mode for files that only their owner may read and write.
 
-These are files with models, which reveal something of their training data, and a client's records.
+It is used for files with models, since a model reveals something about its training data, and for a
+client's records, such as its privacy budget.
 """
 
 LONGEST_NAME = 255
@@ -28,17 +32,18 @@ LONGEST_PATH = 4095
 
 
 def appear(target: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
-    """Write a file or folder atomically, replacing an existing one; its parent folder must exist.
+    """Write a file or folder atomically, replacing an existing file or folder of the same name.
 
-    ``write`` is called with a temporary path next to ``target``. The result is flushed to the disk
-    and then renamed. Only if a folder replaces a folder is there a moment without either.
+    ``write`` is called with a temporary path next to ``target``. The new file is flushed to the
+    disk and then renamed to ``target``. Only if a folder replaces a folder, there is a moment in
+    which ``target`` does not exist. The parent folder must exist.
 
     Parameters
     ----------
     target
         The final path.
     write
-        Writes the file or folder to the path that it is given.
+        Function that writes the file or folder to a given path.
     private
         Whether only the owner may read the file, from its first byte on.
     """
@@ -58,14 +63,20 @@ def appear(target: Path, write: Callable[[Path], object], *, private: bool = Fal
 
 @contextmanager
 def alone(path: Path) -> Generator[None]:
-    """Lock a client's record while it is read and written, as two processes may run one client."""
+    """Lock a client's record file, so that only one process at a time reads and changes it.
+
+    Two processes may run the same client. The lock applies to the ``with`` block.
+    """
     with FileLock(path.with_name(f".{path.name}.lock"), mode=OWNER_ONLY):
         yield
 
 
 @contextmanager
 def owner_only() -> Generator[None]:
-    """Restrict files and folders that are created inside the block to their owner."""
+    """Make new files and folders accessible to their owner only, inside a ``with`` block.
+
+    The block changes the umask of the whole process.
+    """
     before = os.umask(0o077)
     try:
         yield
@@ -74,26 +85,29 @@ def owner_only() -> Generator[None]:
 
 
 def take_place(source: Path, target: Path) -> None:
-    """Rename a file or folder to a target in the same parent folder, replacing an existing one."""
+    """Rename a file or folder to ``target``, replacing an existing file or folder.
+
+    Both paths must be in the same parent folder. The rename is flushed to the disk.
+    """
     if target.is_dir():  # a rename does not replace a folder
         remove(target)
     source.replace(target)
-    _sync(target.parent)  # the new name is an entry of the folder
+    _flush_to_disk(target.parent)  # the new name is an entry of the folder
 
 
 def bring_to_disk(path: Path) -> None:
-    """Wait until a file, or a folder with all its contents, has been written to the disk."""
+    """Flush a file, or a folder with all its contents, to the disk (fsync)."""
     if path.is_dir():
         for each in path.iterdir():
             bring_to_disk(each)
-    _sync(path)
+    _flush_to_disk(path)
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents, if they do not exist."""
+    """Create a folder and its parent folders if they do not exist yet."""
     if not path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
-        _sync(path.parent)
+        _flush_to_disk(path.parent)
 
 
 def remove(path: Path) -> None:
@@ -116,9 +130,9 @@ def write_tensors(
     *,
     private: bool = False,
 ) -> None:
-    """Write tensors as a new safetensors file.
+    """Write tensors to a new safetensors file.
 
-    The same tensors and header result in the same bytes.
+    Equal tensors and headers result in equal bytes.
 
     Parameters
     ----------
@@ -142,13 +156,13 @@ def write_tensors(
         save_file(dict(tensors), path, None if header is None else dict(header))
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    path.chmod(mode)  # safetensors makes every file private
+    path.chmod(mode)  # safetensors makes every file readable by its owner only
     if header is not None and len(header) > 1:
         _sort_header(path)
 
 
 def _sort_header(path: Path) -> None:
-    """Sort the metadata in a safetensors file, so that equal contents give equal bytes.
+    """Sort the metadata in a safetensors file, so that equal contents result in equal bytes.
 
     Safetensors writes the metadata in the order of a randomized hash map. The offsets of tensors
     count from the end of the header, so the header must keep its length; it does, since only the
@@ -166,53 +180,58 @@ def _sort_header(path: Path) -> None:
 
 
 def path_problem(path: object) -> str:
-    """Return the reason why no file can have a path, in words; "" if one can.
+    """Return the reason why a path is not a valid file path, in words; "" if it is valid.
 
-    Values that are not paths also result in "".
+    The result is also "" for values that are not paths.
 
     >>> path_problem("runs/" + 300 * "x")
-    'a name in it has 300 bytes, and file systems take at most 255'
+    'a name in the path has 300 bytes, but file systems allow at most 255'
     """
     if not isinstance(path, str | Path):
         return ""
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError:
-        return "it has characters that no file name can have"
+        return "the path contains characters that no file name can have"
     if b"\0" in encoded:
-        return "it has a null character"
+        return "the path contains a null character"
     longest = max(len(name) for name in encoded.split(os.fsencode(os.sep)))
     if longest > LONGEST_NAME:
-        return f"a name in it has {longest} bytes, and file systems take at most {LONGEST_NAME}"
+        return (
+            f"a name in the path has {longest} bytes, but file systems allow at most {LONGEST_NAME}"
+        )
     if len(encoded) > LONGEST_PATH:
-        return f"it has {len(encoded):,} bytes, and file systems take at most {LONGEST_PATH:,}"
+        return (
+            f"the path has {len(encoded):,} bytes, but file systems allow at most {LONGEST_PATH:,}"
+        )
     return ""
 
 
 def name_problem(name: str) -> str:
-    """Return the reason why a text cannot be the name of a folder, in words; "" if it can.
+    """Return the reason why a text is not a valid name of a folder, in words; "" if it is valid.
 
     >>> name_problem("../x")
-    "it has a '/', which would make it a path"
+    "the name contains a '/', which would make it a path"
     """
     if not name.strip():
-        return "it is empty"
+        return "the name is empty"
     if name in (".", ".."):
-        return "it names another folder"
+        return "the name refers to another folder"
     if separators := [each for each in ("/", "\\") if each in name]:
-        return f"it has a {separators[0]!r}, which would make it a path"
+        return f"the name contains a {separators[0]!r}, which would make it a path"
     if not name.isprintable():
-        return "it has characters that cannot be shown"
+        return "the name contains characters that cannot be displayed"
     return path_problem(name)
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 hash of a file's contents, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
+    """Flush a file, or the list of entries of a folder, to the disk (fsync)."""
     if path.is_dir() and os.name == "nt":  # Windows cannot open folders
         return
     opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

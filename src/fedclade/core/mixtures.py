@@ -1,7 +1,8 @@
-"""Mixtures of models: all clients weight the same K models, each with its own weights.
+"""Mixtures of models: all clients share K models (components), weighted differently by each client.
 
-A client has a weight π_m for every model m, and predicts with the weighted mean of all models.
-FedEM and FedRC train such mixtures.
+A client has a weight π_m for each component m, and predicts with the weighted mean of the
+predictions of all components. FedEM and FedRC train mixtures. The responsibility of a component for
+an example is the probability that the component generated the example.
 """
 
 from __future__ import annotations
@@ -12,45 +13,48 @@ import torch
 from torch import Tensor
 
 LEAST_MASS = 1e-8
-"""Smallest mass of a label in a component, in examples (FedRC's official code).
+"""Lower bound on the number of examples of a label in a component (FedRC's official code).
 
-It is a lower bound on divisors.
+The bound prevents divisions by zero.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Declaration that all models of a query are the K components of one mixture.
+    """Settings of a query whose K models are the components of one mixture (FedEM, FedRC).
 
     Parameters
     ----------
     by_label
-        Whether clients also send, for each component, its responsibilities for their examples of
-        each label, see :meth:`tables`.
+        Whether clients also send the sum of each component's responsibilities for their examples
+        of each label, see :meth:`tables`.
     rates
-        P̂ ``[K, C]``: frequency of each label in each component. Responsibilities are divided by it
-        (FedRC). None: they are not divided.
+        Frequencies P̂ of the C labels in each of the K components, ``[K, C]``. Responsibilities are
+        divided by them (FedRC). If None, responsibilities are not divided (FedEM).
     """
 
     by_label: bool = False
     rates: Tensor | None = None
 
     def responsibilities(self, weights: Tensor, losses: Tensor, targets: Tensor) -> Tensor:
-        """Return q_j(m) ∝ π_m exp(−ℓ_jm) / P̂_m(y_j) of a client's n examples (the E-step).
+        """Return the components' responsibilities for a client's n examples (the E-step of EM).
+
+        The responsibility of component m for example j is q_j(m) ∝ π_m exp(−ℓ_jm) / P̂_m(y_j); the
+        division applies only if :attr:`rates` is set.
 
         Parameters
         ----------
         weights
-            π ``[K]``.
+            The client's weights π of the K components, ``[K]``.
         losses
-            ℓ ``[n, K]``, in nats.
+            Loss ℓ of each component on each example, in nats, ``[n, K]``.
         targets
-            y ``[n]``.
+            Labels y of the examples, ``[n]``.
 
         Returns
         -------
         Tensor
-            float64 ``[n, K]``.
+            The responsibilities, float64 ``[n, K]``; each row sums to 1.
         """
         scores = weights.double().log() - losses.double()
         if self.rates is not None:
@@ -58,16 +62,21 @@ class Mixture:
         return scores.softmax(1)
 
     def tables(self, responsibilities: Tensor, targets: Tensor, labels: int) -> Tensor:
-        """Return a client's sums of responsibilities by label, divided by n: ``[K, C]``.
+        """Return a client's sums of responsibilities for each label, divided by its n examples.
 
         Parameters
         ----------
         responsibilities
-            q_j(m) of its n examples, ``[n, K]``.
+            Responsibilities of the K components for the n examples, ``[n, K]``.
         targets
-            Their labels, ``[n]``.
+            Labels of the examples, ``[n]``.
         labels
             Number C of labels.
+
+        Returns
+        -------
+        Tensor
+            The table ``[K, C]``: a row for each component, a column for each label.
         """
         n, components = responsibilities.shape
         sums = responsibilities.new_zeros(labels, components)
@@ -76,25 +85,34 @@ class Mixture:
 
 
 def label_rates(mean: Tensor, examples: float) -> Tensor:
-    """Return P̂ ``[K, C]``, the label frequencies of each component.
+    """Return the frequencies P̂ ``[K, C]`` of the C labels in each of the K components (FedRC).
 
     Parameters
     ----------
     mean
-        Mean of the clients' tables ``[K, C]`` (:meth:`Mixture.tables`), weighted by their numbers
-        of examples.
+        Mean of the clients' tables ``[K, C]`` (:meth:`Mixture.tables`), weighted by the clients'
+        numbers of examples.
     examples
-        Total number of examples.
+        Total number of examples of all clients.
     """
     counts = (mean.double() * examples).clamp(min=LEAST_MASS)
     return counts / counts.sum(1, keepdim=True)
 
 
 def packed(deltas: Tensor, n_parameters: int, tables: Tensor | None = None) -> Tensor:
-    """Concatenate the updates ``[..., K, S]`` of K models to one vector for each client.
+    """Concatenate each client's updates of the K components of a mixture to one update vector.
 
-    A vector has all parameters, then all buffers, then the tables ``[..., K, C]``: buffers and
-    tables are averaged, and clients are never compared by them.
+    The vector has all parameters, then all buffers, then the tables. Buffers and tables come last,
+    since they are averaged like parameters, but clients are compared by their parameters alone.
+
+    Parameters
+    ----------
+    deltas
+        Updates of the K components, ``[..., K, S]``.
+    n_parameters
+        Number of leading entries of each update that are parameters; the others are buffers.
+    tables
+        Tables of responsibilities by label (:meth:`Mixture.tables`), ``[..., K, C]``; None: none.
     """
     parts = [deltas[..., :n_parameters], deltas[..., n_parameters:]]
     if tables is not None:
@@ -105,9 +123,22 @@ def packed(deltas: Tensor, n_parameters: int, tables: Tensor | None = None) -> T
 def unpacked(
     vectors: Tensor, components: int, size: int, n_parameters: int
 ) -> tuple[Tensor, Tensor]:
-    """Split :func:`packed` vectors into updates ``[..., K, S]`` and tables ``[..., K, C]``.
+    """Split vectors made by :func:`packed` into the updates and tables of the K components.
 
-    C may be 0.
+    Parameters
+    ----------
+    vectors
+        One vector for each client, or their mean.
+    components
+        Number K of components.
+    size, n_parameters
+        Numbers of entries and of parameters of one component's update.
+
+    Returns
+    -------
+    tuple
+        The updates ``[..., K, S]`` and the tables ``[..., K, C]``; C is 0 if the vectors have no
+        tables.
     """
     K = components
     end_of_parameters = K * n_parameters

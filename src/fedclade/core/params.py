@@ -1,12 +1,13 @@
-"""Flat vectors of models: the parameters of a module, followed by its buffers.
+"""Conversion between PyTorch modules and flat vectors of their parameters and buffers.
 
-Servers only add, average and compare vectors. Buffers (the running statistics of BatchNorm) are
-part of the vector, so that they are averaged with the parameters, but clients are compared by their
-parameters alone. Three kinds of tensors are not part of it:
+A server only adds, averages and compares vectors. A vector has the parameters of a module, followed
+by its buffers. Buffers that are running statistics (of BatchNorm) are part of the vector, so that
+they are averaged like parameters, but clients are compared by their parameters alone. Three kinds
+of tensors are not part of the vector:
 
 - Frozen tensors have the same values everywhere and stay in the module.
 - Buffers that are not running statistics stay in the module too; see :mod:`fedclade.core.buffers`.
-- Personal tensors stay with a client, in a second vector.
+- Personal tensors stay with a client, which stores them in a second vector.
 
 The vector has the type of the parameters. For parameters in half precision (bfloat16, float16) it
 is float32, so that a mean over clients is not rounded to the few digits that one model has.
@@ -38,11 +39,12 @@ from fedclade.core.errors import ConfigError, ModelError, shown
 def matching(
     patterns: Sequence[str], names: Collection[str], setting: str, what: str = "parameter"
 ) -> tuple[str, ...]:
-    """Return the names that match at least one pattern, in the order of ``names``.
+    """Return the parameter names that match at least one pattern, in the order of ``names``.
 
-    A pattern matches a name, or the beginning of a name up to a dot: ``head`` and ``head.*`` match
-    the same names. A pattern that matches no name in this way is compared with the parts of names
-    between dots: ``lora_B`` matches ``blocks.0.lora_B.weight``.
+    Settings use patterns to select parts of a model. A pattern matches a whole name, or the
+    beginning of a name up to a dot: ``head`` and ``head.*`` match the same names. A pattern that
+    matches no name in this way is compared with the parts of names between dots: ``lora_B`` matches
+    ``blocks.0.lora_B.weight``.
 
     Parameters
     ----------
@@ -53,12 +55,12 @@ def matching(
     setting
         Name of the setting that the patterns come from, such as ``model.personal``, for messages.
     what
-        Kind of thing that is named, for messages.
+        Noun for the named objects in messages, such as ``parameter``.
 
     Raises
     ------
     ConfigError
-        If a pattern matches nothing; the message suggests the nearest name.
+        If a pattern matches no name; the message suggests the nearest name.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -72,23 +74,28 @@ def matching(
 
 
 def fitting(pattern: str, names: Collection[str]) -> list[str]:
-    """Return the names that match a single pattern, possibly none; see :func:`matching`."""
-    return [name for name in names if _begins(pattern, name)] or [
-        name for name in names if _holds(pattern, name)
+    """Return the parameter names that match a single pattern; there may be none.
+
+    See :func:`matching` for the form of a pattern.
+    """
+    return [name for name in names if _matches_beginning(pattern, name)] or [
+        name for name in names if _matches_inner_part(pattern, name)
     ]
 
 
-def _begins(pattern: str, name: str) -> bool:
+def _matches_beginning(pattern: str, name: str) -> bool:
+    """Return whether a pattern matches a whole name, or the beginning of a name up to a dot."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
-def _holds(pattern: str, name: str) -> bool:
+def _matches_inner_part(pattern: str, name: str) -> bool:
+    """Return whether a pattern matches a part of a name that is delimited by dots."""
     return fnmatchcase(f".{name}.", f"*.{pattern}.*")
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Position of one tensor of a module in the flat vector."""
+    """Position of one tensor of a module in the flat vector, with its name, shape and type."""
 
     name: str
     shape: tuple[int, ...]
@@ -97,30 +104,30 @@ class Slot:
 
     @property
     def stop(self) -> int:
-        """Index of the first entry after the tensor's."""
+        """Index of the vector's first entry after the entries of this tensor."""
         return self.start + prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of a module's tensors in a flat vector ``[S]``.
+    """Positions of a module's tensors in a flat vector of S entries.
 
-    The vector has D parameters, followed by S − D buffer entries. Tied weights have one slot. Their
-    other names are in ``tied``, each with the name of the slot.
+    The vector has D parameter entries, followed by S − D buffer entries. Tied weights have a single
+    slot. Their additional names are in ``tied``, each paired with the name of the slot.
 
-    ``resting`` names the submodules that stay in evaluation mode while the others train: those that
-    were in ``eval()`` inside a module that was not, and those in ``eval()`` with only frozen
-    parameters.
+    ``resting`` names the submodules that stay in evaluation mode during training: submodules that
+    were in ``eval()`` mode inside a module in training mode, and submodules in ``eval()`` mode with
+    frozen parameters only.
 
-    Parameters that do not require a gradient, and the buffers of resting submodules, are
-    ``frozen``.
+    ``frozen`` has the parameters that do not require a gradient, and the buffers of resting
+    submodules.
 
-    ``personal`` tensors are in a second vector ``[P]`` of each client. The ``full`` layout has
-    both, shared and personal tensors, in a vector ``[F]``, F = S + P.
+    ``personal`` tensors are stored by each client in a second vector of P entries. The ``full``
+    layout describes a vector of F = S + P entries with both the shared and the personal tensors.
 
-    ``unsent`` buffers are not running statistics and are in no vector: every client starts from the
-    values stored here, and does not change them. Those that are also in the module's state dict are
-    ``frozen``, too.
+    ``unsent`` buffers are not running statistics and are not part of any vector: every client
+    starts from the values stored here, and does not change them. Unsent buffers that are in the
+    module's state dict are ``frozen`` as well.
     """
 
     parameters: tuple[Slot, ...]  # in the order of the module
@@ -141,46 +148,51 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module, personal: Sequence[str] = ()) -> Layout:
-        """Return the layout of a module that :func:`check_module` accepts.
+        """Return the layout of a module's tensors in a flat vector.
 
         Parameters
         ----------
         module
-            The module.
+            The module; :func:`check_module` is called first.
         personal
-            Patterns over the names of its parameters and saved buffers, see
-            :func:`fedclade.core.matching`: the tensors that stay with the client. A tied tensor is
-            matched by each of its names.
+            Patterns over the names of parameters and saved buffers, see
+            :func:`fedclade.core.matching`. The matching tensors are personal: they stay with the
+            client. A tied tensor is matched by each of its names.
 
         Raises
         ------
         ModelError
-            If the module has no trainable parameters, parameters of several types, or complex ones;
-            or if all of them are personal.
+            If the module has no trainable parameters, parameters of several types or complex
+            parameters; or if all trainable parameters are personal.
         ConfigError
-            If a pattern matches nothing.
+            If a pattern matches no tensor.
         """
         check_module(module)
-        resting = _resting(module)
+        resting = _find_resting(module)
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
         if not trained:
-            raise ModelError(f"{type(module).__name__} has no trainable parameters")
+            raise ModelError(
+                f"{type(module).__name__} has no trainable parameters; at least one parameter "
+                "should require a gradient"
+            )
         dtypes = {p.dtype for _, p in trained}
         if len(dtypes) > 1:
             raise ModelError(
-                f"parameters should share one type, got {sorted(map(str, dtypes))}; cast the model "
-                "first"
+                "the trainable parameters of a model should all have the same type, got "
+                f"{sorted(map(str, dtypes))}; convert them to one type, such as by model.float()"
             )
         dtype = _vector_dtype(module, dtypes.pop())
         buffers = _saved_buffers(module)
         frozen |= {name: buffer for name, buffer in buffers if name.rpartition(".")[0] in resting}
-        unsent = _unsent(module, saved=dict(buffers), frozen=frozen)
+        unsent = _copy_unsent_buffers(module, saved=dict(buffers), frozen=frozen)
         frozen |= {name: unsent[name] for name, _ in buffers if name in unsent}
         moving = [(name, buffer) for name, buffer in buffers if name not in frozen]
-        parameter_slots, end = _slots(trained, 0)
-        buffer_slots, _ = _slots(moving, end)
-        tied = _tied(module, [*(slot.name for slot in (*parameter_slots, *buffer_slots)), *frozen])
+        parameter_slots, end = _make_slots(trained, 0)
+        buffer_slots, _ = _make_slots(moving, end)
+        tied = _find_tied_names(
+            module, [*(slot.name for slot in (*parameter_slots, *buffer_slots)), *frozen]
+        )
         layout = cls(parameter_slots, buffer_slots, dtype, tied, frozen, resting, unsent=unsent)
         places = {slot.name: slot.name for slot in (*parameter_slots, *buffer_slots)}
         places |= {name: place for name, place in tied if place in places}
@@ -189,12 +201,12 @@ class Layout:
         )
 
     def without(self, personal: Collection[str]) -> Layout:
-        """Return the shared layout that remains of this full one without the personal tensors.
+        """Return the layout of the shared tensors alone, given the names of the personal tensors.
 
         Parameters
         ----------
         personal
-            Names of the tensors that stay with the client.
+            Names of the personal tensors, which stay with the client.
 
         Raises
         ------
@@ -203,56 +215,61 @@ class Layout:
         """
         if not personal:
             return self
-        shared, end = _moved((s for s in self.parameters if s.name not in personal), 0)
+        shared, end = _place_slots((s for s in self.parameters if s.name not in personal), 0)
         if not shared:
             raise ModelError(
-                "all trainable parameters are personal, which leaves none to share; name fewer of "
-                "them"
+                "all trainable parameters of the model are personal, so clients share none with "
+                "the server; make fewer parameters personal"
             )
-        buffers, _ = _moved((s for s in self.buffers if s.name not in personal), end)
-        own, _ = _moved((s for s in (*self.parameters, *self.buffers) if s.name in personal), 0)
+        buffers, _ = _place_slots((s for s in self.buffers if s.name not in personal), end)
+        own, _ = _place_slots(
+            (s for s in (*self.parameters, *self.buffers) if s.name in personal), 0
+        )
         return replace(self, parameters=shared, buffers=buffers, personal=own, whole=self)
 
     @property
     def full(self) -> Layout:
-        """The layout of the whole module, personal tensors included, which engines use."""
+        """Layout of the whole module, including personal tensors; the engines train with it."""
         return self.whole or self
 
     @property
     def personal_size(self) -> int:
-        """Length P of a client's personal vector."""
+        """Number P of entries in a client's vector of personal tensors; 0 if there are none."""
         return self.personal[-1].stop if self.personal else 0
 
     @property
     def n_parameters(self) -> int:
-        """Number D of parameter entries, which are trained and compared."""
+        """Number D of parameter entries at the beginning of the vector; the rest are buffers."""
         return self.parameters[-1].stop
 
     @property
     def size(self) -> int:
-        """Length S of the vector."""
+        """Number S of entries in the vector: parameters and buffers."""
         return self.buffers[-1].stop if self.buffers else self.n_parameters
 
     @property
     def is_rounded(self) -> bool:
-        """Whether the parameters have fewer digits than the vector, as in half precision."""
+        """Whether parameters have a less precise type than the vector, such as bfloat16."""
         return any(slot.dtype != self.dtype for slot in self.parameters)
 
     def flatten(self, module: nn.Module) -> Tensor:
-        """Return a copy of the module's state as a vector ``[S]``."""
-        return self._flat(module, (*self.parameters, *self.buffers))
+        """Return a copy of a module's shared parameters and buffers as a flat vector ``[S]``."""
+        return self._flatten_slots(module, (*self.parameters, *self.buffers))
 
     def flatten_personal(self, module: nn.Module) -> Tensor:
-        """Return a copy of the module's personal state as a vector ``[P]``."""
-        return self._flat(module, self.personal)
+        """Return a copy of a module's personal tensors as a flat vector ``[P]``."""
+        return self._flatten_slots(module, self.personal)
 
-    def _flat(self, module: nn.Module, slots: Sequence[Slot]) -> Tensor:
-        tensors = _tensors(module)
+    def _flatten_slots(self, module: nn.Module, slots: Sequence[Slot]) -> Tensor:
+        tensors = _named_tensors(module)
         flat = [tensors[slot.name].detach().reshape(-1).to(self.dtype) for slot in slots]
         return torch.cat(flat) if flat else torch.empty(0, dtype=self.dtype)
 
     def joined(self, shared: Tensor, personal: Tensor) -> Tensor:
-        """Join vectors ``[..., S]`` and ``[..., P]`` to vectors ``[..., F]`` of the full layout."""
+        """Combine shared vectors ``[..., S]`` and personal vectors ``[..., P]`` to whole models.
+
+        The result has the :attr:`full` layout, ``[..., F]``. :meth:`parted` is the inverse.
+        """
         if not self.personal:
             return shared
         parts = {
@@ -265,7 +282,12 @@ class Layout:
         )
 
     def parted(self, full: Tensor) -> tuple[Tensor, Tensor]:
-        """Split vectors ``[..., F]`` of the full layout into shared and personal ones.
+        """Split vectors of whole models into vectors of shared and of personal tensors.
+
+        Parameters
+        ----------
+        full
+            Vectors ``[..., F]`` of the :attr:`full` layout.
 
         Returns
         -------
@@ -282,20 +304,21 @@ class Layout:
         return shared, torch.cat([whole[slot.name] for slot in self.personal], -1)
 
     def load(self, vector: Tensor, module: nn.Module) -> None:
-        """Copy a vector ``[S]`` into the module.
+        """Copy a flat vector ``[S]`` into a module's parameters and buffers.
 
-        Buffers that are in no vector are reset to the values that the model had.
+        Buffers that are not part of the vector are reset to the initial values of the model.
 
         Raises
         ------
         ModelError
-            If the vector has another length.
+            If the vector does not have S entries.
         """
         if vector.shape != (self.size,):
             raise ModelError(
-                f"a vector of {self.size} entries was expected, got shape {tuple(vector.shape)}"
+                f"the vector of a model should have {self.size} entries, got shape "
+                f"{tuple(vector.shape)}"
             )
-        tensors = _tensors(module)
+        tensors = _named_tensors(module)
         with torch.no_grad():
             for name, value in self.unflatten(vector).items():
                 tensors[name].copy_(value)
@@ -303,54 +326,74 @@ class Layout:
                 restore_buffer(module, name, value)
 
     def check_unsent(self, module: nn.Module) -> None:
-        """Check that training has not changed float buffers that were taken for constants.
+        """Check that training has not changed float buffers that were treated as constants.
+
+        Float buffers that the first forward passes do not change are not averaged over clients.
 
         Raises
         ------
         ModelError
-            If training has changed such a buffer, though the first forward passes did not.
+            If training has changed such a buffer.
         """
         for name, value in self.unsent.items():
             could_be_averaged = name in self.frozen and value.is_floating_point()
             if could_be_averaged and not has_same_values(module.get_buffer(name), value):
                 raise ModelError(
                     f"training changes buffer {name!r} of {type(module).__name__}, but the first "
-                    "forward passes did not, so it was taken for a constant, which is not "
-                    "averaged; let forward write to it in every pass in training mode, or "
+                    "forward passes did not, so the buffer was treated as a constant, which is not "
+                    "averaged; change the buffer in every forward pass in training mode, or "
                     "register it with persistent=False"
                 )
 
     def set_training(self, module: nn.Module) -> None:
-        """Put the module into training mode, except its resting submodules."""
+        """Put a module into training mode, except submodules that stay in evaluation mode."""
         module.train()
         for name in self.resting:
             module.get_submodule(name).training = False
 
     def difference(self, module: nn.Module, vector: Tensor, out: Tensor) -> Tensor:
-        """Write the module's state minus a vector ``[S]`` into ``out [S]``, and return ``out``."""
-        tensors = _tensors(module)
+        """Compute a module's current state minus a vector, such as the model it was trained from.
+
+        Parameters
+        ----------
+        module
+            The module with the current parameters and buffers.
+        vector
+            The vector ``[S]`` that is subtracted.
+        out
+            Tensor ``[S]`` that the difference is written to, and that is returned.
+        """
+        tensors = _named_tensors(module)
         for s in (*self.parameters, *self.buffers):
             before, there = (v[s.start : s.stop].view(s.shape) for v in (vector, out))
             torch.sub(tensors[s.name].detach().to(self.dtype), before, out=there)
         return out
 
     def unflatten(self, vector: Tensor) -> Mapping[str, Tensor]:
-        """Return the named tensors of a vector ``[S]``.
+        """Return the tensors in a flat vector ``[S]`` by name, each in its own shape and type.
 
-        Tensors of floats are views; whole numbers are rounded copies. For several vectors, ``[...,
-        S]``, each tensor has the same leading dimensions.
+        Float tensors of the vector's type are views of the vector. Integer tensors are copies with
+        rounded values. For several vectors ``[..., S]``, each tensor has the same leading
+        dimensions.
         """
-        return _unflattened(vector, (*self.parameters, *self.buffers))
+        return _unflatten_slots(vector, (*self.parameters, *self.buffers))
 
     def unflatten_personal(self, vector: Tensor) -> Mapping[str, Tensor]:
-        """Return the named tensors of a personal vector ``[P]``, see :meth:`unflatten`."""
-        return _unflattened(vector, self.personal)
+        """Return the tensors in a personal vector ``[P]`` by name; see :meth:`unflatten`."""
+        return _unflatten_slots(vector, self.personal)
 
     def state_dict(self, vector: Tensor, personal: Tensor | None = None) -> dict[str, Tensor]:
-        """Return a state dict for the module's ``load_state_dict``: copies on the CPU.
+        """Return a state dict for the module's ``load_state_dict``, with copies on the CPU.
 
-        Tied tensors are in it by all their names, and frozen tensors too. Personal tensors are in
-        it only if a client's vector ``personal [P]`` is given.
+        The state dict contains tied tensors by all their names, and frozen tensors. It contains
+        personal tensors only if ``personal`` is given.
+
+        Parameters
+        ----------
+        vector
+            Flat vector ``[S]`` of the shared tensors.
+        personal
+            Flat vector ``[P]`` of a client's personal tensors.
         """
         placed = {
             **self.unflatten(vector.cpu()),
@@ -366,13 +409,14 @@ class Layout:
 
 
 def check_module(module: nn.Module) -> None:
-    """Check that a module's state consists of parameters and buffers that have values.
+    """Check that a module's state consists of ordinary parameters and buffers that have values.
 
     Raises
     ------
     ModelError
         If the module is a TorchScript module, or if parameters have no shape or no values yet, or
-        are computed from others before each pass; names the module.
+        are computed from other parameters before each forward pass. The message names the
+        submodule.
     """
     for name, part in module.named_modules():
         where = f"{name!r} ({type(part).__name__})" if name else type(part).__name__
@@ -387,14 +431,15 @@ def check_module(module: nn.Module) -> None:
         ):
             raise ModelError(
                 f"{where} is lazy: its parameters have no shape yet; pass a batch through the "
-                "model first, or name the sizes"
+                "model first, or give the sizes of the layer explicitly"
             )
         hooks: Mapping[int, object] = part._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]  (no other way)
         if is_parametrized(part) or any(isinstance(hook, _COMPUTING) for hook in hooks.values()):
             raise ModelError(
                 f"{where} computes its weights from other parameters, as weight norm, spectral "
-                "norm and pruning do, but models are averaged by their parameters; remove that "
-                "(torch.nn.utils.parametrize.remove_parametrizations), or take a layer without it"
+                "norm and pruning do, but models are averaged by their parameters; remove the "
+                "computation (torch.nn.utils.parametrize.remove_parametrizations), or use a layer "
+                "without it"
             )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
@@ -405,29 +450,33 @@ def check_module(module: nn.Module) -> None:
 
 
 _COMPUTING = (WeightNorm, SpectralNorm, BasePruningMethod)
-"""Hooks that compute a weight before each pass. Their successors in torch are parametrizations."""
+"""Hooks that compute a weight before each forward pass; newer PyTorch uses parametrizations."""
 
 
-def _unflattened(vector: Tensor, slots: Collection[Slot]) -> dict[str, Tensor]:
+def _unflatten_slots(vector: Tensor, slots: Collection[Slot]) -> dict[str, Tensor]:
     leading = vector.shape[:-1]
     return {
-        s.name: _typed(vector[..., s.start : s.stop].view((*leading, *s.shape)), s.dtype)
+        s.name: _cast_values(vector[..., s.start : s.stop].view((*leading, *s.shape)), s.dtype)
         for s in slots
     }
 
 
-def _typed(value: Tensor, dtype: torch.dtype) -> Tensor:
+def _cast_values(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return float values in another type; for an integer type, the values are rounded first."""
     return value.to(dtype) if dtype.is_floating_point else value.round().to(dtype)
 
 
-def _slots(named: Sequence[tuple[str, Tensor]], start: int) -> tuple[tuple[Slot, ...], int]:
-    return _moved(
+def _make_slots(named: Sequence[tuple[str, Tensor]], start: int) -> tuple[tuple[Slot, ...], int]:
+    return _place_slots(
         (Slot(name, tuple(tensor.shape), tensor.dtype, 0) for name, tensor in named), start
     )
 
 
-def _moved(slots: Iterable[Slot], start: int) -> tuple[tuple[Slot, ...], int]:
-    """Return the slots with new positions, one after the other from ``start``."""
+def _place_slots(slots: Iterable[Slot], start: int) -> tuple[tuple[Slot, ...], int]:
+    """Return the slots with consecutive positions in a vector, from ``start`` on.
+
+    The result is a tuple of the new slots and the position after the last slot.
+    """
     moved: list[Slot] = []
     for slot in slots:
         moved.append(replace(slot, start=start))
@@ -436,14 +485,21 @@ def _moved(slots: Iterable[Slot], start: int) -> tuple[tuple[Slot, ...], int]:
 
 
 def _vector_dtype(module: nn.Module, dtype: torch.dtype) -> torch.dtype:
-    """Return the type of the vector for parameters of a type."""
+    """Return the type of a model's flat vector, given the type of the model's parameters.
+
+    Raises
+    ------
+    ModelError
+        If the parameters are not real numbers.
+    """
     if dtype in (torch.bfloat16, torch.float16):
         return torch.float32
     if dtype in (torch.float32, torch.float64):
         return dtype
     raise ModelError(
         f"parameters of {type(module).__name__} should be real numbers (float32, float64, bfloat16 "
-        f"or float16), got {dtype}; take two real parameters for a complex one (torch.view_as_real)"
+        f"or float16), got {dtype}; replace a complex parameter by two real parameters "
+        "(torch.view_as_real)"
     )
 
 
@@ -452,10 +508,14 @@ def _saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
 
 
-def _unsent(
+def _copy_unsent_buffers(
     module: nn.Module, saved: Collection[str], frozen: Collection[str]
 ) -> dict[str, Tensor]:
-    """Return copies of the buffers that are no running statistics or are in no state dict."""
+    """Return copies of the buffers that are not averaged over clients, by name.
+
+    These buffers are not running statistics, or are not in the module's state dict. Frozen buffers
+    are left out.
+    """
     names = unsent_buffers(module)
     found: dict[str, Tensor] = {}
     for name, buffer in module.named_buffers():
@@ -464,7 +524,8 @@ def _unsent(
     return found
 
 
-def _resting(module: nn.Module) -> tuple[str, ...]:
+def _find_resting(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the submodules that stay in evaluation mode, see :class:`Layout`."""
     own = {part: list(part.parameters()) for part in module.modules()}
     frozen = {
         inner
@@ -476,13 +537,15 @@ def _resting(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, part in module.named_modules() if part in at_rest)
 
 
-def _tied(module: nn.Module, places: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    tensors = _tensors(module)
+def _find_tied_names(module: nn.Module, places: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the additional names of tied tensors, each with the tensor's name in ``places``."""
+    tensors = _named_tensors(module)
     place_of = {id(tensors[name]): name for name in places}
     saved: dict[str, Any] = module.state_dict(keep_vars=True)
     names = ((name, place_of.get(id(tensor))) for name, tensor in saved.items())
     return tuple((name, place) for name, place in names if place is not None and place != name)
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
+def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers of a module by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}

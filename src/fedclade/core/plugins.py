@@ -1,7 +1,8 @@
-"""Look-up of algorithms, models, data and other plug-ins by name.
+"""Functions that find algorithms, models, data and other plug-ins by name.
 
-A name is one of fedclade's own, an entry point of an installed package, or ``module:name`` for a
-user's own object.
+A name is either a name of fedclade's own, or the name of an entry point of an installed package, or
+``module:name`` for a user's own object. The module also limits the import of names that come from
+an untrusted config, since an import runs code.
 """
 
 from __future__ import annotations
@@ -28,28 +29,32 @@ from fedclade.core.errors import (
     unknown,
 )
 
-# Display in notebooks. The package that draws depends on this one, so it is imported only when
-# something is drawn.
+# Display in notebooks. The package that draws (fedclade.report) depends on this package, so the
+# drawing package is imported only when something is drawn, by a name that is set below.
 
 _room = ""
 
 
 def draw_with(room: str) -> None:
-    """Set the name of the package whose functions display objects in notebooks.
+    """Set the name of the package whose functions draw objects for display in notebooks.
 
-    Packages that it imports find it by this name, because they must not import it.
+    The drawing package imports other packages of fedclade, which must not import it in turn. They
+    call it through :func:`drawn`, by the name that is set here.
     """
     global _room
     _room = room
 
 
 def drawn(maker: str, *things: Any, **options: Any) -> Any:
-    """Draw things with a function of the drawing package, such as ``html_of`` a run."""
+    """Call a function of the drawing package by its name, and return its result.
+
+    For example, ``drawn("html_of", run)`` returns the HTML of a run. See :func:`draw_with`.
+    """
     return getattr(import_module(_room), maker)(*things, **options)
 
 
 class Displayed:
-    """Base class of objects that a notebook shows as self-contained HTML."""
+    """Base class of objects that a notebook displays as self-contained HTML."""
 
     def _repr_html_(self) -> str:
         return drawn("html_of", self)
@@ -78,28 +83,29 @@ Kind = Literal[
     "callbacks",
     "commands",
     "queries",
+    "middleware",
 ]
-"""Kinds of plug-ins that packages can add; the group of the entry points is ``fedclade.<kind>``."""
+"""Kinds of plug-ins that packages can add by entry points in the group ``fedclade.<kind>``."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 BY_A_SERVER = (
-    "is not imported here, since the run names it and not this client; to allow it, add it to "
-    "imports in its node config"
+    "the server chose the name, and importing it would run code on this client; to allow the "
+    "import, add the name to 'imports' in the client's node config"
 )
-"""Reason why a client of a network does not import a name, and what its owner can do."""
+"""Reason why a client in a network does not import a name that the server chose, with a fix."""
 
 BY_A_FOLDER = (
-    "is named by the config of the run folder, and importing it would run code; if you trust "
-    "where the folder comes from, allow it with --trust, in Python with Run.load(folder, "
-    "trust=True)"
+    "the config of the run folder names it, and importing it would run code; if you trust the "
+    "source of the folder, allow the import with --trust, or in Python with "
+    "Run.load(folder, trust=True)"
 )
-"""Reason why a command that reads a run folder does not import a name, and what the user can do."""
+"""Reason why a command does not import a name in the config of a run folder, with a fix."""
 
 
 @dataclass(frozen=True)
 class ImportLimit:
-    """Allowed references ``module:name``, and the reason that errors give for all others."""
+    """Limit on imports: the allowed names ``module:name``, and the reason to refuse other names."""
 
     allowed: Collection[str]
     reason: str
@@ -111,9 +117,10 @@ _imported: set[str] = set()
 
 
 def named(kind: Kind, name: object, builtin: Mapping[str, T], what: str) -> T | Any:
-    """Return the object that a name stands for.
+    """Return the plug-in, such as an algorithm class, that has a given name.
 
-    Names of fedclade come first, then entry points of installed packages, then ``module:name``.
+    The name is looked up among fedclade's own objects, then among the entry points of installed
+    packages, and then, in the form ``module:name``, imported.
 
     Parameters
     ----------
@@ -122,14 +129,14 @@ def named(kind: Kind, name: object, builtin: Mapping[str, T], what: str) -> T | 
     name
         The name that the user wrote.
     builtin
-        Fedclade's own objects by name; no package can replace them.
+        Fedclade's own objects by name; a package cannot replace them.
     what
-        Kind of the object for messages, such as ``model``.
+        Kind of the object in messages, such as ``model``.
 
     Raises
     ------
     ConfigError
-        If nothing has that name, or it cannot be imported.
+        If no object has the name, or if the object cannot be imported.
     """
     if isinstance(name, str) and name in builtin:
         return builtin[name]
@@ -138,7 +145,9 @@ def named(kind: Kind, name: object, builtin: Mapping[str, T], what: str) -> T | 
     if isinstance(name, str) and ":" in name:
         return imported(name, what)
     known = {*builtin, *installed(kind)}
-    raise ConfigError(unknown(what, name, known) + "; your own is given as 'module:name'")
+    raise ConfigError(
+        unknown(what, name, known) + "; for an object of your own, write 'module:name'"
+    )
 
 
 def function_named(
@@ -149,26 +158,27 @@ def function_named(
     returns: str,
     takes: Collection[str],
 ) -> T:
-    """Return the record that a name stands for, for kinds whose entries are records of a function.
+    """Return the plug-in with a given name, for kinds of plug-ins that wrap a function.
 
-    A record has a function and a line that describes it. A user's own entry may be a plain
-    function: it is checked with :func:`check_function` and wrapped in a record.
+    Such a plug-in, for example a partition, is a record: an object with a function and a one-line
+    description. A user's own plug-in may be a plain function. The function is then checked with
+    :func:`check_function` and wrapped in a record.
 
     Parameters
     ----------
     kind, name, builtin
         As for :func:`named`; ``builtin`` has at least one record.
     wrapper
-        Makes a record of a function and its description.
+        Function that returns a record, given a function and its description.
     returns
         Description of the function's result, for messages.
     takes
-        Names of the arguments that it is called with by position.
+        Names of the positional arguments with which the function is called.
 
     Raises
     ------
     ConfigError
-        If nothing has that name, or the function cannot be called in this way.
+        If no object has the name, or if the function does not have the positional arguments.
     """
     what = kind.removesuffix("s")
     found = named(kind, name, builtin, what)
@@ -179,25 +189,38 @@ def function_named(
 
 
 def imported(reference: str, what: str) -> Any:
-    """Return the object that ``module:name`` refers to, such as ``my_models:resnet``.
+    """Import and return a user's own object, given its name such as ``my_models:resnet``.
+
+    Parameters
+    ----------
+    reference
+        The name in the form ``module:name``.
+    what
+        Kind of the object in messages, such as ``model``.
 
     Raises
     ------
     ConfigError
-        If it cannot be imported.
+        If the object cannot be imported.
     UntrustedNameError
-        If it may not be imported: see :func:`importing_only`.
+        If the import is not allowed; see :func:`importing_only`.
     """
     limit = _limit.get()
     if limit is not None and reference not in limit.allowed:
-        raise UntrustedNameError(f"{what} {shown(reference)} {limit.reason}")
+        raise UntrustedNameError(
+            f"{what} {shown(reference)} is not imported, because {limit.reason}"
+        )
     module, _, attributes = reference.partition(":")
     try:
         found: Any = importlib.import_module(module)
         for part in attributes.split("."):
-            found = _attribute(found, part)
+            found = _get_attribute(found, part)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        hint = "; run from its folder, or set PYTHONPATH" if isinstance(error, ImportError) else ""
+        hint = (
+            "; run from the module's folder, or set PYTHONPATH"
+            if isinstance(error, ImportError)
+            else ""
+        )
         raise ConfigError(
             f"{what} {shown(reference)} cannot be imported: {_in_a_line(error)}{hint}"
         ) from error
@@ -207,10 +230,19 @@ def imported(reference: str, what: str) -> Any:
 
 @contextmanager
 def importing_only(references: Collection[str], reason: str = BY_A_SERVER) -> Generator[None]:
-    """Refuse to import references ``module:name`` other than the given ones, inside the block.
+    """Allow the import of the given names ``module:name`` only, inside a ``with`` block.
 
-    Code that handles names written by others, such as a server, should run inside it, since an
-    import runs code.
+    Code that handles names from an untrusted source, such as a server's config on a client, should
+    run inside the block, since an import runs code. All other names raise an
+    :class:`UntrustedNameError`.
+
+    Parameters
+    ----------
+    references
+        The allowed names.
+    reason
+        Second part of the error message, after "is not imported, because": the reason, and advice
+        to the user.
     """
     before = _limit.set(ImportLimit(references, reason))
     try:
@@ -221,9 +253,10 @@ def importing_only(references: Collection[str], reason: str = BY_A_SERVER) -> Ge
 
 @contextmanager
 def reading_folder(*, trust: bool) -> Generator[None]:
-    """Refuse to import any ``module:name`` inside the block, unless the run folder is trusted.
+    """Forbid imports of names ``module:name`` inside a ``with`` block, unless ``trust`` is set.
 
-    The folder's author chose these names, and importing one runs its module.
+    The block should contain the code that reads a run folder. The names in the folder's config were
+    chosen by the author of the folder, and an import runs code.
     """
     if trust:
         yield
@@ -233,36 +266,41 @@ def reading_folder(*, trust: bool) -> Generator[None]:
 
 
 def has_imported_names() -> bool:
-    """Return whether this process has imported any ``module:name``.
+    """Return whether this process has imported a user's own object by a name ``module:name``.
 
-    If it has, a resumed run would import one too.
+    If so, a user who resumes the run will have to trust the run folder, since resuming imports the
+    object again.
     """
     return bool(_imported)
 
 
 @cache
 def installed(kind: Kind) -> Mapping[str, EntryPoint]:
-    """Return the entry points of installed packages by name.
+    """Return the entry points by which installed packages add plug-ins of a kind, by name.
 
-    If several have the same name, the first that Python finds is returned.
+    If several entry points have the same name, the first that Python finds is returned.
     """
     return {point.name: point for point in reversed([*entry_points(group=f"fedclade.{kind}")])}
 
 
 def loaded(point: EntryPoint, what: str) -> Any:
-    """Return the object that an entry point refers to.
+    """Import and return the object that an entry point of an installed package refers to.
+
+    ``what`` is the kind of the object in messages, such as ``model``.
 
     Raises
     ------
     ConfigError
-        If it cannot be imported.
+        If the object cannot be imported.
     """
     try:
         return point.load()
     except (Exception, SystemExit) as error:
         package = "a package" if point.dist is None else f"package {point.dist.name}"
-        why = f"({point.value}): {_in_a_line(error)}"
-        raise ConfigError(f"{what} {point.name!r} of {package} cannot be imported {why}") from error
+        raise ConfigError(
+            f"{what} {point.name!r} of {package} cannot be imported ({point.value}): "
+            f"{_in_a_line(error)}"
+        ) from error
 
 
 def name_of(
@@ -271,10 +309,11 @@ def name_of(
     builtin: Mapping[str, object],
     unwrap: Callable[[Any], object] | None = None,
 ) -> str:
-    """Return the name by which :func:`named` finds a class or function again.
+    """Return the name under which a run's config records a class or function.
 
-    An object that only the running program has, such as a class in ``__main__`` or inside a
-    function, has no such name; its ``__name__`` is returned.
+    :func:`named` finds the object again by this name. An object that only the running program has,
+    such as a class in ``__main__`` or inside a function, cannot be found again; for such an object
+    the result is its ``__name__``.
 
     Parameters
     ----------
@@ -283,7 +322,8 @@ def name_of(
     thing
         The class or function.
     unwrap
-        Returns the object of a record, for kinds whose names may stand for records.
+        Function that returns the class or function in a record, for kinds of plug-ins that are
+        records; see :func:`function_named`.
     """
     unwrap = unwrap or (lambda found: found)
     for name, known in builtin.items():
@@ -313,19 +353,20 @@ def check_function(
     Parameters
     ----------
     found
-        The object that a name stands for.
+        The object that was found under the user's name.
     what
         Description of the object for messages, such as ``partition 'my_data:by_age'``.
     returns
-        Description of its result, for messages.
+        Description of the function's result, for messages.
     takes
-        Names of the arguments that it is called with by position; its other parameters are options.
-        None: it is called by keywords only.
+        Names of the positional arguments with which the function is called; its other parameters
+        are options. None: the function is called with keyword arguments only.
 
     Raises
     ------
     ConfigError
-        If it is not a function, takes fewer arguments by position, or requires more.
+        If the object is not a function, or if it takes fewer positional arguments than ``takes``
+        has, or requires more.
     """
     if not callable(found):
         raise ConfigError(
@@ -334,7 +375,9 @@ def check_function(
     try:
         parameters = [*inspect.signature(found).parameters.values()]
     except (TypeError, ValueError) as error:  # some functions that are not written in Python
-        raise ConfigError(f"{what} cannot be used: {error}; wrap it in a function") from error
+        raise ConfigError(
+            f"{what} cannot be used: {error}; wrap it in a Python function"
+        ) from error
     if takes is None:
         return found
     ordered = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -342,18 +385,26 @@ def check_function(
     if not enough or any(p.default is p.empty for p in ordered[len(takes) :]):
         given = ", ".join(str(p) for p in parameters)
         raise ConfigError(
-            f"{what} should take ({', '.join(takes)}), and options after a *, got ({given})"
+            f"{what} should have the parameters ({', '.join(takes)}), and options after a *, got "
+            f"({given})"
         )
     return found
 
 
 def call_own(what: str, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """Call a user's own function.
+    """Call a user's own function and return its result.
+
+    Parameters
+    ----------
+    what
+        Description of the function, with which the error message begins.
+    function, arguments, options
+        The function, and its positional and keyword arguments.
 
     Raises
     ------
     DataError
-        If it fails with an error that is not fedclade's; the message is one line.
+        If the function raises an error that is not an error of fedclade; the message is one line.
     """
     try:
         return function(*arguments, **options)
@@ -364,9 +415,10 @@ def call_own(what: str, function: Callable[..., T], *arguments: Any, **options: 
 
 
 def summary_of(thing: object) -> str:
-    """Return a one-line description of an object, for people.
+    """Return a one-line description of a plug-in for lists that users read.
 
-    It is the object's ``summary`` or ``description``, or the first line of its docstring.
+    The description is the plug-in's ``summary`` or ``description`` attribute, or the first line of
+    its docstring.
     """
     if isinstance(thing, str):
         return thing
@@ -376,7 +428,7 @@ def summary_of(thing: object) -> str:
     return (inspect.getdoc(thing) or "").partition("\n")[0].rstrip(".")
 
 
-def _attribute(owner: Any, name: str) -> Any:
+def _get_attribute(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError as error:
@@ -384,9 +436,9 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Return an error's message in one line.
+    """Return an error's message as a single line, with the name of the error's class in front.
 
-    The class is added unless the message names what could not be imported.
+    The class is left out for errors whose message states that something could not be imported.
     """
     text = " ".join(str(error).split())
     return (

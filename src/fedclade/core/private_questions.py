@@ -1,12 +1,13 @@
-"""Questions about updates that no server may see: sums of functions of updates, and choices.
+"""Questions about model updates that stay on the clients (central differential privacy).
 
-A client sketches its update and scales the sketch to length 1. The result is its signature u
-``[R]``, which never leaves the client. The client replies with a function of u: either a vector of
-length at most 1, of which the server gets only the sum over all clients, or a choice.
+A sketch is a random linear projection of an update to R numbers. A client's signature u is the
+sketch of its update, scaled to length 1. Neither the update nor the signature leaves the client.
+The client replies to a question with a function of u: either a vector of length at most 1, of which
+the server gets only the noisy sum over all clients, or a choice among several options.
 
-Any two vectors that a client could send for one question have an inner product of at least 0, so
-their distance is at most √2. This is the sensitivity of their sum if the data of one client are
-replaced.
+Any two vectors that a client could reply to the same question have an inner product of at least 0,
+so their distance is at most √2. This distance is the sensitivity of the sum if the data of one
+client are replaced.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from torch.nn import functional
 from fedclade.core import rng
 
 SENSITIVITY = math.sqrt(2.0)
-"""Largest distance between two vectors that a client could send for a question about a sum."""
+"""Sensitivity of a sum: the largest distance between two possible replies of one client."""
 
 
 @dataclass(frozen=True, eq=False)
 class Question(ABC):
-    """Question about the signatures of clients in a round.
+    """Base class of questions that the server asks about the updates of a round.
+
+    Each client replies to a question from the signature of its update: a short vector that stands
+    for the update, here a count sketch of it.
 
     Parameters
     ----------
     seed, dim
-        Seed and size of the sketch, a count sketch with R = ``dim`` entries. Both are public, and
-        the same for all clients.
+        Random seed of the sketch, and its number R of entries. Both are public, and the same for
+        all clients.
     """
 
     about: ClassVar[str]
@@ -46,13 +50,23 @@ class Question(ABC):
 
     @property
     def options(self) -> int:
-        """Number of choices; 0 if the question is about a sum."""
+        """Number of options that a client chooses from; 0 if the question is about a sum."""
         return 0
 
     def signatures(self, updates: Tensor) -> Tensor:
-        """Return the signatures u of updates ``[n, D]``: float64 ``[n, R]``.
+        """Return the signatures of n updates: their count sketches, scaled to length 1.
 
         The signature of a zero update is zero.
+
+        Parameters
+        ----------
+        updates
+            The updates ``[n, D]``: one row per client, one column per parameter.
+
+        Returns
+        -------
+        Tensor
+            The signatures, float64 ``[n, R]``.
         """
         draw = rng.torch_generator(self.seed, "private signature")
         buckets = torch.randint(self.dim, (updates.shape[1],), generator=draw).to(updates.device)
@@ -64,23 +78,28 @@ class Question(ABC):
 
     @abstractmethod
     def answered(self, signatures: Tensor) -> Tensor:
-        """Return the replies for signatures ``[n, R]``.
+        """Return the replies of n clients to the question, given their signatures ``[n, R]``.
 
-        They are vectors ``[n, m]`` of length at most 1, or choices ``[n]``.
+        The replies are vectors ``[n, m]`` of length at most 1 if the question is about a sum, and
+        otherwise the indices ``[n]`` of the chosen options.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class Moments(Question):
-    """Question about the second moments u uᵀ, which have Frobenius norm 1.
+    """Question for the sum of the second-moment matrices u uᵀ of the clients' signatures u.
 
-    A reply is their upper triangle, with the entries off the diagonal multiplied by √2.
+    A client replies with the upper triangle of its matrix. Entries off the diagonal are multiplied
+    by √2, so that the reply has length 1, the Frobenius norm of the matrix.
     """
 
     about = "moments"
 
     def answered(self, signatures: Tensor) -> Tensor:
-        """Return the upper triangles of u uᵀ, ``[n, R(R+1)/2]``."""
+        """Return the scaled upper triangles of the n matrices u uᵀ, ``[n, R(R+1)/2]``.
+
+        The signatures u are the rows of ``signatures [n, R]``.
+        """
         rows, columns = torch.triu_indices(self.dim, self.dim, device=signatures.device)
         # Entries off the diagonal stand for two entries of u uᵀ, so √2 preserves its norm.
         scale = torch.where(rows == columns, 1.0, SENSITIVITY).to(signatures)
@@ -89,26 +108,26 @@ class Moments(Question):
 
 @dataclass(frozen=True, eq=False)
 class Placed(Question):
-    """Question about the directions v of signatures within a subspace.
+    """Base class of questions about the directions of signatures within a subspace.
 
-    v is the projection of u on the subspace, scaled to length 1. ``basis [R, d]`` has orthonormal
-    columns.
+    The direction v of a signature u is the projection of u on the subspace, scaled to length 1. The
+    d orthonormal columns of ``basis [R, d]`` span the subspace.
     """
 
     basis: Tensor
 
     def directions(self, signatures: Tensor) -> Tensor:
-        """Return the directions v ``[n, d]`` of signatures ``[n, R]``."""
+        """Return the directions ``[n, d]`` of n signatures ``[n, R]``, in the subspace's basis."""
         return functional.normalize(signatures @ self.basis.to(signatures), dim=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Cells(Placed):
-    """Question about the number and the sum of the directions in each cell.
+    """Question for the number of clients and the sum of their directions in each of B cells.
 
-    There is a cell around each of B points ``[B, d]``; a direction belongs to the cell of the
-    nearest point. A reply has 1 + d entries for each cell: 1 and v, divided by √2, for its own
-    cell, and zeros for all others.
+    Cells divide a subspace of d dimensions: the direction v of a client's signature belongs to the
+    cell of the nearest of the B ``points [B, d]``. A reply has 1 + d entries for each cell. For the
+    client's own cell, they are 1 and v, divided by √2; for all other cells, they are zeros.
     """
 
     about = "cells"
@@ -116,7 +135,7 @@ class Cells(Placed):
     points: Tensor
 
     def answered(self, signatures: Tensor) -> Tensor:
-        """Return the replies ``[n, B (1 + d)]``."""
+        """Return the replies ``[n, B (1 + d)]`` of n clients, given their signatures ``[n, R]``."""
         v = self.directions(signatures)
         cell = (v @ self.points.to(v).T).argmax(1)
         # (1, v) has length √2, and a reply must have length at most 1.
@@ -128,7 +147,11 @@ class Cells(Placed):
 
 @dataclass(frozen=True, eq=False)
 class Choice(Placed):
-    """Question which of k centres ``[k, d]`` has the largest inner product with v."""
+    """Question for the centre that is nearest to the direction of a client's signature.
+
+    A client chooses the one of the k ``centres [k, d]`` that has the largest inner product with the
+    direction v of its signature.
+    """
 
     about = "choice"
     sums = False
@@ -137,14 +160,17 @@ class Choice(Placed):
 
     @property
     def options(self) -> int:
-        """Number of centres, k."""
+        """Number k of centres that a client chooses from."""
         return len(self.centres)
 
     def is_same(self, other: Choice) -> bool:
-        """Return whether another question is about the same centres."""
+        """Return whether another question has the same centres in the same subspace."""
         return torch.equal(self.basis, other.basis) and torch.equal(self.centres, other.centres)
 
     def answered(self, signatures: Tensor) -> Tensor:
-        """Return the choices, int64 ``[n]``."""
+        """Return the index of each client's chosen centre, int64 ``[n]``.
+
+        ``signatures [n, R]`` are the signatures of the n clients.
+        """
         v = self.directions(signatures)
         return (v @ self.centres.to(v).T).argmax(1)

@@ -1,4 +1,7 @@
-"""Registry of the clients of a run: their names, sizes, and the shape of their examples."""
+"""Registry of the clients of a run: their names, numbers of examples, and properties of the data.
+
+The module also contains mappings by client id that are backed by arrays.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Mappings by client id that are backed by arrays, so that a million clients need no objects.
+# Mappings by client id that are backed by arrays, so that a million clients need no Python objects.
 
 V = TypeVar("V")
 
 
 class Positions(Mapping[int, int]):
-    """Mapping from distinct ids to their positions in an array, for one id or for many at once."""
+    """Mapping from client ids to their positions in an array of ids.
+
+    Positions can be looked up for a single id, or by :meth:`of` for many ids at once.
+    """
 
     def __init__(self, ids: NDArray[np.int64]) -> None:
         self.ids = ids
@@ -28,24 +34,24 @@ class Positions(Mapping[int, int]):
 
     @cached_property
     def sequence(self) -> Sequence[int]:
-        """The ids as Python integers, in order.
+        """The ids as Python integers, in the order of the array.
 
-        If they are 0 to n − 1, this is a range, which takes no memory.
+        If the ids are 0 to n − 1, the sequence is a range, which takes no memory.
         """
         return range(len(self.ids)) if self._plain else tuple(self.ids.tolist())
 
     @property
     def repeated(self) -> list[int]:
-        """Ids that occur more than once in the array."""
+        """Ids that occur more than once in the array of ids."""
         return np.unique(self._sorted[1:][self._sorted[1:] == self._sorted[:-1]]).tolist()
 
     def of(self, ids: ArrayLike) -> NDArray[np.int64]:
-        """Return the positions of some ids, ``[k]``.
+        """Return the positions of k ids in the array of ids, ``[k]``.
 
         Raises
         ------
         KeyError
-            If an id is not in the array; names the first such id.
+            If an id is not in the array; the error has the first such id.
         """
         wanted = np.asarray(ids, dtype=np.int64).reshape(-1)
         found = wanted if self._plain else np.searchsorted(self._sorted, wanted)
@@ -81,12 +87,12 @@ class Positions(Mapping[int, int]):
 
 
 class ArrayMapping(Mapping[int, V], Generic[V]):
-    """Mapping from ids to values that are stored in an array or another sequence.
+    """Mapping from client ids to values that are stored in an array or another sequence.
 
     Parameters
     ----------
     positions
-        The ids.
+        The ids and their positions in ``array``.
     array
         The values, in the order of the ids.
     """
@@ -99,7 +105,10 @@ class ArrayMapping(Mapping[int, V], Generic[V]):
         )
 
     def of(self, ids: ArrayLike) -> NDArray[Any]:
-        """Return the values of some ids, ``[k]``; the values must be in an array."""
+        """Return the values of k ids as an array ``[k]``.
+
+        The method requires that the values are stored in an array.
+        """
         return cast("NDArray[Any]", self.array)[self.positions.of(ids)]
 
     def __getitem__(self, key: int) -> V:
@@ -112,12 +121,15 @@ class ArrayMapping(Mapping[int, V], Generic[V]):
         return len(self.positions)
 
     def values(self) -> ValuesView[V]:
-        """Return the values, in the order of the ids."""
+        """Return a view of all values, in the order of the ids."""
         return _Values(self)
 
 
 class _Values(ValuesView[V]):
-    """Values in the order of the ids, iterated without a look-up for each."""
+    """View of the values of an :class:`ArrayMapping`, in the order of the ids.
+
+    Iteration reads the array directly, which is faster than a look-up for each id.
+    """
 
     _mapping: ArrayMapping[V]
 
@@ -127,13 +139,14 @@ class _Values(ValuesView[V]):
 
 
 TaskKind = Literal["classification", "binary", "multilabel", "regression", "language"]
-"""Kinds of targets of examples.
+"""Kinds of tasks, which determine the target of an example.
 
-These are a label, yes or no, several labels, numbers, or the next token at each position.
+The target is a label (classification), yes or no (binary), several labels (multilabel), numbers
+(regression), or the next token at each position of a text (language).
 """
 
 IGNORED = -100
-"""Target at positions that do not count, such as padding.
+"""Value of targets that are ignored in losses and metrics, such as targets of padding.
 
 ``torch.nn.functional.cross_entropy`` ignores it by default.
 """
@@ -141,9 +154,9 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Properties of the examples that all clients share.
+    """Properties of training and test examples, which are the same for all clients.
 
-    This is all that a server must know of data that it never sees.
+    A server, which has no access to the clients' data, needs no other information about the data.
     """
 
     data: str  # name of the data
@@ -157,13 +170,16 @@ class DataSpec:
 
     @property
     def labels(self) -> int | None:
-        """Number of labels if each example has exactly one; None otherwise."""
+        """Number of different labels; None if the task is not one label per example."""
         return {"classification": self.outputs, "binary": 2}.get(self.task)
 
 
 @dataclass(eq=False)
 class ClientRegistry:
-    """Clients of a run and their properties. In a network it grows when clients join."""
+    """Registry of the clients of a run and their properties.
+
+    In a run over a network, the registry grows when clients join.
+    """
 
     schema: DataSpec
     description: str  # for people: data, partition, shift
@@ -180,7 +196,7 @@ class ClientRegistry:
 
     @property
     def ids(self) -> Sequence[int]:
-        """All clients, in a fixed order."""
+        """Ids of all clients, in a fixed order."""
         return (
             self.names.positions.sequence
             if isinstance(self.names, ArrayMapping)
@@ -188,6 +204,9 @@ class ClientRegistry:
         )
 
     def in_round(self, number: int) -> ClientRegistry:
-        """Return the registry that applies in a round, numbered from 1."""
+        """Return the registry that applies in a round; rounds are numbered from 1.
+
+        If the clients' data changes during a run, :attr:`stages` has a registry for each change.
+        """
         begun = [registry for first, registry in self.stages if first <= number]
         return begun[-1] if begun else self

@@ -1,7 +1,8 @@
-"""Random generators by key: a draw depends on (seed, purpose, numbers), not on the order of draws.
+"""Random generators that are seeded by a key: a seed, a purpose, and further numbers.
 
-Results therefore do not depend on how clients are grouped into batches, on the engine that trains
-them, or on whether a run was interrupted.
+The random numbers of a key do not depend on what else was drawn before. Results are therefore the
+same for every grouping of clients into batches and every engine, and also if a run was interrupted
+and resumed.
 """
 
 from __future__ import annotations
@@ -18,16 +19,23 @@ from fedclade.core.errors import ConfigError
 __all__ = ["BESIDE", "generator", "seeded_globally", "torch_generator", "torch_seed"]
 
 BESIDE = "beside"
-"""Purpose of training an additional model in a round.
+"""Purpose of a query that trains an additional model in a round.
 
-Clients then use the random draws of the regular training.
+Clients then use the same random draws as in the regular training of the round.
 """
+
+_WORD = 2**32
+"""Numbers from here on take more than one 32-bit word of a seed sequence."""
+
+_POOL_SIZE = 4
+"""Number of 32-bit words in the pool of NumPy's ``SeedSequence``."""
 
 
 def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
-    """Return the NumPy generator of a key.
+    """Return a NumPy random generator that is seeded by a key.
 
-    Two purposes never share a stream.
+    Generators with equal keys return equal numbers; generators with different purposes are
+    independent.
 
     Parameters
     ----------
@@ -36,31 +44,32 @@ def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
     purpose
         Purpose of the draws, such as ``"cohort"`` or ``"partition"``.
     numbers
-        Further parts of the key, such as the round or a client's key; each at least 0.
+        Further parts of the key, such as the round number or a client's key; all at least 0.
 
     Raises
     ------
     ConfigError
         If the seed is negative.
     """
-    return np.random.default_rng(_sequence(seed, purpose, numbers))
+    return np.random.default_rng(_seed_sequence(seed, purpose, numbers))
 
 
 def torch_generator(seed: int, purpose: str, *numbers: int) -> torch.Generator:
-    """Return the torch generator (on the CPU) of a key; see :func:`generator`."""
+    """Return a torch random generator on the CPU that is seeded by a key; see :func:`generator`."""
     return torch.Generator().manual_seed(torch_seed(seed, purpose, *numbers))
 
 
 def torch_seed(seed: int, purpose: str, *numbers: int) -> int:
-    """Return the 63-bit seed of a key; see :func:`generator`."""
-    return int(_sequence(seed, purpose, numbers).generate_state(1, np.uint64)[0] >> 1)
+    """Return a 63-bit seed for torch, derived from a key; see :func:`generator`."""
+    return int(_seed_sequence(seed, purpose, numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
 @contextmanager
 def seeded_globally(seed: int, device: torch.device) -> Generator[None]:
-    """Seed torch's global generators inside the block, and restore their states at its end.
+    """Seed torch's global generators inside a ``with`` block, and restore their states at its end.
 
-    Layers such as dropout draw from the global generators.
+    Layers such as dropout draw from the global generators. ``device`` is the device of the model:
+    on a GPU, the GPU's generator is seeded as well.
     """
     # torch.manual_seed and fork_rng look for every accelerator, which is too slow here: the loop
     # engine enters this block for each client.
@@ -77,9 +86,16 @@ def seeded_globally(seed: int, device: torch.device) -> Generator[None]:
             torch.cuda.set_rng_state(on_device, device)
 
 
-def _sequence(seed: int, purpose: str, numbers: tuple[int, ...]) -> np.random.SeedSequence:
+def _seed_sequence(seed: int, purpose: str, numbers: tuple[int, ...]) -> np.random.SeedSequence:
+    """Return NumPy's seed sequence of a key; see :func:`generator`."""
     if seed < 0:
         raise ConfigError(f"seed should be at least 0, got {seed}")
     # The numbers are the spawn key, not part of the entropy: NumPy pads entropy with zeros, so that
     # [seed, purpose] and [seed, purpose, 0] would have the same stream.
-    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode())], spawn_key=numbers)
+    entropy = [seed, zlib.crc32(purpose.encode())]
+    if max(seed, *numbers, 0) >= _WORD or min(numbers, default=0) < 0:
+        return np.random.SeedSequence(entropy, spawn_key=numbers)
+    # The same sequence at half the cost, which counts with thousands of clients in each round:
+    # NumPy itself pads the entropy to the size of its pool before it appends the spawn key.
+    padding = [0] * (_POOL_SIZE - len(entropy)) if numbers else []
+    return np.random.SeedSequence(np.array([*entropy, *padding, *numbers], dtype=np.uint32))

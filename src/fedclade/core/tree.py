@@ -1,4 +1,8 @@
-"""Parameter tree T = (V, E) of CFL, section V-C: all clusters of a run, their models and splits."""
+"""Parameter tree of a run: all clusters that ever existed, with their members, models and splits.
+
+It is the tree T = (V, E) of CFL, section V-C. Each node is a cluster; its children are the clusters
+into which it was split. The leaves are the current clusters. Models are flat vectors of S entries.
+"""
 
 from __future__ import annotations
 
@@ -15,41 +19,41 @@ from fedclade.core.errors import TreeError, shown
 from fedclade.core.plugins import Displayed
 
 VECTORS = ("params", "trained_from", "continued")
-"""Fields of a node that are models ``[S]``."""
+"""Names of the fields of a :class:`Node` that are model vectors ``[S]``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One cluster: a node of the parameter tree.
+    """Node of the parameter tree, which stands for a cluster.
 
     Parameters
     ----------
     id, parent
-        Its index in the tree's list of nodes, and the index of the node it was split from. The root
-        has id 0 and parent None.
+        Index of the node in the tree's list of nodes, and index of the node from which it was
+        split. The root has id 0 and parent None.
     members
-        Its clients c_v, in ascending order.
+        Ids of the cluster's clients c_v, in ascending order.
     params
-        Its model ``[S]``. For a leaf this is the current model; for an inner node it is the model
-        θ*_v at which the updates before the split were made, so that eq. 47 holds exactly for the
-        cached updates.
+        The cluster's model, a vector ``[S]``. For a leaf, it is the current model. For an inner
+        node, it is the model θ*_v at which the clients computed the updates that led to the split,
+        so that eq. 47 of CFL holds exactly for the cached updates.
     born
-        Round after which it was created; 0 is the start of the run.
+        Number of the round after which the node was created; 0 is the start of the run.
     split_in
-        Round in which it was split; None for a leaf.
+        Number of the round in which the node was split; None for a leaf.
     criteria
-        Values of the criteria that decided its split.
+        Values of the criteria that decided the split of the node, by name.
     cached
         Signatures of the members' updates at the parent's model before the split, Δ_e of eq. 47:
-        ``[n, R]`` in the order of members. None for the root, and for nodes that were not created
-        by a split.
+        ``[n, R]``, with a row of R numbers for each member, in the order of ``members``. None for
+        the root, and for nodes that were not created by a split.
     trained_from
-        The model ``[S]`` from which its own last training began, so that ``params - trained_from``
-        is its latest update (Δw_t^(g) of FedGroup's eq. 10); in FlexCFL the first model of the
-        group. None if no algorithm needs it.
+        The model ``[S]`` from which the cluster's last training began, so that ``params -
+        trained_from`` is the latest update (Δw_t^(g) of FedGroup's eq. 10). In FlexCFL, it is the
+        first model of the group. None if no algorithm needs it.
     continued
-        A model ``[S]`` that continued to be trained after the node was split. Clients are evaluated
-        with it in place of ``params``. None if there is none.
+        A model ``[S]`` that was trained further after the node was split. Clients are evaluated
+        with it in place of ``params``. None if the model was not trained further.
     """
 
     id: int
@@ -71,26 +75,29 @@ class Node:
 
     @property
     def model(self) -> Tensor:
-        """The model ``[S]`` with which clients at this node are evaluated."""
+        """The model vector ``[S]`` with which the clients of this node are evaluated."""
         return self.params if self.continued is None else self.continued
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A cluster that results from clustering clients again."""
+    """Cluster that results from a new clustering of all clients.
+
+    See :meth:`ParameterTree.regrouped`.
+    """
 
     members: tuple[int, ...]
-    leaf: int  # the leaf that it continues; 0 for a new one
-    params: Tensor  # its model [S]
+    leaf: int  # id of the leaf that becomes this cluster; 0 for a new leaf
+    params: Tensor  # the cluster's model [S]
     # signatures of its members, [n, R], in ascending order of the members
     cached: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
 class ParameterTree(Displayed):
-    """All clusters of a run; the leaves are the current clusters.
+    """Tree of all clusters of a run; the leaves are the current clusters.
 
-    A tree is immutable: every change returns a new tree.
+    A tree is immutable: a method that changes the tree returns a new tree.
 
     Parameters
     ----------
@@ -106,7 +113,10 @@ class ParameterTree(Displayed):
     @classmethod
     @checked()
     def root_only(cls, members: Sequence[int], params: Tensor) -> ParameterTree:
-        """Return a tree of one cluster: all clients share one model ``[S]``."""
+        """Return a tree with a single cluster, in which all clients share one model.
+
+        ``members`` are the ids of the clients, and ``params [S]`` is the vector of the model.
+        """
         return cls((Node(0, None, tuple(sorted(members)), params),))
 
     @classmethod
@@ -114,17 +124,17 @@ class ParameterTree(Displayed):
     def star(
         cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = ()
     ) -> ParameterTree:
-        """Return a root with one leaf for each cluster; clusters may be empty.
+        """Return a tree that consists of a root and a leaf for each of K given clusters.
 
         Parameters
         ----------
         clusters
-            Members of each cluster.
+            Client ids of the members of each cluster; a cluster may be empty.
         params
-            One first model ``[S]`` for all leaves, or one for each leaf, ``[K, S]``. The root has
-            the first.
+            Initial model ``[S]`` of all leaves, or initial model of each leaf, ``[K, S]``. The root
+            has the model of the first leaf.
         unassigned
-            Clients in no cluster; they are members of the root only.
+            Ids of clients that belong to no cluster; they are members of the root only.
 
         Raises
         ------
@@ -138,8 +148,9 @@ class ParameterTree(Displayed):
             or (params.dim() == 2 and len(params) != len(clusters))
         ):
             raise TreeError(
-                f"a star of {len(clusters)} clusters starts from a model [S], or one for each of "
-                f"at least 1 cluster, [K, S], got shape {list(params.shape)}"
+                f"params of a tree with {len(clusters)} clusters should have the shape [S], for "
+                "one model of all clusters, or [K, S], for a model of each of K clusters with K at "
+                f"least 1, got shape {list(params.shape)}"
             )
         models = params.expand(len(clusters), -1)
         root = replace(cls.root_only(members, models[0]).nodes[0], split_in=0)
@@ -150,20 +161,26 @@ class ParameterTree(Displayed):
 
     @cached_property
     def leaves(self) -> tuple[Node, ...]:
-        """Current clusters, in the order of their ids."""
+        """Leaves of the tree, which are the current clusters, in the order of their ids."""
         parents = {node.parent for node in self.nodes}
         return tuple(node for node in self.nodes if node.id not in parents)
 
     @cached_property
     def leaf_of(self) -> Mapping[int, int]:
-        """Leaf of each client; for a client in no leaf, the deepest node that contains it."""
+        """Id of the leaf to which each client belongs, by client id.
+
+        For a client that belongs to no leaf, it is the id of the deepest node with this member.
+        """
         leaves = set(self.leaves)
         inner = (node for node in self.nodes if node not in leaves)
         return {client: node.id for node in (*inner, *self.leaves) for client in node.members}
 
     @cached_property
     def stragglers(self) -> Mapping[int, tuple[int, ...]]:
-        """Clients in no leaf, in ascending order, by the deepest node of which they are members."""
+        """Ids of clients that belong to no leaf, by the id of the deepest node with them.
+
+        The ids of each node's clients are in ascending order.
+        """
         leaves = set(self.leaves)
         leaf_of = self.leaf_of
         inner = (node for node in self.nodes if node not in leaves)
@@ -175,7 +192,7 @@ class ParameterTree(Displayed):
         )
 
     def children(self, node: int) -> tuple[Node, ...]:
-        """Return the clusters into which a node was split.
+        """Return the child nodes of a node: the clusters into which it was split.
 
         Raises
         ------
@@ -186,9 +203,9 @@ class ParameterTree(Displayed):
         return tuple(child for child in self.nodes if child.parent == parent)
 
     def path(self, client: int) -> tuple[Node, ...]:
-        """Return the nodes from the root to a client's leaf.
+        """Return the nodes on the path from the root to a client's leaf, in this order.
 
-        Their models go from the most general to the most specific one.
+        The models of the nodes are ordered from the most general to the most specific model.
 
         Raises
         ------
@@ -199,7 +216,7 @@ class ParameterTree(Displayed):
         return self.above(self.leaf_of[client])
 
     def above(self, node: int) -> tuple[Node, ...]:
-        """Return the nodes from the root to a node, which is the last of them.
+        """Return the nodes on the path from the root to a given node, which is the last entry.
 
         Raises
         ------
@@ -212,14 +229,15 @@ class ParameterTree(Displayed):
         return tuple(path)
 
     def node_for(self, client: int, level: int = -1) -> Node:
-        """Return the node at a level of a client's path.
+        """Return the node at a given level of the path from the root to a client's leaf.
 
         Parameters
         ----------
         client
-            The client.
+            Id of the client.
         level
-            0 is the root, 1 its child, and so on; −1 is the leaf, −2 its parent, and so on.
+            Level of the node: 0 for the root, 1 for the root's child, and so on; −1 for the leaf,
+            −2 for the leaf's parent, and so on.
 
         Raises
         ------
@@ -230,7 +248,9 @@ class ParameterTree(Displayed):
         try:
             level = index(level)
         except TypeError:
-            raise TreeError(f"level should be a whole number, got {shown(level)}") from None
+            raise TreeError(
+                f"level of a node should be a whole number, got {shown(level)}"
+            ) from None
         if not -len(path) <= level < len(path):
             raise TreeError(
                 f"level {level} is not on the path of client {client}, which has {len(path)} "
@@ -239,36 +259,38 @@ class ParameterTree(Displayed):
         return path[level]
 
     def model_for(self, client: int, level: int = -1) -> Tensor:
-        """Return the model ``[S]`` at a level of a client's path (CFL, section V-C).
+        """Return the model ``[S]`` of the node at a level of a client's path (CFL, section V-C).
 
-        Higher levels have more specific models; levels and errors are those of :meth:`node_for`. In
-        CFL, the root has the model of plain federated learning. An inner node has the model at
-        which it was split, which was not trained further, except for a root that continued to be
-        trained (:attr:`Node.continued`).
+        Higher levels have more specific models. Parameters and errors are those of
+        :meth:`node_for`. In CFL, the root has the model of plain federated learning. An inner node
+        has the model at which the node was split. This model was not trained further, except the
+        model of a root whose training continued (:attr:`Node.continued`).
         """
         return self.node_for(client, level).model
 
     @checked("nodes")
     def models(self, nodes: Sequence[int], *, served: bool = False) -> tuple[Tensor, list[int]]:
-        """Return the distinct models of some nodes, and the row of each node.
+        """Return the distinct models of n nodes, and the row of each node among these models.
+
+        The result has the form that a query needs: clients with the same node share a row.
 
         Parameters
         ----------
         nodes
-            Ids of n nodes.
+            Ids of the n nodes, in which an id may occur several times.
         served
             Whether to return the models with which clients are evaluated (:attr:`Node.model`),
-            rather than those from which they train.
+            rather than the models from which clients train.
 
         Returns
         -------
         tuple
-            The models ``[K, S]``, and a list of the n rows.
+            The K distinct models ``[K, S]``, and a list with the row of each of the n nodes.
 
         Raises
         ------
         TreeError
-            If no node is named, or the tree has no such node.
+            If ``nodes`` is empty, or the tree has no such node.
         """
         if not isinstance(nodes, Collection) or not len(nodes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TreeError(f"nodes should be a list of at least 1 node, got {shown(nodes)}")
@@ -286,53 +308,62 @@ class ParameterTree(Displayed):
 
     @checked()
     def moved(self, node: int, delta: Tensor) -> ParameterTree:
-        """Return the tree with ``delta [S]`` added to a node's model (CFL Algorithm 2, line 7)."""
+        """Return the tree with an update ``delta [S]`` added to a node's model.
+
+        This is the server's step of CFL Algorithm 2, line 7.
+        """
         return self.with_model(node, self._known_node(node, delta).params + delta)
 
     @checked()
     def with_model(self, node: int, params: Tensor) -> ParameterTree:
-        """Return the tree with another model ``[S]`` for one node."""
-        return self._with(replace(self._known_node(node, params), params=params))
+        """Return the tree with the model of one node replaced by ``params [S]``."""
+        return self._replace_node(replace(self._known_node(node, params), params=params))
 
     @checked()
     def trained(self, node: int, delta: Tensor) -> ParameterTree:
-        """Return the tree after a node's own training added ``delta [S]`` to its model.
+        """Return the tree with an update ``delta [S]`` added to a node's model.
 
-        The model before the step is stored in :attr:`Node.trained_from`.
+        In contrast to :meth:`moved`, the node also stores the model before the update, in
+        :attr:`Node.trained_from`.
         """
         began = self._known_node(node, delta).params
-        return self._with(replace(self.nodes[node], params=began + delta, trained_from=began))
+        return self._replace_node(
+            replace(self.nodes[node], params=began + delta, trained_from=began)
+        )
 
     def continued(self, model: Tensor) -> ParameterTree:
-        """Return the tree with the model ``[S]`` that the root's continued training has reached.
+        """Return the tree with a new model ``[S]`` in :attr:`Node.continued` of the root.
 
-        The root's ``params`` remain the model at which it was split.
+        It is the model of a root that is trained further after it was split. The root's ``params``
+        remain the model at which the root was split.
         """
-        return self._with(replace(self.nodes[0], continued=model))
+        return self._replace_node(replace(self.nodes[0], continued=model))
 
     @checked()
     def reassigned(self, leaf_of: Mapping[int, int]) -> ParameterTree:
-        """Return the tree after some clients changed their leaf.
+        """Return the tree after some clients moved from one leaf to another leaf.
 
-        Leaves remain leaves, even without members, and the nodes above them keep the members that
-        they were split with.
+        Leaves remain leaves, even without members. The members of inner nodes do not change: they
+        are the members at the time of the split.
 
         Parameters
         ----------
         leaf_of
-            The new leaf of each client that changes it, or the root if the client is then in no
-            leaf.
+            By client id, the id of the new leaf of each client that moves; 0, the root, for a
+            client that then belongs to no leaf. A client that already belongs to no leaf may
+            be given the id of the node that it is in, and then stays there.
 
         Raises
         ------
         TreeError
-            If a new place is neither a leaf nor the root.
+            If a client moves to a node that is neither a leaf, nor the root, nor a node with
+            clients that belong to no leaf.
         """
         places = {0, *(leaf.id for leaf in self.leaves), *self.stragglers}
         if lost := [leaf for leaf in leaf_of.values() if leaf not in places]:
             raise TreeError(
-                f"clients can move to the leaves {sorted(places - {0})} or to the root 0, got "
-                f"{lost[0]}"
+                "clients can move only to the root, to a leaf, or to another node with clients "
+                f"that belong to no leaf: one of the nodes {sorted(places)}, got node {lost[0]}"
             )
         came: dict[int, list[int]] = {
             node: [] for node in (0, *self.stragglers, *(leaf.id for leaf in self.leaves))
@@ -344,12 +375,12 @@ class ParameterTree(Displayed):
                 left.setdefault(before, set()).add(client)
         tree = self
         for leaf in self.leaves:
-            # drop cached updates, which are in the order of the old members
+            # Drop cached signatures, since their rows are in the order of the old members.
             if came[leaf.id] or leaf.id in left:
                 gone = left.get(leaf.id, ())
                 stayed = (client for client in leaf.members if client not in gone)
                 members = tuple(sorted((*stayed, *came[leaf.id])))
-                tree = tree._with(replace(leaf, members=members, cached=None))
+                tree = tree._replace_node(replace(leaf, members=members, cached=None))
         return tree
 
     def split(
@@ -369,15 +400,15 @@ class ParameterTree(Displayed):
         Parameters
         ----------
         node, parts
-            The cluster, and the members of each child.
+            Id of the cluster, and the client ids of the members of each child.
         params
-            The model ``[S]`` that the node stores: the one at which the updates before the split
-            were made.
+            The model ``[S]`` at which the clients computed the updates that led to the split; the
+            node stores it.
         cached
-            The signatures of these updates for each child, ``[n, R]`` in ascending order of its
-            members.
+            For each child, the signatures of its members' updates at that model: ``[n, R]``, with a
+            row for each member, in ascending order of the members.
         round_number, criteria
-            The round of the decision, and the values of its criteria.
+            Number of the round in which the split was decided, and the values of the criteria.
         """
         parent = self.nodes[node]
         first = len(self.nodes)
@@ -393,7 +424,7 @@ class ParameterTree(Displayed):
             for i, (members, updates) in enumerate(zip(parts, cached, strict=True))
         ]
         parent = replace(parent, params=params, split_in=round_number, criteria=dict(criteria))
-        return ParameterTree((*self._with(parent).nodes, *children))
+        return ParameterTree((*self._replace_node(parent).nodes, *children))
 
     def regrouped(
         self,
@@ -403,23 +434,24 @@ class ParameterTree(Displayed):
         params: Tensor | None = None,
         criteria: Mapping[str, float] | None = None,
     ) -> ParameterTree:
-        """Return a star after its clients were clustered again.
+        """Return a tree of a root and leaves after all clients were clustered again.
 
-        Leaves that no group continues stay in the tree without members. Clients in no group are
-        members of the root only. The groups train in this round already.
+        A group either replaces an existing leaf or becomes a new leaf. Leaves that no group
+        replaces remain in the tree without members. Clients that belong to no group are members of
+        the root only. The new clusters are trained in the current round already.
 
         Parameters
         ----------
         groups
             The new clusters.
         round_number
-            The current round.
+            Number of the current round.
         params
-            The model ``[S]`` at which the updates were made that the groups result from; the root
-            stores it. None: the root does not change.
+            The model ``[S]`` at which the clients computed the updates that were clustered; the
+            root stores it. None: the root does not change.
         criteria
-            Values of the criteria that decided the clustering; the root stores them with
-            ``params``.
+            Values of the criteria that decided the clustering; the root stores them if ``params``
+            is given.
         """
         root = self.nodes[0]
         if params is not None:
@@ -452,30 +484,30 @@ class ParameterTree(Displayed):
         Parameters
         ----------
         node, clients
-            The cluster, which a split must have created, and the m clients.
+            Id of the cluster, which must have been created by a split, and ids of the m clients.
         signatures
-            Signatures ``[m, R]`` of their updates at the model of the cluster's parent. They are
-            added to the cached ones.
+            Signatures ``[m, R]`` of the new clients' updates at the model of the cluster's parent.
+            They are added to the cached signatures of the other members.
         """
         cluster = self.nodes[node]
         members = [*cluster.members, *clients]
         cached = signatures if cluster.cached is None else torch.cat([cluster.cached, signatures])
         order = sorted(range(len(members)), key=members.__getitem__)
-        return self._with(
+        return self._replace_node(
             replace(cluster, members=tuple(members[i] for i in order), cached=cached[order])
         )
 
     @checked()
     def with_newcomers(self, clients: Sequence[int]) -> ParameterTree:
-        """Return the tree with new clients that are in no cluster yet: members of the root only."""
+        """Return the tree with new clients as members of the root, but not of any cluster yet."""
         root = self.nodes[0]
-        return self._with(replace(root, members=tuple(sorted({*root.members, *clients}))))
+        return self._replace_node(replace(root, members=tuple(sorted({*root.members, *clients}))))
 
     @checked()
     def without(self, clients: Sequence[int]) -> ParameterTree:
-        """Return the tree without clients that left, and without their cached updates.
+        """Return the tree after some clients left the run, without their cached signatures.
 
-        All models remain, also those of clusters without any member left.
+        All models remain, also the models of clusters whose members have all left.
         """
         gone = set(clients)
         nodes = list[Node]()
@@ -494,14 +526,15 @@ class ParameterTree(Displayed):
         models: Callable[[Tensor], Tensor],
         signatures: Callable[[Tensor], Tensor] | None = None,
     ) -> ParameterTree:
-        """Return the tree with a function applied to all vectors.
+        """Return the tree with functions applied to all model vectors and signatures.
 
         Parameters
         ----------
         models
-            Applied to every model ``[S]``.
+            Function that is applied to every model ``[S]``.
         signatures
-            Applied to the cached signatures ``[n, R]`` of every node; None leaves them unchanged.
+            Function that is applied to the cached signatures ``[n, R]`` of every node. If None,
+            signatures do not change.
         """
 
         def mapped(node: Node) -> Node:
@@ -520,7 +553,13 @@ class ParameterTree(Displayed):
         return ParameterTree(tuple(map(mapped, self.nodes)))
 
     def _known_node(self, node: int, vector: Tensor | None = None) -> Node:
-        """Return a node by its id; the model's shape must be that of ``vector``, if given."""
+        """Return the node with a given id, and check that a new vector has the shape of its model.
+
+        Raises
+        ------
+        TreeError
+            If the tree has no such node, or if ``vector`` is given and has another shape.
+        """
         try:
             place = index(node)
         except TypeError:
@@ -529,8 +568,8 @@ class ParameterTree(Displayed):
             found = self.nodes[place]
             if vector is not None and vector.shape != found.params.shape:
                 raise TreeError(
-                    f"the model of node {place} has shape {list(found.params.shape)}, got "
-                    f"{list(vector.shape)}"
+                    f"a vector for node {place} should have the shape of the node's model, "
+                    f"{list(found.params.shape)}, got {list(vector.shape)}"
                 )
             return found
         raise TreeError(
@@ -551,11 +590,13 @@ class ParameterTree(Displayed):
             if clients
             else "no clients"
         )
-        raise TreeError(f"client {shown(client)} is not in the parameter tree, which holds {known}")
+        raise TreeError(f"client {shown(client)} is not in the parameter tree, which has {known}")
 
-    def _with(self, node: Node) -> ParameterTree:
+    def _replace_node(self, node: Node) -> ParameterTree:
+        """Return the tree in which a node replaces the node with the same id."""
         tree = ParameterTree((*self.nodes[: node.id], node, *self.nodes[node.id + 1 :]))
-        # members did not change, so reuse the mappings of clients: with many clients they are slow
+        # If the members did not change, the mappings by client remain valid. They are reused, since
+        # it is slow to compute them for many clients.
         if node.members is self.nodes[node.id].members:
             known = {
                 name: self.__dict__[name]

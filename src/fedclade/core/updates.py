@@ -1,10 +1,16 @@
-"""Updates of clients in one round: checked on arrival, then selected and concatenated."""
+"""Model updates of clients in one round, and the ``[aggregate]`` settings for aggregating them.
+
+Updates are checked on arrival, and can then be selected by client and concatenated. A run "streams"
+if the server adds arriving updates to sums and does not store the updates of single clients. A
+signature is the vector by which a client is compared with other clients, such as a random
+projection of its update.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -12,8 +18,18 @@ import torch
 from torch import Tensor
 
 from fedclade.core.arguments import checked
-from fedclade.core.errors import UpdateError, require
+from fedclade.core.errors import UpdateError
 from fedclade.core.events import Event
+from fedclade.core.settings import (
+    as_section,
+    at_least,
+    check_settings,
+    document_settings,
+    greater_than,
+    in_range,
+    one_of,
+    setting,
+)
 
 # Settings of the ``[aggregate]`` section: the aggregation rule and the limits on single updates.
 
@@ -27,12 +43,12 @@ Rule = Literal[
     "geometric_median",
     "centred_clipping",
 ]
-"""Rules that combine the updates of a cluster into one update; see ``core/aggregate.py``."""
+"""Names of the rules that combine a cluster's updates into one; see ``core/aggregate.py``."""
 
 Limit = float | Literal["auto"]
 
 CLIP_ABOVE = 2.0
-"""Value of ``clip_above`` if it is ``auto`` and some clients may be malicious.
+"""Value of the setting ``clip_above`` if it is ``auto`` and some clients may be malicious.
 
 If a third of a cluster sends five times its updates, the steps of the cluster are too long to
 learn; with updates clipped at twice the median norm they are not. Few updates of honest clients are
@@ -42,11 +58,11 @@ shortened at this value (``benchmarks/limits.py``).
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the weight and the norm of a single update, as resolved for a run.
+    """Limits on the weight and the norm of a client's update, with the values used in a run.
 
-    ``largest_weight`` is a multiple of the median number of training examples; ``largest_norm`` and
-    ``clip_above`` are multiples of the median norm. Infinity means no limit. See
-    :class:`Aggregation`.
+    ``largest_weight`` is a multiple of the median number of training examples. ``largest_norm``,
+    above which an update is left out, and ``clip_above``, above which it is scaled down, are
+    multiples of the median norm. Infinity means no limit. See :class:`Aggregation`.
     """
 
     largest_weight: float = math.inf
@@ -60,134 +76,104 @@ class Limits:
 
 
 @checked()
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """The ``[aggregate]`` section: settings that combine the updates of each cluster into one.
-
-    Parameters
-    ----------
-    rule
-        ``mean`` by default. ``median``, ``trimmed_mean``, ``krum``, ``multi_krum``, ``bulyan``,
-        ``geometric_median`` and ``centred_clipping`` are robust: they tolerate some clients that
-        send arbitrary updates.
-    byzantine
-        Share of a cluster's clients that may send arbitrary updates, in [0, 0.5). If n clients
-        reply, the rule tolerates f of them: this share of n, rounded down, and at most the largest
-        number that the rule allows for n.
-    mixing
-        Whether each update is replaced by the mean of the n − f updates nearest to it before the
-        rule is applied (nearest-neighbour mixing), since the data of clients differ.
-    radius
-        τ of ``centred_clipping``, in parameter units; by default the median of the distances from
-        the centre.
-    largest_weight
-        Upper bound on the number of training examples that a client is weighted by, as a multiple
-        of the median client's number.
-    largest_norm
-        An update is left out if its norm exceeds this multiple of the median norm in its cluster.
-    clip_above
-        An update is scaled down to this multiple of the median norm in its cluster if it is longer.
-        Infinity is no limit. For this parameter and the two before, ``auto`` sets no limit in a
-        simulation whose clients are all honest. If some may be malicious, the values are 2
-        (``largest_weight``), 20 (``largest_norm``) and 2 (``clip_above``); over a network the first
-        two are those of the ``[network]`` section. ``auto`` clips nothing if there is no largest
-        norm, nor with a robust rule: a malicious update that has been shortened is harder to tell
-        from honest ones.
-    leave_out_opposed
-        Whether an update is left out if it moves a model against the other clients that chose the
-        same model. It applies to methods whose clients state the cluster that they belong to
-        (``ifca``). ``auto``: true if some clients may be malicious, as over a network. The papers
-        have no such rule; honest clients hardly ever trigger it, and each case is an event.
-        ``ifca`` with ``restarts`` then does not choose the set of models with the lowest mean loss
-        if another set is clearly better when a share ``byzantine`` of the lowest losses and of the
-        highest is left out.
+    """Settings of the aggregation of each cluster's updates (section ``[aggregate]`` of a config).
 
     Raises
     ------
     ConfigError
-        If a value is out of range; one line for each.
+        If a value is out of range; the message has a line for each setting.
     """
 
-    rule: Rule = "mean"
-    byzantine: float = 0.2
-    mixing: bool = False
-    radius: float | None = None
-    largest_weight: Limit = "auto"
-    largest_norm: Limit = "auto"
-    clip_above: Limit = "auto"
-    leave_out_opposed: bool | Literal["auto"] = "auto"
+    rule: Rule = setting(
+        "mean",
+        one_of(*get_args(Rule)),
+        doc="""``mean`` by default. ``median``, ``trimmed_mean``, ``krum``, ``multi_krum``,
+        ``bulyan``, ``geometric_median`` and ``centred_clipping`` are robust: they tolerate some
+        clients that send arbitrary updates.""",
+    )
+    byzantine: float = setting(
+        0.2,
+        in_range("[0, 0.5)", "at least 0 and below 0.5"),
+        doc="""Share of a cluster's clients that may send arbitrary updates, in [0, 0.5). If n
+        clients reply, the rule tolerates f of them: this share of n, rounded down, and at most the
+        largest number that the rule allows for n.""",
+    )
+    mixing: bool = setting(
+        False,
+        doc="""Whether each update is replaced by the mean of the n − f updates nearest to it before
+        the rule is applied (nearest-neighbour mixing), since the data of clients differ.""",
+    )
+    radius: float | None = setting(
+        None,
+        greater_than(0, "greater than 0, or left out"),
+        doc="""τ of ``centred_clipping``, in parameter units; by default the median of the distances
+        from the centre.""",
+    )
+    largest_weight: Limit = setting(
+        "auto",
+        at_least(1).or_auto(),
+        doc="""Upper bound on the number of training examples that a client is weighted by, as a
+        multiple of the median client's number.""",
+    )
+    largest_norm: Limit = setting(
+        "auto",
+        at_least(1).or_auto(),
+        doc="""An update is left out if its norm exceeds this multiple of the median norm in its
+        cluster.""",
+    )
+    clip_above: Limit = setting(
+        "auto",
+        at_least(1).or_auto(),
+        doc="""An update is scaled down to this multiple of the median norm in its cluster if it is
+        longer. Infinity is no limit. For this limit, ``largest_weight`` and ``largest_norm``,
+        ``auto`` sets no limit in a simulation whose clients are all honest. If some may be
+        malicious, the values are 2 (``largest_weight``), 20 (``largest_norm``) and 2
+        (``clip_above``); over a network the first two are those of the ``[network]`` section.
+        ``auto`` clips nothing if there is no largest norm, nor with a robust rule: a malicious
+        update that has been shortened is harder to tell from honest ones.""",
+    )
+    leave_out_opposed: bool | Literal["auto"] = setting(
+        "auto",
+        one_of(True, False, "auto", text="true, false or 'auto'"),
+        doc="""Whether an update is left out if it moves a model against the other clients that
+        chose the same model. It applies to methods whose clients state the cluster that they belong
+        to (``ifca``). ``auto``: true if some clients may be malicious, as over a network. The
+        papers have no such rule; honest clients hardly ever trigger it, and each case is an event.
+        ``ifca`` with ``restarts`` then does not choose the set of models with the lowest mean loss
+        if another set is clearly better when a share ``byzantine`` of the lowest losses and of the
+        highest is left out.""",
+        later=True,
+    )
 
     def __post_init__(self) -> None:
-        rules = get_args(Rule)
-        require(
-            ("aggregate.rule", self.rule, self.rule in rules, " or ".join(map(repr, rules))),
-            (
-                "aggregate.byzantine",
-                self.byzantine,
-                0 <= self.byzantine < 0.5,
-                "at least 0 and below 0.5",
-            ),
-            (
-                "aggregate.mixing",
-                self.mixing,
-                not self.mixing or self.is_robust,
-                "false where the rule is 'mean'",
-            ),
-            (
-                "aggregate.radius",
-                self.radius,
-                self.radius is None or self.radius > 0,
-                "greater than 0, or left out",
-            ),
-            (
-                "aggregate.leave_out_opposed",
-                self.leave_out_opposed,
-                self.leave_out_opposed in (True, False, "auto"),
-                "true, false or 'auto'",
-            ),
-            *(
-                (
-                    f"aggregate.{name}",
-                    value,
-                    value == "auto" if isinstance(value, str) else value >= 1,
-                    rule,
-                )
-                for name, value, rule in (
-                    ("largest_weight", self.largest_weight, "at least 1, or 'auto'"),
-                    ("largest_norm", self.largest_norm, "at least 1, or 'auto'"),
-                    ("clip_above", self.clip_above, "at least 1, or 'auto'"),
-                )
-            ),
-        )
+        is_allowed = not self.mixing or self.is_robust
+        rule = "false if the rule is 'mean'"
+        check_settings(self, "aggregate", ("aggregate.mixing", self.mixing, is_allowed, rule))
 
     @property
     def described(self) -> dict[str, Any]:
-        """The settings as saved in a run's config.
-
-        A key that earlier versions did not have (``leave_out_opposed``) is left out if it has its
-        default.
-        """
-        settings = asdict(self)
-        if self.leave_out_opposed == "auto":
-            del settings["leave_out_opposed"]
-        return settings
+        """The settings as a dictionary, in the form in which a run's config stores them."""
+        return as_section(self)
 
     @property
     def is_robust(self) -> bool:
-        """Whether the rule is robust, and so needs the updates of single clients."""
+        """Whether the rule is robust; a robust rule needs the updates of single clients."""
         return self.rule != "mean"
 
     def limits(
         self, *, untrusted: bool, largest_weight: float = 2.0, largest_norm: float = 20.0
     ) -> Limits:
-        """Return the limits of a run.
+        """Return the limits on updates in a run, with values in place of ``auto``.
 
         Parameters
         ----------
         untrusted
-            Whether clients may be malicious. Limits set to ``auto`` apply only in this case.
+            Whether clients may be malicious. If not, ``auto`` means no limit.
         largest_weight, largest_norm
-            Values that ``auto`` stands for in this case.
+            Values that replace ``auto`` if clients may be malicious.
         """
         auto = (largest_weight, largest_norm) if untrusted else (math.inf, math.inf)
         weight = auto[0] if isinstance(self.largest_weight, str) else self.largest_weight
@@ -197,16 +183,19 @@ class Aggregation:
 
     @property
     def looks_at_updates(self) -> bool:
-        """Whether the settings include a rule or a limit that needs the updates of single clients.
+        """Whether the settings require the updates of single clients, rather than their sum.
 
-        Limits that only ``auto`` would set do not count.
+        This is the case for a robust rule, for limits on updates, and if updates that oppose other
+        clients' updates are left out. Limits that are set to ``auto`` do not count.
         """
         return (
             self.is_robust or self.limits(untrusted=False).limits or self.leave_out_opposed is True
         )
 
     def looks_for_opposed(self, *, untrusted: bool, clients_choose: bool) -> bool:
-        """Return whether opposed updates are left out of a run.
+        """Return whether a run leaves out updates that move a model against other clients' updates.
+
+        See :attr:`leave_out_opposed`.
 
         Parameters
         ----------
@@ -220,10 +209,16 @@ class Aggregation:
         return self.leave_out_opposed
 
     def tolerated(self, clients: int, most: int) -> int:
-        """Return f, the number of n = ``clients`` clients that the rule tolerates.
+        """Return the number f of malicious clients that the robust rule tolerates.
 
-        It is the share ``byzantine`` of n, rounded down, at most ``most`` (the rule's own bound)
-        and at least 0.
+        f is the share ``byzantine`` of the clients that replied, rounded down.
+
+        Parameters
+        ----------
+        clients
+            Number of clients that replied.
+        most
+            Upper bound on f that the rule requires for this number of clients.
         """
         # Rounded first, since 0.29 * 100 is 28.999999999999996 in floating point.
         return max(0, min(math.floor(round(self.byzantine * clients, 9)), most))
@@ -232,7 +227,8 @@ class Aggregation:
 LARGEST_NORM = 1e18
 """Largest norm of a usable update.
 
-The product of two longer ones overflows float32, so that no similarity could be computed.
+The inner product of two longer updates overflows float32, so that their similarity could not be
+computed.
 """
 
 DROPPED_OUT = "dropped out"
@@ -242,29 +238,30 @@ TOO_LATE = "too late"
 """Reason for leaving out a client that the server did not wait for."""
 
 FORBIDS = "the client's policy forbids"
-"""First words of a refusal by a client's policy.
+"""First words of the reply of a client whose policy forbids a query.
 
-They tell the server that the client will not reply to this query, however often it is repeated.
+By these words, the server recognizes that it is useless to repeat the query.
 """
 
 KEEPS_NONE = "keeps no model of its own"
-"""First words of the reason for leaving out a client that should use a local model and has none."""
+"""First words of the reason for leaving out a client that lacks the stored model it should use."""
 
 NOT_ASKED = "not asked"
-"""First words of the reason for leaving out a client that was sent nothing."""
+"""First words of the reason for leaving out a client that was not queried."""
 
 REJECTED_SUM = "sum rejected"
-"""First words of the reason for leaving out a client whose update is part of a rejected sum."""
+"""First words of the reason for leaving out a client whose securely aggregated sum was rejected."""
 
 CONVERTED_AT_A_TIME = 2**17
-"""Entries of updates converted to float64 at once: 1 MiB, which fits a processor's cache."""
+"""Number of entries converted to float64 at a time: 1 MiB, which fits into a processor's cache."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Sums of updates, stored in a streaming run in place of single updates.
+    """Weighted sums of updates, which a streaming run stores in place of single updates.
 
-    A sum is Σ |D_i| Δθ_i over the clients of one of G groups.
+    Clients are divided into G groups. The sum of a group is Σ |D_i| Δθ_i over its clients i, where
+    |D_i| is the client's number of training examples and Δθ_i its update.
     """
 
     groups: Tensor  # the sums, [G, S]
@@ -272,13 +269,18 @@ class Sums:
     noise: float = 0.0  # standard deviation of the privacy noise added to each entry of a sum
 
     def select(self, rows: Tensor) -> tuple[Sums, Tensor]:
-        """Return the sums that include some clients.
+        """Return the sums of the groups that the selected clients belong to.
+
+        Parameters
+        ----------
+        rows
+            Rows of the selected clients.
 
         Returns
         -------
         tuple
-            The sums of these clients' groups, and the rows of the other clients in the same groups,
-            whose updates cannot be separated from theirs.
+            The sums of the groups, and the rows of clients in these groups that are not selected.
+            The updates of the latter clients cannot be separated from the sums.
         """
         kept, group = torch.unique(self.group[rows], return_inverse=True)
         besides = torch.isin(self.group, kept)
@@ -286,70 +288,215 @@ class Sums:
         return Sums(self.groups[kept], group, self.noise), besides.nonzero().flatten()
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Updates:
-    """Updates of n clients in one round, of a model with D parameters and S entries in all.
+@dataclass(frozen=True, eq=False)
+class Common:
+    """Properties of a set of updates that do not belong to a single client.
 
     Parameters
     ----------
-    ids
-        The clients, ``[n]``.
-    sizes
-        Numbers |D_i| of training examples, float64 ``[n]``.
-    losses
-        Mean training loss of each client in the round, ``[n]``.
-    norms
-        ‖Δθ_i‖ of the parameters, in parameter units, float64 ``[n]``.
     n_parameters
-        D. The other S − D entries are buffers.
-    deltas
-        Weight updates Δθ_i (CFL eq. 1), ``[n, S]``. None in a streaming run, which has ``sums``
-        instead.
+        Number D of leading entries of an update that are parameters; the others are buffers.
     sums
-        Sums of weight updates, one for each model that was sent out; in a streaming run only.
-    sketches
-        Signatures by which clients are compared, ``[n, R]``, if these differ from the updates;
-        always set in a streaming run.
-    parts
-        Signatures of each part, ``[n, m, R]``, if clients trained on m parts of their data
-        separately; ``deltas`` are then the means over the parts. None otherwise.
-    components
-        If clients trained the components of a mixture: the component with the largest weight of
-        each client, int64 ``[n]``. If the query contained a question that calls for a choice: the
-        choice of each client.
-    left_out
-        Reason for each queried client that is not among ``ids``.
-    limited
-        Description of what was limited in each client's update or weight, and why.
+        Weighted sums of the updates, one for each model that was sent out, in a streaming run; None
+        in other runs.
     aggregation
-        Settings of a robust rule by which the updates of a cluster are aggregated; None: by their
-        mean.
-    uncapped
-        Number of training examples that each client claims, float64 ``[n]``, if some are weighted
-        by a smaller number.
-    shortened
-        Factor by which the parameters of each update were multiplied, float64 ``[n]``, if some
-        updates were too long.
+        Settings of a robust rule by which updates are aggregated; None: updates are averaged.
     events
         Events of the query for the run's log, such as a rejected sum.
     """
 
-    ids: tuple[int, ...]
-    sizes: Tensor
-    losses: Tensor
-    norms: Tensor
     n_parameters: int
-    deltas: Tensor | None = None
     sums: Sums | None = None
-    sketches: Tensor | None = None
-    parts: Tensor | None = None
-    components: Tensor | None = None
+    aggregation: Aggregation | None = None
+    events: tuple[Event, ...] = ()
+
+
+OWN_COLUMNS = (
+    "sizes",
+    "losses",
+    "norms",
+    "deltas",
+    "sketches",
+    "parts",
+    "components",
+    "uncapped",
+    "shortened",
+)
+"""Names of the columns of :class:`Updates` that fedclade defines; each is also a property."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Updates:
+    """Model updates of n clients in one round, with further numbers about each client.
+
+    An update is a vector of S entries, of which the first D are parameters and the others buffers.
+
+    Parameters
+    ----------
+    ids
+        Ids of the clients, ``[n]``.
+    columns
+        Tensors ``[n, ...]`` by name, with a row for each client. Columns that fedclade defines,
+        such as :attr:`deltas`, are properties of this class. The steps of a method may add further
+        columns (:attr:`Made.columns <fedclade.core.Made>`).
+    common
+        Properties of the updates that do not belong to a single client.
+    left_out
+        For each queried client that is not in ``ids``, the reason, by client id.
+    limited
+        For each client whose update or weight was limited, a description with the reason, by
+        client id.
+    """
+
+    ids: tuple[int, ...]
+    columns: Mapping[str, Tensor]
+    common: Common
     left_out: Mapping[int, str] = field(default_factory=dict[int, str])
     limited: Mapping[int, str] = field(default_factory=dict[int, str])
-    aggregation: Aggregation | None = None
-    uncapped: Tensor | None = None
-    shortened: Tensor | None = None
-    events: tuple[Event, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        ids: tuple[int, ...],
+        sizes: Tensor,
+        losses: Tensor,
+        norms: Tensor,
+        n_parameters: int,
+        deltas: Tensor | None = None,
+        sums: Sums | None = None,
+        aggregation: Aggregation | None = None,
+        events: tuple[Event, ...] = (),
+        left_out: Mapping[int, str] | None = None,
+        **columns: Tensor | None,
+    ) -> Updates:
+        """Return an object with the given columns and common properties.
+
+        The parameters are the properties of the class; further keyword arguments are further
+        columns. A column that is None is left out.
+        """
+        given = {"sizes": sizes, "losses": losses, "norms": norms, "deltas": deltas, **columns}
+        return cls(
+            ids=ids,
+            columns={name: column for name, column in given.items() if column is not None},
+            common=Common(n_parameters, sums, aggregation, events),
+            left_out={} if left_out is None else left_out,
+        )
+
+    def with_columns(self, **columns: Tensor | None) -> Updates:
+        """Return the updates with some columns replaced, or removed where the argument is None."""
+        changed = {**self.columns, **columns}
+        kept = {name: column for name, column in changed.items() if column is not None}
+        return replace(self, columns=kept)
+
+    def with_common(self, **changes: Any) -> Updates:
+        """Return the updates with some properties of :class:`Common` replaced."""
+        return replace(self, common=replace(self.common, **changes))
+
+    def column(self, name: str) -> Tensor:
+        """Return a column ``[n, ...]`` by its name, such as a column that a method's steps added.
+
+        Raises
+        ------
+        UpdateError
+            If the updates have no such column.
+        """
+        if name not in self.columns:
+            raise UpdateError(
+                f"the updates have no column {name!r}; a column that a method adds is not "
+                "available if the run streams, if clients train on several parts of their data, or "
+                "if clients have differential privacy"
+            )
+        return self.columns[name]
+
+    @property
+    def sizes(self) -> Tensor:
+        """Number |D_i| of training examples of each client, float64 ``[n]``.
+
+        It is the weight of the client's update in a mean.
+        """
+        return self.columns["sizes"]
+
+    @property
+    def losses(self) -> Tensor:
+        """Mean training loss of each client in the round, ``[n]``."""
+        return self.columns["losses"]
+
+    @property
+    def norms(self) -> Tensor:
+        """Norm ‖Δθ_i‖ of each client's update without its buffers, float64 ``[n]``."""
+        return self.columns["norms"]
+
+    @property
+    def deltas(self) -> Tensor | None:
+        """Model update Δθ_i of each client (CFL eq. 1), ``[n, S]``.
+
+        None in a streaming run, which stores :attr:`sums` of updates instead.
+        """
+        return self.columns.get("deltas")
+
+    @property
+    def sketches(self) -> Tensor | None:
+        """Signatures by which clients are compared, ``[n, R]``: a row of R numbers per client.
+
+        None if clients are compared by their updates. In a streaming run, the column is always set.
+        """
+        return self.columns.get("sketches")
+
+    @property
+    def parts(self) -> Tensor | None:
+        """Signatures of the updates from m parts of each client's data, ``[n, m, R]``.
+
+        None unless clients trained on several parts of their data separately. :attr:`deltas` then
+        has the mean over the parts.
+        """
+        return self.columns.get("parts")
+
+    @property
+    def components(self) -> Tensor | None:
+        """Index of the mixture component with the largest weight for each client, int64 ``[n]``.
+
+        If the query contained a question that lets clients choose among options, the column has
+        the option that each client chose. None if clients neither trained the components of a
+        mixture nor made a choice.
+        """
+        return self.columns.get("components")
+
+    @property
+    def uncapped(self) -> Tensor | None:
+        """Number of training examples that each client claims to have, float64 ``[n]``.
+
+        None unless the weights (:attr:`sizes`) of some clients were limited to a smaller number.
+        """
+        return self.columns.get("uncapped")
+
+    @property
+    def shortened(self) -> Tensor | None:
+        """Factor by which the parameters of each update were scaled down, float64 ``[n]``.
+
+        None unless some updates were scaled down because they were too long.
+        """
+        return self.columns.get("shortened")
+
+    @property
+    def n_parameters(self) -> int:
+        """Number D of leading entries of an update that are parameters; the rest are buffers."""
+        return self.common.n_parameters
+
+    @property
+    def sums(self) -> Sums | None:
+        """Weighted sums of updates, one for each model sent out; None without streaming."""
+        return self.common.sums
+
+    @property
+    def aggregation(self) -> Aggregation | None:
+        """Settings of the robust rule that aggregates the updates; None if they are averaged."""
+        return self.common.aggregation
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Events of the query for the run's log, such as a rejected sum."""
+        return self.common.events
 
     @classmethod
     def received(
@@ -361,33 +508,34 @@ class Updates:
         losses: Tensor,
         number: int,
     ) -> Updates:
-        """Return received updates without those that are unusable.
+        """Check received updates, and return the usable ones.
 
-        A client is left out if its loss or update is not finite, or if its update is longer than
-        :data:`LARGEST_NORM`.
+        A client is left out if its loss or update is not finite, or if the norm of its update
+        exceeds :data:`LARGEST_NORM`.
 
         Parameters
         ----------
         ids, sizes
-            The clients, ``[n]``, and their numbers of training examples.
+            Ids of the n clients, and their numbers of training examples.
         deltas
-            Updates ``[n, S]``.
+            The updates ``[n, S]``: one row per client.
         n_parameters
-            Number D of parameters.
+            Number D of leading entries of an update that are parameters.
         losses
-            Training losses ``[n]``.
+            Training loss of each client, ``[n]``.
         number
             Number of the round, for error messages.
 
         Raises
         ------
         UpdateError
-            If there is not one row for each client; names the round.
+            If ``deltas`` does not have one row for each client; the message names the round.
         """
         if deltas.ndim != 2 or len(deltas) != len(ids):
             shape = tuple(deltas.shape)
             raise UpdateError(
-                f"round {number}: expected {len(ids)} updates, got a tensor of shape {shape}"
+                f"round {number}: expected one update for each of {len(ids)} clients, got a tensor "
+                f"of shape {shape}"
             )
         norms = row_norms(deltas[:, :n_parameters])
         whole = torch.hypot(norms, row_norms(deltas[:, n_parameters:]))
@@ -398,7 +546,7 @@ class Updates:
             for i in (~usable).nonzero().flatten().tolist()
         }
         weights = torch.tensor(sizes, dtype=torch.float64)
-        each = cls(
+        each = cls.of(
             ids=tuple(ids),
             sizes=weights,
             losses=losses,
@@ -419,10 +567,10 @@ class Updates:
         losses: Tensor,
         number: int,
     ) -> Updates:
-        """Return updates that arrived one by one, without those that are unusable.
+        """Check updates that arrived as separate tensors, and return the usable ones.
 
-        As :meth:`received`, but ``rows`` may have any shapes. A client whose row does not have S =
-        ``size`` entries is left out.
+        In contrast to :meth:`received`, the updates are separate tensors ``rows`` of any shapes. A
+        client is also left out if its update does not have S = ``size`` entries.
         """
         fit = [i for i, row in enumerate(rows) if row.shape == (size,)]
         shapes = {
@@ -442,33 +590,48 @@ class Updates:
 
     @classmethod
     def of_nobody(cls, left_out: Mapping[int, str], models: Tensor, n_parameters: int) -> Updates:
-        """Return an empty result for a query for models ``[K, S]`` to which no client replied."""
+        """Return an object without any updates, for a query to which no client replied.
+
+        Parameters
+        ----------
+        left_out
+            Reason for each queried client, by client id.
+        models
+            The models ``[K, S]`` of the query, which determine the length and type of updates.
+        n_parameters
+            Number D of leading entries of an update that are parameters.
+        """
         none = torch.zeros(0, dtype=torch.float64)
         deltas = models.new_zeros(0, models.shape[1])
-        empty = cls(
-            ids=(), sizes=none, losses=none, norms=none, n_parameters=n_parameters, deltas=deltas
+        return cls.of(
+            ids=(),
+            sizes=none,
+            losses=none,
+            norms=none,
+            n_parameters=n_parameters,
+            deltas=deltas,
+            left_out=left_out,
         )
-        return replace(empty, left_out=left_out)
 
     @property
     def required_deltas(self) -> Tensor:
-        """The update of each client, ``[n, S]``.
+        """Model update of each client, ``[n, S]``, for code that requires single updates.
 
         Raises
         ------
         UpdateError
-            If the run streams, and so stores no single updates.
+            If the run streams, and so does not store single updates.
         """
         if self.deltas is None:
             raise UpdateError(
-                f"the updates of {len(self.ids)} clients are needed one by one, but this run "
-                "streams and keeps only their sums; set stream = false"
+                f"the individual updates of {len(self.ids)} clients are required, but this run "
+                "streams, and so stores only sums of updates; set stream = false"
             )
         return self.deltas
 
     @property
     def senders(self) -> tuple[int, ...]:
-        """The clients that sent an update, usable or not."""
+        """Ids of the clients that sent an update, including unusable updates."""
         silent = (DROPPED_OUT, NOT_ASKED)
         return (
             *self.ids,
@@ -477,9 +640,9 @@ class Updates:
 
     @property
     def signatures(self) -> Tensor:
-        """Vectors by which clients are compared, ``[n, R]``.
+        """Vectors by which clients are compared, ``[n, R]``: a row of R numbers per client.
 
-        By default a signature is the update without its buffers, ``[n, D]``.
+        By default, a client's signature is its update without buffers, so that R = D.
 
         Raises
         ------
@@ -488,23 +651,25 @@ class Updates:
         """
         if self.deltas is None and self.sketches is not None and self.sketches.shape[1] == 0:
             raise UpdateError(
-                f"the signatures of {len(self.ids)} clients are needed, but this run streams, and "
-                "keeps none where an algorithm's compares is False; let it be True, or set stream "
-                "= false"
+                f"the signatures of {len(self.ids)} clients are required, but this run streams, "
+                "and so stores signatures only if the algorithm requires them; set signatures = "
+                "True in the algorithm's requires, or stream = false in the config"
             )
         return (
             self.required_deltas[:, : self.n_parameters] if self.sketches is None else self.sketches
         )
 
     def select(self, members: Sequence[int]) -> Updates:
-        """Return the updates of those ``members`` that replied, in the order of ``members``.
+        """Return the updates of some clients, in the order of the ids in ``members``.
+
+        Clients that have not replied are skipped.
 
         Raises
         ------
         UpdateError
             If the run streams, and the members share a sum with other clients.
         """
-        rows = self._rows(members)
+        rows = self._find_rows(members)
         named = set(members)
         left_out = {client: why for client, why in self.left_out.items() if client in named}
         if torch.equal(rows, torch.arange(len(self.ids))) and len(left_out) == len(self.left_out):
@@ -514,36 +679,30 @@ class Updates:
             sums, besides = self.sums.select(rows)
             if len(besides):
                 raise UpdateError(
-                    f"the updates of clients {self._named(rows)} cannot be told from those of "
-                    f"clients {self._named(besides)}: this run streams, and keeps only sums over "
-                    "all clients of a model; set stream = false"
+                    f"the updates of clients {self._ids_of_rows(rows)} cannot be separated from "
+                    f"the updates of clients {self._ids_of_rows(besides)}, since this run streams, "
+                    "and so stores only sums over all clients of a model; set stream = false"
                 )
-        return replace(
-            self,
-            ids=tuple(self._named(rows)),
-            sizes=self.sizes[rows],
-            losses=self.losses[rows],
-            norms=self.norms[rows],
-            deltas=None if self.deltas is None else self.deltas[rows],
-            sums=sums,
-            sketches=None if self.sketches is None else self.sketches[rows],
-            parts=None if self.parts is None else self.parts[rows],
-            components=None if self.components is None else self.components[rows],
-            uncapped=None if self.uncapped is None else self.uncapped[rows],
-            shortened=None if self.shortened is None else self.shortened[rows],
+        return Updates(
+            ids=tuple(self._ids_of_rows(rows)),
+            columns={name: column[rows] for name, column in self.columns.items()},
+            common=replace(self.common, sums=sums),
             left_out=left_out,
             limited={client: what for client, what in self.limited.items() if client in named},
         )
 
     def signatures_of(self, members: Sequence[int]) -> Tensor:
-        """Return the signatures ``[m, R]`` of the members that replied, in the order given."""
-        return self.signatures[self._rows(members)]
+        """Return the signatures ``[m, R]`` of the given clients, except clients without a reply.
+
+        The rows are in the order of ``members``.
+        """
+        return self.signatures[self._find_rows(members)]
 
     def concat(self, other: Updates) -> Updates:
-        """Return these updates and the ``other`` ones, of other clients, concatenated.
+        """Return the concatenation of these updates and of updates of other clients.
 
-        Both must come from the same models in the same round. A client that is left out of one and
-        replied in the other is not left out of the result.
+        All updates must be differences from the same models in the same round. A client that is
+        left out of one object and has an update in the other object is not left out of the result.
         """
         left_out = {
             c: why
@@ -553,84 +712,87 @@ class Updates:
         limited = {**self.limited, **other.limited}
         events = self.events + other.events
         if not self.ids or not other.ids:
-            return replace(
-                self if self.ids else other, left_out=left_out, limited=limited, events=events
-            )
-        if (sketches := self.sketches) is not None:
-            sketches = torch.cat(
-                [sketches, other.signatures if other.sketches is None else other.sketches]
-            )
-        sums = None
-        if self.sums is not None and other.sums is not None:
-            behind = other.sums.group + len(self.sums.groups)
-            groups = torch.cat([self.sums.groups, other.sums.groups])
-            sums = Sums(
-                groups, torch.cat([self.sums.group, behind]), max(self.sums.noise, other.sums.noise)
-            )
+            known = self if self.ids else other
+            known = known.with_common(events=events)
+            return replace(known, left_out=left_out, limited=limited)
         return Updates(
             ids=self.ids + other.ids,
-            sizes=torch.cat([self.sizes, other.sizes]),
-            losses=torch.cat([self.losses, other.losses]),
-            norms=torch.cat([self.norms, other.norms]),
-            n_parameters=self.n_parameters,
-            deltas=None
-            if sums is not None
-            else torch.cat([self.required_deltas, other.required_deltas]),
-            sums=sums,
-            sketches=sketches,
-            parts=_joined(self.parts, other.parts),
-            components=_joined(self.components, other.components),
+            columns=self._joined_columns(other),
+            common=replace(self.common, sums=_joined_sums(self.sums, other.sums), events=events),
             left_out=left_out,
             limited=limited,
-            aggregation=self.aggregation,
-            uncapped=_filled((self.uncapped, self.sizes), (other.uncapped, other.sizes)),
-            shortened=_filled(
-                *((each.shortened, torch.ones_like(each.sizes)) for each in (self, other))
-            ),
-            events=events,
         )
+
+    def _joined_columns(self, other: Updates) -> dict[str, Tensor]:
+        """Return the columns of these updates, concatenated with the columns of other updates.
+
+        A column that only one of the two objects has is left out, unless its values for the other
+        clients can be derived from other columns.
+        """
+        mine = {**self.columns}
+        theirs = {**other.columns}
+        if self.sums is not None and other.sums is not None:
+            mine.pop("deltas", None)
+        else:
+            mine["deltas"] = self.required_deltas
+            theirs["deltas"] = other.required_deltas
+        if self.sketches is not None and other.sketches is None:
+            theirs["sketches"] = other.signatures
+        # An object without these columns has not been limited: its clients claim exactly their
+        # sizes, and its updates were scaled by the factor 1.
+        for columns, sizes in ((mine, self.sizes), (theirs, other.sizes)):
+            if self.uncapped is not None or other.uncapped is not None:
+                columns.setdefault("uncapped", sizes)
+            if self.shortened is not None or other.shortened is not None:
+                columns.setdefault("shortened", torch.ones_like(sizes))
+        both = [name for name in mine if name in theirs]
+        return {name: torch.cat([mine[name], theirs[name]]) for name in both}
 
     @cached_property
     def _row_of(self) -> Mapping[int, int]:
         return {client: row for row, client in enumerate(self.ids)}
 
-    def _rows(self, members: Sequence[int]) -> Tensor:
+    def _find_rows(self, members: Sequence[int]) -> Tensor:
         return torch.tensor(
             [self._row_of[m] for m in members if m in self._row_of], dtype=torch.int64
         )
 
-    def _named(self, rows: Tensor) -> list[int]:
+    def _ids_of_rows(self, rows: Tensor) -> list[int]:
+        """Return the client ids of some rows."""
         return [self.ids[row] for row in rows.tolist()]
 
 
-def _joined(mine: Tensor | None, others: Tensor | None) -> Tensor | None:
-    return None if mine is None or others is None else torch.cat([mine, others])
-
-
-def _filled(
-    mine: tuple[Tensor | None, Tensor], others: tuple[Tensor | None, Tensor]
-) -> Tensor | None:
-    """Concatenate two optional columns, each given with its default; None if neither is set."""
-    if mine[0] is None and others[0] is None:
+def _joined_sums(mine: Sums | None, theirs: Sums | None) -> Sums | None:
+    """Return the concatenated sums of two disjoint sets of clients; None if one set has no sums."""
+    if mine is None or theirs is None:
         return None
-    return torch.cat([rows if rows is not None else instead for rows, instead in (mine, others)])
+    behind = theirs.group + len(mine.groups)
+    groups = torch.cat([mine.groups, theirs.groups])
+    return Sums(groups, torch.cat([mine.group, behind]), max(mine.noise, theirs.noise))
 
 
 def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:
     if entries := int((~torch.isfinite(delta)).sum()):
-        return f"{entries} of {len(delta)} entries are NaN or infinite"
+        return f"{entries} of {len(delta)} entries of the update are NaN or infinite"
     return (
         f"loss {loss}" if norm <= LARGEST_NORM else f"norm {norm:.3g}, more than {LARGEST_NORM:.3g}"
     )
 
 
 def make_usable(deltas: Tensor, losses: Tensor) -> None:
-    """Change updates and losses in place so that :meth:`Updates.received` accepts all of them.
+    """Change unusable updates in place so that :meth:`Updates.received` accepts all updates.
 
-    Of the updates ``[n, S]``, one with an entry that is not finite becomes zeros, and one that is
-    too long is scaled down. Every loss ``[n]`` becomes 0. This is for clients with differential
-    privacy: clipping and noise are applied afterwards, so any change of the update is allowed here,
-    while a missing reply would reveal something about the data without any noise.
+    The function is for clients with differential privacy, for which a missing reply would reveal
+    something about the data without any noise. Clipping and noise are applied afterwards, so an
+    update may be changed in any way here. An update with an entry that is not finite is replaced by
+    zeros, and an update that is too long is scaled down. All losses are set to 0.
+
+    Parameters
+    ----------
+    deltas
+        The updates ``[n, S]``: one row per client.
+    losses
+        The training losses ``[n]``.
     """
     is_finite = torch.isfinite(deltas).all(dim=1)
     deltas[~is_finite] = 0
@@ -643,9 +805,9 @@ def make_usable(deltas: Tensor, losses: Tensor) -> None:
 
 
 def row_norms(rows: Tensor, from_: Tensor | None = None) -> Tensor:
-    """Return the norm of each row of ``[n, m]``, float64 ``[n]`` on the CPU.
+    """Return the Euclidean norm of each row of a matrix ``[n, m]``, float64 ``[n]`` on the CPU.
 
-    If a point ``from_ [m]`` is given, return the distance of each row from it.
+    If a vector ``from_ [m]`` is given, the result is the distance of each row from this vector.
     """
     at_once = max(1, CONVERTED_AT_A_TIME // max(1, rows.shape[1]))
     parts = (some if from_ is None else some - from_ for some in rows.split(at_once))

@@ -1,6 +1,6 @@
-"""Conversion and checks of users' numbers and arrays, and a cache of decoded arrays.
+"""Conversion and checks of users' numbers and arrays, and a cache of decoded arrays on disk.
 
-The parameter ``what`` of the functions names the value in the message of a DataError.
+The parameter ``what`` of the functions is the name of the value in the message of a DataError.
 """
 
 from __future__ import annotations
@@ -47,80 +47,95 @@ _log = logging.getLogger(__name__)
 
 
 def load_cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays of a key from the cache, or build and store them.
+    """Return decoded arrays from the cache on disk, or build the arrays and store them there.
 
     Parameters
     ----------
     name
-        Name of the data.
+        Name of the data set, with which the name of the cache file begins.
     key
-        All that the arrays depend on, as values for JSON: files with their stamps (see
-        :func:`stamp_files`), and options of the decoder.
+        Everything on which the arrays depend, as values for JSON: files with their sizes and
+        modification times (see :func:`stamp_files`), and options of the decoder.
     build
-        Builds the arrays.
+        Function that decodes the files and returns the arrays by name.
 
     Notes
     -----
-    A file of the cache is an uncompressed ``.npz``. Its checksums show whether it is damaged and
-    must be built again. If the folder cannot be written, every start decodes.
+    A cache file is an uncompressed ``.npz`` file. A damaged cache file is recognized by the
+    checksums in it and built again. If the cache folder is not writable, the arrays are built at
+    every start.
     """
     digest = hashlib.sha256(
         json.dumps([CACHE_FORMAT, name, key], sort_keys=True).encode()
     ).hexdigest()
     path = cache_folder() / f"{name}-{digest[:20]}.npz"
-    arrays = _read(path)
+    arrays = _read_cache_file(path)
     if arrays is None:
         arrays = build()
-        _write(path, arrays)
+        _write_cache_file(path, arrays)
     return arrays
 
 
 def stamp_files(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Return path, size in bytes and modification time in ns of each file."""
+    """Return the path, the size in bytes and the modification time in ns of each file.
+
+    The result is part of a cache key, so that a changed file is decoded again.
+    """
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def cache_folder() -> Path:
-    """Return ``FEDCLADE_CACHE_DIR``, by default ``~/.cache/fedclade``; it need not exist yet."""
+    """Return the folder for cached data: ``FEDCLADE_CACHE_DIR``, by default ``~/.cache/fedclade``.
+
+    The folder need not exist yet.
+    """
     return Path(os.environ.get("FEDCLADE_CACHE_DIR") or "~/.cache/fedclade").expanduser()
 
 
-def _read(path: Path) -> Arrays | None:
+def _read_cache_file(path: Path) -> Arrays | None:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        _log.warning("cannot use the cached data in %s (%s); decoding again", path, error)
+        _log.warning(
+            "cannot use the cached data in %s (%s); decoding the original files again", path, error
+        )
         return None
 
 
-def _write(path: Path, arrays: Arrays) -> None:
+def _write_cache_file(path: Path, arrays: Arrays) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as beside:
             whole = Path(beside) / path.name
             np.savez(whole, allow_pickle=False, **arrays)
-            # in one step: a crash leaves the old file or the new one, never a half
+            # Renaming is atomic: a crash leaves the old or the new file, never an incomplete one.
             whole.replace(path)
     except OSError as error:
         _log.warning(
-            "cannot keep decoded data in %s (%s); the next start decodes again", path.parent, error
+            "cannot store decoded data in the cache folder %s (%s); the next start will decode "
+            "again",
+            path.parent,
+            error,
         )
 
 
 FEW_LABELS = 1000
-"""Labels below this number may have gaps of any size: a model has outputs for all of them."""
+"""Number of labels up to which unused label numbers are always allowed.
+
+A model has an output for every number up to the highest label, which is cheap below this number.
+"""
 
 SPARSEST = 100
-"""Largest ratio of the numbers up to the highest label to the labels that occur.
+"""Largest allowed ratio of the highest label plus 1 to the number of different labels that occur.
 
-A client may lack some labels, so gaps are allowed.
+A client may lack some labels, so unused label numbers are allowed up to this ratio.
 """
 
 MOST_OUTPUTS = 2**24
-"""Largest number of outputs of a model, which is the limit of a server in a network."""
+"""Largest number of outputs of a model; a server in a network accepts no more outputs."""
 
 InputKind = Literal["auto", "numbers", "tokens"]
 """Kind of inputs: numbers, tokens (rows of an embedding table), or ``auto`` by their type.
@@ -131,7 +146,11 @@ and all other inputs are numbers.
 
 
 def as_inputs(x: Any, what: str) -> Tensor:
-    """Convert inputs: bytes stay, other whole numbers become int64, the rest float32."""
+    """Convert a user's array of inputs to a tensor of uint8, int64 or float32.
+
+    Arrays of type uint8 keep their type, other integers become int64, and booleans and real numbers
+    become float32.
+    """
     tensor = _as_tensor(x, what)
     if tensor.dtype == torch.uint8:
         return tensor
@@ -142,18 +161,18 @@ def as_inputs(x: Any, what: str) -> Tensor:
 
 
 def check_input_kind(kind: InputKind) -> None:
-    """Check a kind of inputs; a ConfigError if it is unknown."""
+    """Check that the setting ``inputs_are`` is a known kind; raise a ConfigError otherwise."""
     if kind not in get_args(InputKind):
-        raise ConfigError(unknown("inputs_are", kind, get_args(InputKind)))
+        raise ConfigError(unknown("value of inputs_are:", kind, get_args(InputKind)))
 
 
 def convert_inputs(x: Tensor, kind: InputKind, what: str) -> Tensor:
-    """Convert inputs to numbers (float32) or tokens (int64); with ``auto`` they stay.
+    """Convert inputs to numbers (float32) or tokens (int64); ``auto`` leaves inputs unchanged.
 
     Raises
     ------
     DataError
-        If tokens are no whole numbers of at least 0.
+        If ``kind`` is ``tokens`` and an input is not a whole number of at least 0.
     """
     if kind == "numbers":
         return x.to(torch.float32)
@@ -171,10 +190,10 @@ def convert_inputs(x: Tensor, kind: InputKind, what: str) -> Tensor:
 
 
 def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
-    """Convert targets to the type of a task: labels and tokens to int64, others to float32.
+    """Convert targets to the type of a task: labels and tokens to int64, other targets to float32.
 
-    Numbers of any type are accepted if that loses nothing; a column of one number for each example
-    becomes a vector.
+    Numbers of any type are accepted if the conversion is exact. For ``binary`` and ``regression``,
+    targets of shape ``[N, 1]`` become shape ``[N]``; the shape of other targets does not change.
     """
     if task not in _TARGETS:
         raise ConfigError(unknown("task:", task, _TARGETS))
@@ -204,52 +223,63 @@ def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
 
 
 def count_outputs(y: Tensor, task: TaskKind) -> int:
-    """Return the number of outputs that targets need: labels, tokens, or columns of numbers."""
+    """Return the number of model outputs that targets need.
+
+    This is the highest label or token plus 1, or the number of target columns in other tasks.
+    """
     if task in ("classification", "language"):
-        return int(y.clamp(min=0).max()) + 1 if len(y) else 1
-    return 1 if y.dim() == 1 else y.shape[1]
+        if len(y) == 0:
+            return 1
+        return int(y.clamp(min=0).max()) + 1
+    if y.dim() == 1:
+        return 1
+    return y.shape[1]
 
 
 def check_numbering(y: Tensor, what: str, task: TaskKind) -> None:
-    """Check that labels are numbered from 0: a model has an output for each number.
+    """Check that label numbers have no large gaps, as a model has an output for each number from 0.
 
     Raises
     ------
     DataError
-        If the last is at least :data:`FEW_LABELS`, and not even one in :data:`SPARSEST` numbers up
-        to it is a label.
+        If the highest label is at least :data:`FEW_LABELS`, and the highest label plus 1 is more
+        than :data:`SPARSEST` times the number of different labels that occur.
     """
     if task != "classification" or not len(y) or (last := int(y.max())) < FEW_LABELS:
         return
     different = len(torch.unique(y[y >= 0]))
     if last + 1 > SPARSEST * different:
         raise DataError(
-            f"{what} go up to {last:,}, but only {different:,} different ones occur, and a model "
-            "has an output for each number from 0 on; number them anew, as numpy.unique(labels, "
-            "return_inverse=True) does, or give them as texts; if there are really so many, say "
-            "how many labels there are"
+            f"{what} go up to {last:,}, but only {different:,} different labels occur, and a model "
+            "has an output for each number from 0 on; renumber the labels from 0, as "
+            "numpy.unique(labels, return_inverse=True) does, or pass the labels as texts; if there "
+            "are really this many labels, state their number"
         )
 
 
 def require_outputs(outputs: int, what: str) -> None:
-    """Check that a model can have this number of outputs; a DataError if not."""
+    """Check that a model can have a number of outputs; raise a DataError otherwise."""
     if not 1 <= outputs <= MOST_OUTPUTS:
         raise DataError(
-            f"{what} should be from 1 to {MOST_OUTPUTS:,}, as a model has one for each label, got "
-            f"{outputs:,}; number the labels from 0 on, as numpy.unique(labels, "
+            f"{what} should be from 1 to {MOST_OUTPUTS:,}, as a model has an output for each "
+            f"label, got {outputs:,}; number the labels from 0 on, as numpy.unique(labels, "
             "return_inverse=True) does"
         )
 
 
 def group_by_label(y: Tensor, task: TaskKind) -> Indices:
-    """Return the groups of a partition by label: the labels, or 0 if targets are no labels."""
+    """Return the group number of each example, for partitions by label.
+
+    Such a partition gives each client another mixture of groups. The group is the label in
+    classification and binary tasks, and 0 for all other targets.
+    """
     if task in ("classification", "binary"):
         return y.to(torch.int64).numpy()
     return np.zeros(len(y), dtype=np.int64)
 
 
 def as_indices(values: Any, what: str) -> Indices:
-    """Convert indices to an int64 array, without a copy if they are one."""
+    """Convert indices to a one-dimensional int64 array; an int64 array is not copied."""
     array = as_array(values, what)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise DataError(
@@ -259,15 +289,16 @@ def as_indices(values: Any, what: str) -> Indices:
 
 
 def check_range(indices: Indices, count: int, what: str) -> None:
-    """Check that indices into ``count`` examples are in range."""
+    """Check that all indices are at least 0 and less than ``count``, the number of examples."""
     if len(indices) and not (indices.min() >= 0 and indices.max() < count):
         raise DataError(
-            f"{what} should lie in 0 .. {count - 1}, got {indices.min()} .. {indices.max()}"
+            f"{what} should lie in 0 .. {count - 1}, got values from {indices.min()} to "
+            f"{indices.max()}"
         )
 
 
 def whole_number(value: Any, what: str) -> int:
-    """Return a whole number as Python's."""
+    """Convert a whole number of any type (such as a NumPy integer) to a Python ``int``."""
     try:
         return index(value)
     except TypeError:
@@ -275,12 +306,12 @@ def whole_number(value: Any, what: str) -> int:
 
 
 def check_name(name: Any, what: str) -> None:
-    """Check that a name is a string that can be written to a file."""
+    """Check that a name is a string that can be encoded in UTF-8, as files require."""
     try:
         str.encode(name)
     except (TypeError, UnicodeEncodeError):
         raise DataError(
-            f"{what} should be a string that UTF-8 can write, got {shown(name)}"
+            f"{what} should be a string that can be encoded in UTF-8, got {shown(name)}"
         ) from None
 
 
@@ -294,7 +325,19 @@ _TARGETS: Mapping[TaskKind, str] = {
 
 
 def _require_all(holds: Tensor, values: Tensor, what: str, rule: str) -> None:
-    """Check that all values fulfil a rule; an error names the first wrong value and its place."""
+    """Raise a DataError for the first value that does not fulfil a rule.
+
+    Parameters
+    ----------
+    holds
+        Whether each value fulfils the rule, ``[n]`` or ``[n, columns]``.
+    values
+        The values, of the same shape or with an additional dimension of size 1.
+    what
+        Name of the values in the message.
+    rule
+        Requirement in words, and advice after a semicolon, if any.
+    """
     if bool(holds.all()):
         return
     row, *column = (~holds).nonzero()[0].tolist()
@@ -307,7 +350,7 @@ def _require_all(holds: Tensor, values: Tensor, what: str, rule: str) -> None:
 
 
 def as_array(values: Any, what: str) -> NDArray[Any]:
-    """Convert values to an array of NumPy; a DataError if that is not possible without loss."""
+    """Convert a user's values to a NumPy array; raise a DataError if this is not possible."""
     check_kind(values, what)
     try:
         if isinstance(values, Tensor):
@@ -320,17 +363,23 @@ def as_array(values: Any, what: str) -> NDArray[Any]:
 
 
 def check_kind(values: Any, what: str) -> None:
-    """Check that no value of an array is masked or missing, and that the values can be read."""
+    """Check that an array has no masked values, and that a tensor is dense and has values.
+
+    Sparse, quantized and nested tensors are refused, as are tensors on the device ``meta``.
+    """
     if problem := array_problem(values):
         raise DataError(f"{what} should be a plain array or tensor: {problem}")
 
 
 def _as_tensor(values: Any, what: str) -> Tensor:
-    """Convert values to a tensor on the CPU; a DataError if that is not possible."""
+    """Convert a user's values to a tensor on the CPU; raise a DataError if this is not possible."""
     check_kind(values, what)
     try:
         is_array = not isinstance(values, Tensor) and hasattr(values, "__array__")
-        array = np.asarray(values) if is_array else values
+        if is_array:
+            array = np.asarray(values)
+        else:
+            array = values
         return torch.as_tensor(array).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(

@@ -1,4 +1,7 @@
-"""Texts of a table's cells as numbers and dates, in the notations of different countries."""
+"""Conversion of the texts in a table's cells to numbers and dates.
+
+A *notation* is the decimal mark of numbers and the format of dates, which differ between countries.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ DURATION_UNIT = "days"
 
 EMPTY_CELLS = (
     "",
+    "?",
     "#N/A",
     "#N/A N/A",
     "#NA",
@@ -44,12 +48,12 @@ EMPTY_CELLS = (
     "nan",
     "null",
 )
-"""Spellings of empty cells in columns of numbers: pyarrow's, so that both readers agree."""
+"""Texts that denote an empty cell in columns of numbers: those of pyarrow's reader, and "?"."""
 
 _THIN_SPACES = "\u00a0\u202f\u2009"
 
 _GROUP_SEPARATORS: Mapping[str, str] = {".": f",'’ {_THIN_SPACES}", ",": f".'’ {_THIN_SPACES}"}
-"""Characters between groups of three digits, by the decimal mark."""
+"""Characters that may separate groups of three digits (as in 1,000,000), by the decimal mark."""
 
 _MINUS = "\u2212"
 
@@ -60,7 +64,20 @@ _TIME = re.compile(r"([ T])\d{1,2}:\d{2}(:\d{2})?( ?[AaPp][Mm])?")
 
 @dataclass(frozen=True)
 class Reading:
-    """Values of a column, read in one notation."""
+    """One interpretation of a column of texts: as numbers with a decimal mark, or as dates.
+
+    Parameters
+    ----------
+    kind
+        ``number`` or ``date``.
+    notation
+        Notation of the texts, for messages. For numbers: the decimal mark. For dates: the order of
+        day, month and year in words, or the format of dates that the user specifies.
+    setting
+        Value of the user's setting ``decimal`` or ``dates`` that selects this interpretation.
+    values
+        Values of the column as an Arrow array: numbers, or days since 1970-01-01.
+    """
 
     kind: Literal["number", "date"]
     notation: str
@@ -70,7 +87,16 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Notation:
-    """Notation of numbers and dates in texts. A part that is None is detected."""
+    """Notation of numbers and dates in texts.
+
+    Parameters
+    ----------
+    decimal
+        Decimal mark, ``.`` or ``,``; None if it is detected for each column.
+    dates
+        Format of dates in the codes of Python's ``strptime``; None if it is detected for each
+        column.
+    """
 
     decimal: str | None = None
     dates: str | None = None
@@ -80,7 +106,7 @@ class Notation:
 
     @staticmethod
     def checks(decimal: str | None, dates: str | None) -> list[Check]:
-        """Return the checks of a notation for :func:`~fedclade.core.require`."""
+        """Return checks of a decimal mark and a date format for :func:`~fedclade.core.require`."""
         is_mark = decimal is None or decimal in DECIMAL_MARKS
         is_format = dates is None or _is_date_format(dates)
         format_rule = (
@@ -93,7 +119,11 @@ class Notation:
         ]
 
     def readings(self, texts: Texts) -> list[Reading]:
-        """Return the possible readings of a column; none for other texts than numbers or dates."""
+        """Return all possible interpretations of a column of texts as numbers or dates.
+
+        The list is empty if the texts are neither numbers nor dates, and has several entries if the
+        notation is ambiguous, as for 01/02/2024.
+        """
         unique = texts.dictionary_encode()
         found = self._read_unique(unique.dictionary)
         return [replace(reading, values=reading.values.take(unique.indices)) for reading in found]
@@ -126,16 +156,19 @@ class Notation:
 
 
 def arrow_compute() -> Any:
-    """Return ``pyarrow.compute``, untyped: it creates its functions when it is imported."""
+    """Return the module ``pyarrow.compute``, typed as ``Any``.
+
+    The module creates its functions when it is imported, so a type checker does not know them.
+    """
     import pyarrow.compute
 
     return pyarrow.compute
 
 
 def read_numbers(texts: Texts, mark: str) -> Any:
-    """Convert texts to numbers, as an Arrow array of int64 or float64.
+    """Convert texts with a decimal mark to numbers, as an Arrow array of int64 or float64.
 
-    None if a text is not a number.
+    Returns None if a text is not a number.
     """
     import pyarrow as pa
 
@@ -152,7 +185,10 @@ def read_numbers(texts: Texts, mark: str) -> Any:
 
 
 def are_numbers(texts: Texts, mark: str) -> Any:
-    """Return a mask of the numbers among texts, with a decimal mark and perhaps grouped digits."""
+    """Return a mask of the texts that are numbers with the decimal mark ``mark``.
+
+    The digits may be in groups of three, as in 1,234.5.
+    """
     pc = arrow_compute()
     # A number that begins with 0 has no groups: 0,123 has a decimal comma.
     grouped = "|".join(
@@ -166,7 +202,13 @@ def are_numbers(texts: Texts, mark: str) -> Any:
 
 
 def first_other_text(column: Any) -> tuple[int, str] | None:
-    """Return row (from 1) and text of the first cell that is neither empty nor a number."""
+    """Find the first cell of a column that is neither empty nor a number, for an error message.
+
+    Returns
+    -------
+    tuple or None
+        The row of the cell, from 1, and its text; None if the column has no such cell.
+    """
     pc = arrow_compute()
     texts = as_strings(column)
     is_other = is_present(texts)
@@ -180,7 +222,7 @@ def first_other_text(column: Any) -> tuple[int, str] | None:
 
 
 def as_strings(column: Any) -> Texts:
-    """Return a column as one array of strings, with empty ones in place of nulls."""
+    """Convert an Arrow column to one array of strings, with empty strings in place of nulls."""
     import pyarrow as pa
 
     pc = arrow_compute()
@@ -191,7 +233,7 @@ def as_strings(column: Any) -> Texts:
 
 
 def is_present(texts: Texts) -> Any:
-    """Return a mask of texts that are not a spelling of an empty cell."""
+    """Return a mask of the texts that do not denote an empty cell (such as "" or "NA")."""
     import pyarrow as pa
 
     pc = arrow_compute()
@@ -199,13 +241,19 @@ def is_present(texts: Texts) -> Any:
 
 
 def look_like_dates(texts: Sequence[str]) -> NDArray[np.bool_]:
-    """Return a mask of texts that look like a numeric date, even if the day does not exist."""
+    """Return a mask of the texts that look like a numeric date, such as 1.2.2024.
+
+    The date need not exist: 31.02.2024 also looks like a date.
+    """
     return np.array([_DATE.fullmatch(text.strip()) is not None for text in texts], dtype=bool)
 
 
 def short_date_format(texts: Sequence[str]) -> str | None:
-    """Return the format of dates with years of two digits; None if not all texts have one."""
-    match = _DATE.fullmatch(texts[0].strip()) if texts else None
+    """Return a date format with two-digit years that fits all texts; None if no format does."""
+    if texts:
+        match = _DATE.fullmatch(texts[0].strip())
+    else:
+        match = None
     if match is None or max(len(match[1]), len(match[4])) > 2:
         return None
     separator = match[2]
@@ -216,7 +264,10 @@ def short_date_format(texts: Sequence[str]) -> str | None:
 
 
 def _list_date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Return possible formats of the dates of a column by its first text, after their order."""
+    """Return the possible formats of the dates in a column, judged by its first text.
+
+    Each entry has the order of day, month and year in words, and the format for ``strptime``.
+    """
     first = texts[0].strip()
     named = _NAMED_MONTH.fullmatch(first)
     if named is not None:
@@ -240,7 +291,10 @@ def _list_date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _detect_clock_format(text: str) -> str | None:
-    """Return the format of the time after a date; empty without a time, None if it is unknown."""
+    """Return the ``strptime`` format of the time of day that follows a date.
+
+    The format is empty if there is no time, and None if the time has an unknown format.
+    """
     if not text:
         return ""
     match = _TIME.fullmatch(text)
@@ -254,7 +308,10 @@ def _detect_clock_format(text: str) -> str | None:
 
 
 def _parse_dates(texts: Sequence[str], date_format: str) -> Any:
-    """Convert dates to days since 1970-01-01 (float64); None if a date has another format."""
+    """Convert texts with dates to days since 1970-01-01, as an Arrow array of float64.
+
+    Returns None if a text does not have the given format.
+    """
     import pyarrow as pa
 
     try:
@@ -267,9 +324,14 @@ def _parse_dates(texts: Sequence[str], date_format: str) -> Any:
 
 
 def _parse_iso_dates(texts: Texts) -> Any:
-    """Convert ISO 8601 dates to days since 1970-01-01; None if a date has another format."""
+    """Convert ISO 8601 dates to days since 1970-01-01, as an Arrow array of float64.
+
+    Returns None if a text is not an ISO 8601 date.
+    """
     import pyarrow as pa
 
+    # Arrow parses texts with a UTC offset only to a type with a time zone, and other texts only to
+    # a type without.
     for zone in (None, "UTC"):
         try:
             return in_days(texts.cast(pa.timestamp("us", zone)))
@@ -279,20 +341,26 @@ def _parse_iso_dates(texts: Texts) -> Any:
 
 
 def in_days(moments: Any) -> Any:
-    """Return an Arrow array of dates, timestamps or durations as days, in float64."""
+    """Convert an Arrow array of dates, timestamps or durations to days, in float64.
+
+    Dates and timestamps are counted from 1970-01-01.
+    """
     import pyarrow as pa
 
     pc = arrow_compute()
     if pa.types.is_date(moments.type):
         moments = moments.cast(pa.timestamp("s"))
     is_duration = pa.types.is_duration(moments.type)
-    unit = pa.duration("us") if is_duration else pa.timestamp("us", moments.type.tz)
+    if is_duration:
+        unit = pa.duration("us")
+    else:
+        unit = pa.timestamp("us", moments.type.tz)
     microseconds = moments.cast(unit, safe=False).cast(pa.int64())
     return pc.divide(microseconds.cast(pa.float64(), safe=False), 86_400e6)
 
 
 def in_hours(times: Any) -> Any:
-    """Return an Arrow array of times of the day as hours since midnight, in float64."""
+    """Convert an Arrow array of times of the day to hours since midnight, in float64."""
     import pyarrow as pa
 
     pc = arrow_compute()
@@ -301,7 +369,7 @@ def in_hours(times: Any) -> Any:
 
 
 def _is_date_format(date_format: str) -> bool:
-    """Return whether a format contains a day and reproduces it."""
+    """Return whether a format has day, month and year, so that a date can be read from its text."""
     day = datetime(2024, 3, 14)
     try:
         return datetime.strptime(day.strftime(date_format), date_format) == day

@@ -1,4 +1,9 @@
-"""Data of one client: its examples, and its view of them (labels and rotation)."""
+"""Data of one client, changes of the data during a run, and augmentation of training batches.
+
+The data of a client is a list of examples in a *pool* (the examples of all clients) and a *view*:
+a label map and a rotation, through which the client sees these examples. A *stage* is the data of
+all clients from a given round on, if the data changes during a run.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +23,28 @@ from fedclade.data.pool import Pool
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """Data of one client.
+    """Data of one client: its examples in the pool, and its view of them.
 
     Parameters
     ----------
     id
-        Number by which the server knows the client.
+        Number by which the server identifies the client.
     name
         Name for people; results do not depend on it.
     key
-        The client's own number for its random draws, which stays if the server renumbers clients.
+        Number that seeds the client's random draws; unchanged if the server renumbers clients.
     train, validation, test
         Indices of its examples in the pool; ``validation`` may be empty.
     label_map
-        int64 ``[outputs]``: the client sees label ``label_map[y]`` in place of ``y``.
+        int64 ``[outputs]``: the client sees label ``label_map[y]`` in place of ``y``. None if the
+        client sees the labels of the pool.
     quarter_turns
         Number of rotations of its images by 90°.
 
     Raises
     ------
     DataError
-        If the name is no string, or a number or an index is not whole.
+        If the name is not a string, or a number or an index is not a whole number.
     """
 
     id: int
@@ -65,17 +71,22 @@ class ClientData:
         return f"ClientData({self.id}, {self.name!r}, {held})"
 
     def labels(self, y: Tensor) -> Tensor:
-        """Return targets of the pool as this client sees them, of the same shape."""
-        return y if self.label_map is None else map_labels(y, self.label_map)
+        """Apply this client's label map, if any, to targets of the pool, in the same shape."""
+        if self.label_map is None:
+            return y
+        return map_labels(y, self.label_map)
 
 
 def map_labels(y: Tensor, label_map: Tensor) -> Tensor:
-    """Map targets by a label map; ignored targets do not change. The shape is the same."""
+    """Replace each label ``y`` by ``label_map[y]``.
+
+    The shape does not change, and neither do targets equal to :data:`~fedclade.core.IGNORED`.
+    """
     return label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
 
 
 def check_examples(pool: Pool, indices: Indices, split: Split, client: str) -> None:
-    """Check that a pool has the examples of a client, and that their inputs are finite."""
+    """Check that a client's indices are rows of the pool, and that these have finite inputs."""
     check_range(indices, len(pool.x), f"the {split} indices of {client}")
     if len(pool.not_finite) == 0:
         return
@@ -93,16 +104,20 @@ def check_examples(pool: Pool, indices: Indices, split: Split, client: str) -> N
         more = f" and in {len(refused) - 1} more"
     raise DataError(
         f"{client} has {value} in column {column} of {split} example {refused[0]} (example {row} "
-        f"of pool {pool.name!r}){more}; fill such inputs in, or leave these examples out"
+        f"of pool {pool.name!r}){more}; replace such inputs by finite numbers, or leave these "
+        "examples out"
     )
 
 
 def report_no_examples(client: int, name: str, split: Split, clients: int) -> DataError:
-    """Return the error of a client without examples, given the number of clients."""
+    """Return the error for a client that has no examples in a split (train, validation or test).
+
+    ``clients`` is the number of all clients, for the message.
+    """
     what = "training" if split == "train" else split
     return DataError(
-        f"client {client} ({name!r}) has no {what} examples; ask for fewer clients (now "
-        f"{clients}), more examples, or a partition that gives every client some"
+        f"client {client} ({name!r}) has no {what} examples; request fewer clients (now "
+        f"{clients}), more examples, or a partition that gives every client examples"
     )
 
 
@@ -112,16 +127,18 @@ def report_no_examples(client: int, name: str, split: Split, clients: int) -> Da
 @checked()
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Data of all clients from a round on, until the next stage.
+    """Data of all clients from a given round until the next stage.
 
     Parameters
     ----------
     first_round
-        First round, from 2 on. The data before the first stage is that of the federation.
+        First round of the stage, at least 2. Before the first stage, clients have the data in the
+        field ``clients`` of the federation.
     clients
-        The federation's clients in its order, with their ids, names and keys, and their new data.
+        The clients of the federation in the same order and with unchanged ids, names and keys, but
+        with the data of this stage.
     true_clusters
-        Cluster of each client by its id in this stage, if known.
+        True cluster of each client in this stage, by the id of the client; None if unknown.
     """
 
     first_round: int
@@ -129,7 +146,7 @@ class Stage:
     true_clusters: Mapping[int, int] | None = None
 
     def of(self, ids: Collection[int]) -> Stage:
-        """Return the stage of some of the clients."""
+        """Return a copy of the stage that is restricted to the clients with the given ids."""
         clients = tuple(client for client in self.clients if client.id in ids)
         truth = None
         if self.true_clusters is not None:
@@ -139,41 +156,43 @@ class Stage:
 
 
 def check_stages(stages: Sequence[Stage], clients: Sequence[ClientData]) -> None:
-    """Check that stages are in order, and that all have the same clients.
+    """Check that first rounds of stages are ascending, and that all stages have the same clients.
 
     The data of the clients is not checked.
     """
     rounds = [1, *(stage.first_round for stage in stages)]
     if any(later <= earlier for earlier, later in pairwise(rounds)):
         raise DataError(
-            f"stages should begin after round 1, each after the one before, got {rounds[1:]}"
+            f"first rounds of stages should be at least 2 and in ascending order, got {rounds[1:]}"
         )
     expected = [(client.id, client.name, client.key) for client in clients]
     for stage in stages:
         if [(client.id, client.name, client.key) for client in stage.clients] != expected:
             raise DataError(
                 f"the stage from round {stage.first_round} on should have the federation's "
-                "clients, in its order, with their names and keys"
+                "clients, in the order of the federation, with the same ids, names and keys"
             )
 
 
-# Augmentation: random changes of the inputs of a batch, in training alone.
+# Augmentation: random changes of the inputs of a batch, only in training.
 
 Augment = Callable[[Tensor], Tensor]
 """Function of the inputs of a batch ``[B, ...]`` that returns the inputs for the model.
 
-It treats each example separately, and draws from torch's generators, so that the run's seed
-determines the draws.
+The function treats each example separately, and draws from torch's generators, so that the run's
+seed determines the draws.
 """
 
 
 def resolve_augment(given: object) -> Augment | None:
-    """Return an augmentation, given as a function or by ``module:function``.
+    """Return the augmentation of training batches, given as a function or as ``module:function``.
+
+    Returns None if ``given`` is None.
 
     Raises
     ------
     ConfigError
-        If it cannot be imported, or is no function of the inputs alone.
+        If the function cannot be imported, or requires more arguments than the inputs.
     """
     if given is None:
         return None
@@ -194,7 +213,7 @@ def resolve_augment(given: object) -> Augment | None:
     if len(positional) > 1:
         names = ", ".join(each.name for each in required)
         raise ConfigError(
-            f"augment should be a function of the inputs x alone, got {shown(given)} of ({names}); "
-            "what changes the targets too cannot be done in a batch"
+            f"augment should be a function of the inputs x alone, got {shown(given)} with the "
+            f"parameters ({names}); an augmentation cannot change the targets"
         )
     return cast("Augment", function)

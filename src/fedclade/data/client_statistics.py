@@ -1,4 +1,8 @@
-"""Statistics of all clients' training examples, by which inputs are scaled and labels weighted."""
+"""Statistics of all clients' training examples: means, deviations and label counts.
+
+Clients report these statistics to the server, which combines them. Inputs and targets are scaled by
+the combined means and deviations, and labels are weighted by the combined label counts.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +21,45 @@ from fedclade.core import IGNORED, DataQuery, LocalClients
 from fedclade.data.client_data import ClientData
 from fedclade.data.client_table import ClientTable
 from fedclade.data.federation import Federation
-from fedclade.data.pool import Columns
+from fedclade.data.pool import Pool
 
 FAR = 10.0
 """Limit of a client's deviation, and of the distance of its mean from the median mean.
 
-The unit is the usual deviation of the column; see :func:`bounded`.
+Both limits are in units of the typical deviation of the column; see :func:`bounded`.
 """
 
 CONSTANT = 1e-12
-"""A column is constant if its deviation is at most this fraction of its mean."""
+"""Largest ratio of standard deviation to absolute mean at which a column counts as constant."""
 
 FAR_OFF = 1000.0
-"""Distance of a false mean of inputs from the true one, in deviations."""
+"""Distance between the false mean that an adversary reports and the true mean, in deviations."""
 
 CLIENTS_AT_A_TIME = 2**14
-"""Number of clients of a table whose labels are counted at once."""
+"""Number of clients of a table whose labels are counted at once, to limit memory."""
 
 no_numbers = partial(torch.empty, 0, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Sums over the training examples of one or more clients; empty if not requested."""
+    """Statistics of the training examples of one or more clients.
+
+    The columns are the inputs followed by the targets of a regression. Statistics that were not
+    requested are empty.
+
+    Parameters
+    ----------
+    count
+        Number of training examples.
+    means, squares
+        Mean of each column, and sum of squared deviations from the mean, float64 ``[columns]``.
+    numbers
+        Whether each column has a value other than 0 and 1, bool ``[columns]``. Other columns are
+        not scaled.
+    labels
+        Number of training examples with each label, int64 ``[labels]``.
+    """
 
     count: int
     means: Tensor = field(default_factory=no_numbers)
@@ -48,9 +68,10 @@ class Statistics:
     labels: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int64))
 
     def plus(self, other: Statistics) -> Statistics:
-        """Return the statistics of both clients' examples together.
+        """Combine the statistics of two disjoint sets of examples.
 
-        The formula of Chan, Golub and LeVeque (1983), which loses no digits to differences.
+        The formula is that of Chan, Golub and LeVeque (1983), which avoids the loss of digits in
+        the difference of two large sums.
         """
         count = self.count + other.count
         difference = other.means - self.means
@@ -64,43 +85,58 @@ class Statistics:
             labels=self.labels + other.labels,
         )
 
+    def columns(self, start: int, stop: int) -> Statistics:
+        """Return the statistics of columns ``start`` to ``stop - 1``, without labels."""
+        return Statistics(
+            self.count,
+            self.means[start:stop],
+            squares=self.squares[start:stop],
+            numbers=self.numbers[start:stop],
+        )
+
     def with_count(self, count: int) -> Statistics:
-        """Return the statistics of fewer examples of the same distribution."""
+        """Scale the statistics to another number of examples, with equal means and deviations."""
         share = count / self.count
         labels = (self.labels * share).long()
         return replace(self, count=count, squares=self.squares * share, labels=labels)
 
     @property
     def mean(self) -> Tensor:
-        """Number to subtract from each column, float64 ``[F]``; 0 if all values are 0 or 1."""
+        """Number to subtract from each column when scaling, float64 ``[columns]``.
+
+        It is the mean of the column, or 0 if all values of the column are 0 or 1.
+        """
         return self.means.where(self.numbers, 0.0)
 
     @property
     def std(self) -> Tensor:
-        """Number by which to divide each column, float64 ``[F]``.
+        """Number by which to divide each column when scaling, float64 ``[columns]``.
 
-        It is 1 if all values of a column are 0 or 1, or if the column is constant up to rounding.
+        It is the standard deviation of the column, or 1 if all values of the column are 0 or 1, or
+        if the column is constant up to rounding.
         """
         std = (self.squares / self.count).sqrt()
         return std.where(self.numbers & (std > CONSTANT * self.means.abs()), 1.0)
 
 
 def bounded(replies: Sequence[Statistics], largest_weight: float) -> list[Statistics]:
-    """Limit clients' statistics, so that a single one of at least three cannot determine the scale.
+    """Limit clients' reported statistics, so that no single client can determine the scaling.
 
-    A client has at most ``largest_weight`` times the weight (number of examples) of the median
-    client. In each column, the distance of a client's mean from the median client's mean is at most
-    :data:`FAR` deviations, and the client's deviation is at most :data:`FAR` times that deviation.
-    The deviation meant is the median client's deviation plus the median distance of the clients'
-    means from the median mean. If both are 0, it is the second largest value over the clients of
-    deviation plus distance.
+    The number of examples of a client, which is its weight, is limited to ``largest_weight`` times
+    the median number of examples of all clients.
+
+    The values of each column are limited separately. The distance of a client is the distance
+    between its mean and the median of all clients' means. A client's distance and its standard
+    deviation are each limited to :data:`FAR` · s. Here s is the median standard deviation of the
+    clients plus their median distance. If this is 0, each client's standard deviation and distance
+    are added, and s is the second largest sum.
+
+    The replies of fewer than three clients are not limited.
     """
     if len(replies) < 3:
         return list(replies)
     most = largest_weight * median_low([found.count for found in replies])
-    replies = [
-        found.with_count(math.floor(most)) if found.count > most else found for found in replies
-    ]
+    replies = [_limit_count(found, most) for found in replies]
     means = torch.stack([found.means for found in replies])
     stds = torch.stack([(found.squares / found.count).sqrt() for found in replies])
     if not means.numel():
@@ -111,18 +147,38 @@ def bounded(replies: Sequence[Statistics], largest_weight: float) -> list[Statis
     usual = usual.where(usual > 0, (stds + off).sort(dim=0).values[-2])
     within = means.clamp(centre - FAR * usual, centre + FAR * usual)
     squares = stds.minimum(FAR * usual).square()
-    return [
+    limited: list[Statistics] = []
+    for found, mean, capped, std in zip(replies, within, squares, stds, strict=True):
         # A reply within the limits is not changed, to the last bit.
-        found
-        if torch.equal(mean, found.means) and torch.equal(capped, std.square())
-        else replace(found, means=mean, squares=capped * found.count)
-        for found, mean, capped, std in zip(replies, within, squares, stds, strict=True)
-    ]
+        if torch.equal(mean, found.means) and torch.equal(capped, std.square()):
+            limited.append(found)
+        else:
+            limited.append(replace(found, means=mean, squares=capped * found.count))
+    return limited
+
+
+def _limit_count(found: Statistics, most: float) -> Statistics:
+    """Scale one client's statistics down to at most ``most`` examples, to limit their weight."""
+    if found.count > most:
+        return found.with_count(math.floor(most))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
 class StatisticsQuery(DataQuery[Statistics]):
-    """Query for the statistics of training examples; the reply is about all clients together."""
+    """Query for statistics of clients' training examples, with one combined reply.
+
+    Parameters
+    ----------
+    inputs
+        Whether statistics of the input columns are requested.
+    labels
+        Number of labels whose counts are requested; 0 for none.
+    largest_weight
+        Largest weight of one client relative to the median client; see :func:`bounded`.
+    targets
+        Number of target columns of a regression whose statistics are requested; 0 for none.
+    """
 
     kind = "statistics"
     mechanism = "none"
@@ -132,19 +188,24 @@ class StatisticsQuery(DataQuery[Statistics]):
     inputs: bool = False
     labels: int = 0
     largest_weight: float = math.inf
+    targets: int = 0
 
     def answer_all(self, clients: LocalClients) -> Statistics:
-        """Return the statistics of all clients of this process that are queried."""
+        """Compute the combined statistics of the queried clients whose data this process has."""
         return compute_statistics(clients.federation, self)
 
     def merge(self, parts: Sequence[tuple[Sequence[int], Statistics]]) -> Statistics:
-        """Return the statistics of all parts together."""
+        """Combine the replies of several processes.
+
+        ``parts`` has the client ids and the statistics of each process.
+        """
         return reduce(Statistics.plus, [found for _, found in parts])
 
     def falsify(self, reply: Statistics, keys: Sequence[int]) -> Statistics:
-        """Return false statistics: all examples have the rarest label, and inputs are far off.
+        """Return the false statistics that a simulated adversary reports.
 
-        The number of examples is the true one.
+        All examples have the rarest label, and the means of the inputs are far from the true means.
+        The number of examples is not changed.
         """
         labels = torch.zeros_like(reply.labels)
         if len(labels):
@@ -155,9 +216,9 @@ class StatisticsQuery(DataQuery[Statistics]):
 
 
 def compute_statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
-    """Return the statistics of the queried clients, with inputs as they were before scaling."""
+    """Compute the combined statistics of the clients in a query, from their unscaled inputs."""
     table = federation.clients
-    if isinstance(table, ClientTable) and not query.inputs:
+    if isinstance(table, ClientTable) and not query.inputs and not query.targets:
         return _count_labels_in_table(federation, table, query)
     found = [_summarize_client(federation, federation.by_id[client], query) for client in query.ids]
     return reduce(Statistics.plus, found)
@@ -169,9 +230,9 @@ def _summarize_client(
     pool = federation.pool
     found = Statistics(len(data.train))
     if query.inputs:
-        found = summarize_inputs(
-            undo_scaling(pool.x[list_rows(data)], pool.columns), len(data.train)
-        )
+        found = summarize_inputs(unscaled_inputs(pool, list_rows(data)), len(data.train))
+    if query.targets:
+        found = join_columns(found, summarize_targets(pool.y[torch.from_numpy(data.train)]))
     if query.labels:
         seen = data.labels(pool.y[torch.from_numpy(data.train)]).long()
         counts = torch.bincount(seen[seen != IGNORED], minlength=query.labels)
@@ -182,7 +243,11 @@ def _summarize_client(
 def _count_labels_in_table(
     federation: Federation, table: ClientTable, query: StatisticsQuery
 ) -> Statistics:
-    """Return the numbers of training examples, in total and by label, of clients in a table."""
+    """Count the training examples of the clients in a query, in total and by label.
+
+    The clients are in a client table, which is processed in blocks of clients, without an object
+    for each client.
+    """
     places = table.positions.of(query.ids)
     count = int(table.train.counts[places].sum())
     if not query.labels:
@@ -195,7 +260,11 @@ def _count_labels_in_table(
 
 
 def _list_labels(federation: Federation, table: ClientTable, places: Any) -> Tensor:
-    """Return the training labels of some clients of a table, as the clients see them."""
+    """Return the concatenated training labels of some clients of a table, as the clients see them.
+
+    A client with a label map sees the labels to which the map assigns the labels of the pool.
+    ``places`` are the rows of the clients in the table.
+    """
     seen = federation.pool.y[torch.from_numpy(table.train.rows(places))].long()
     if table.label_maps is None or table.view is None:
         return seen
@@ -206,9 +275,10 @@ def _list_labels(federation: Federation, table: ClientTable, places: Any) -> Ten
 
 
 def summarize_inputs(x: Tensor, count: int) -> Statistics:
-    """Return statistics of one client's inputs ``[n, F]``.
+    """Compute the statistics of one client's inputs ``[n, F]`` (examples, columns).
 
-    Only the first ``count`` rows are training data.
+    Only the first ``count`` rows are training data and determine means and deviations. All rows
+    determine whether a column has other values than 0 and 1.
     """
     numbers = ~((x == 0) | (x == 1)).all(0)
     x = x[:count].to(torch.float64)
@@ -216,14 +286,47 @@ def summarize_inputs(x: Tensor, count: int) -> Statistics:
     return Statistics(count, mean, (x - mean).square().sum(0), numbers)
 
 
+def summarize_targets(y: Tensor) -> Statistics:
+    """Compute the statistics of the targets ``[n]`` or ``[n, k]`` of n training examples."""
+    y = y.reshape(len(y), -1).to(torch.float64)
+    mean = y.mean(0)
+    numbers = torch.ones(y.shape[1], dtype=torch.bool)
+    return Statistics(len(y), mean, (y - mean).square().sum(0), numbers)
+
+
+def join_columns(first: Statistics, second: Statistics) -> Statistics:
+    """Join the statistics of the same examples for two groups of columns.
+
+    Label counts are taken from ``first``.
+    """
+    return replace(
+        first,
+        means=torch.cat([first.means, second.means]),
+        squares=torch.cat([first.squares, second.squares]),
+        numbers=torch.cat([first.numbers, second.numbers]),
+    )
+
+
 def list_rows(client: ClientData) -> Tensor:
-    """Return the rows of a client in the pool, training examples first."""
+    """Return pool indices of a client's training, validation and test examples, in this order."""
     return torch.from_numpy(np.concatenate([client.train, client.validation, client.test]))
 
 
-def undo_scaling(x: Tensor, columns: Columns | None) -> Tensor:
-    """Return inputs ``[n, F]`` as they were before they were scaled."""
-    if columns is None or columns.mean is None or columns.std is None:
+def unscaled_inputs(pool: Pool, rows: Tensor | None = None) -> Tensor:
+    """Return inputs of a pool as they were before scaling, ``[n, F]`` (examples, columns).
+
+    Parameters
+    ----------
+    pool
+        The examples of all clients.
+    rows
+        Indices of the examples, int64 ``[n]``; None for all examples.
+    """
+    columns = pool.columns
+    x = pool.x if pool.raw is None else pool.raw
+    if rows is not None:
+        x = x[rows]
+    if pool.raw is not None or columns is None or columns.mean is None or columns.std is None:
         return x
     mean = torch.tensor(columns.mean, dtype=torch.float64)
     std = torch.tensor(columns.std, dtype=torch.float64)

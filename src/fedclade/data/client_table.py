@@ -1,4 +1,7 @@
-"""Tables of clients: arrays in place of objects, about 70 bytes for each of a million clients."""
+"""Tables of clients: arrays in place of one object per client.
+
+A table needs about 70 bytes per client, so that federations of a million clients fit in memory.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,15 @@ from fedclade.data.pool import Pool
 
 @dataclass(frozen=True, eq=False)
 class SplitRows:
-    """Examples of each client in one split.
+    """Indices of the examples of each client in one split (train, validation or test).
 
     Parameters
     ----------
     starts, counts
         int64 ``[n]``: client ``k`` has ``counts[k]`` entries of ``indices``, from ``starts[k]`` on.
     indices
-        Indices into the pool. None: a client's examples are adjacent in the pool, and ``starts``
-        are rows of the pool.
+        Indices into the pool. None if each client's examples are adjacent in the pool; ``starts``
+        are then rows of the pool.
     """
 
     starts: Indices
@@ -39,30 +42,37 @@ class SplitRows:
         for name in ("starts", "counts"):
             object.__setattr__(self, name, as_indices(getattr(self, name), f"{name} of a split"))
         if len(self.starts) != len(self.counts):
-            raise DataError(f"a split has {len(self.starts)} starts, but {len(self.counts)} counts")
+            raise DataError(
+                f"a split should have as many starts as counts, got {len(self.starts)} starts and "
+                f"{len(self.counts)} counts"
+            )
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def of(self, place: int) -> Indices:
-        """Return the indices of the client at a place."""
+        """Return the pool indices of the examples of one client, given its row in the table."""
         start = int(self.starts[place])
         stop = start + int(self.counts[place])
-        return np.arange(start, stop) if self.indices is None else self.indices[start:stop]
+        if self.indices is None:
+            return np.arange(start, stop)
+        return self.indices[start:stop]
 
     def rows(self, places: Indices) -> Indices:
-        """Return the concatenated indices of the clients at some places."""
+        """Return concatenated pool indices of several clients, given their rows in the table."""
         counts = self.counts[places]
         before = counts.cumsum() - counts
         entries = np.arange(int(counts.sum())) + (self.starts[places] - before).repeat(counts)
-        return entries if self.indices is None else self.indices[entries]
+        if self.indices is None:
+            return entries
+        return self.indices[entries]
 
     def take(self, places: Indices | slice) -> SplitRows:
-        """Return the rows of some clients."""
+        """Return the split restricted to some clients, given their rows in the table."""
         return SplitRows(self.starts[places], self.counts[places], self.indices)
 
     def join(self, others: SplitRows) -> SplitRows:
-        """Return the rows of these clients and of others."""
+        """Return the split of these clients followed by the clients of another table."""
         starts = others.starts
         indices = None
         if self.indices is not None and others.indices is not None:
@@ -70,8 +80,8 @@ class SplitRows:
             indices = np.concatenate([self.indices, others.indices])
         elif self.indices is not others.indices:
             raise DataError(
-                "clients whose examples are adjacent in the pool can be joined with such clients "
-                "only"
+                "cannot join two client tables: the examples of each client should be adjacent in "
+                "the pool in both tables or in neither, but they are adjacent in only one table"
             )
         return SplitRows(
             np.concatenate([self.starts, starts]),
@@ -80,18 +90,31 @@ class SplitRows:
         )
 
     def first_with(self, rows: Indices) -> int | None:
-        """Return the place of the first client with one of these rows of the pool, in order."""
+        """Find the first client that has any of the given examples, such as invalid examples.
+
+        Parameters
+        ----------
+        rows
+            Indices of the examples in the pool, in ascending order.
+
+        Returns
+        -------
+        int or None
+            Row of the client in the table; None if no client has any of the examples.
+        """
         entries = rows
         if self.indices is not None:
             entries = np.flatnonzero(np.isin(self.indices, rows))
         ends = np.searchsorted(entries, self.starts + self.counts)
         has_entry = ends > np.searchsorted(entries, self.starts)
-        return int(has_entry.argmax()) if has_entry.any() else None
+        if not has_entry.any():
+            return None
+        return int(has_entry.argmax())
 
 
 @dataclass(frozen=True, eq=False)
 class ClientTable(Sequence[ClientData]):
-    """Clients of a federation in arrays; :class:`ClientData` is created on request.
+    """Sequence of clients stored in arrays, which creates a :class:`ClientData` on access.
 
     Parameters
     ----------
@@ -100,17 +123,17 @@ class ClientTable(Sequence[ClientData]):
     train, validation, test
         Examples of each client.
     names
-        Name of each client; None: ``client-<id>``.
+        Name of each client; None if the names are ``client-<id>``.
     label_maps, view
-        The different label maps, int64 ``[V, outputs]``, and the row of each client's map, ``[n]``;
-        -1 for none.
+        The V different label maps, int64 ``[V, outputs]``, and the row of each client's label map,
+        ``[n]``; -1 for a client without label map.
     quarter_turns
-        Number of rotations by 90° for each client, ``[n]``; None: no rotation.
+        Number of rotations by 90° for each client, ``[n]``; None if no client has rotated images.
 
     Raises
     ------
     DataError
-        If the arrays are not of one length, or are not whole numbers.
+        If the arrays differ in length, or are not whole numbers.
     """
 
     ids: Indices
@@ -134,15 +157,23 @@ class ClientTable(Sequence[ClientData]):
             if each.name != "label_maps" and array is not None:
                 lengths[each.name] = len(array)
         if len(set(lengths.values())) > 1:
-            raise DataError(f"the arrays of a client table should have one length, got {lengths}")
-        maps = 0 if self.label_maps is None else len(self.label_maps)
+            raise DataError(
+                f"the arrays of a client table should have the same length, got {lengths}"
+            )
+        if self.label_maps is None:
+            maps = 0
+        else:
+            maps = len(self.label_maps)
         if self.view is not None and len(self.view):
             what = "the label maps of the clients, counted from 1,"
             check_range(self.view + 1, maps + 1, what)
 
     @classmethod
     def of(cls, clients: Sequence[ClientData]) -> ClientTable:
-        """Convert clients to a table. Indices that several clients share are copied for each."""
+        """Convert a sequence of clients to a table.
+
+        An array of indices that several clients share is copied for each client.
+        """
         if isinstance(clients, ClientTable):
             return clients
         label_maps = [client.label_map for client in clients if client.label_map is not None]
@@ -152,33 +183,41 @@ class ClientTable(Sequence[ClientData]):
             stacked_maps = torch.stack([*maps.values()])
             map_rows = {key: row for row, key in enumerate(maps)}
             view = np.array([map_rows.get(id(client.label_map), -1) for client in clients])
-        names = [client.name for client in clients]
         ids = np.array([client.id for client in clients])
+        # Names that follow from the ids, and turns of 0, need no memory.
+        names = [client.name for client in clients]
+        if names == list(NumberedNames(ids)):
+            names = None
         turns = np.array([client.quarter_turns for client in clients])
+        if not turns.any():
+            turns = None
         return cls(
             ids,
             keys=np.array([client.key for client in clients]),
             train=_concatenate_rows([client.train for client in clients]),
             validation=_concatenate_rows([client.validation for client in clients]),
             test=_concatenate_rows([client.test for client in clients]),
-            names=None if names == list(NumberedNames(ids)) else names,
+            names=names,
             label_maps=stacked_maps,
             view=view,
-            quarter_turns=turns if turns.any() else None,
+            quarter_turns=turns,
         )
 
     def split(self, split: Split) -> SplitRows:
-        """Return the examples of each client in a split."""
+        """Return the examples of all clients in one split (train, validation or test)."""
         return getattr(self, split)
 
     @cached_property
     def positions(self) -> Positions:
-        """Place of each id."""
+        """Row of each client in the table, by the id of the client."""
         return Positions(self.ids)
 
     @cached_property
     def lies_in_order(self) -> bool:
-        """Whether each client's examples are adjacent in the pool, in the order of the clients."""
+        """Whether the clients' examples follow one another in the pool, in the order of the table.
+
+        The examples of a client in each split are then adjacent in the pool.
+        """
         splits = [self.split(split) for split in get_args(Split)]
         ends = np.maximum.reduce([split.starts + split.counts for split in splits])
         begins = np.minimum.reduce([split.starts for split in splits])
@@ -187,7 +226,7 @@ class ClientTable(Sequence[ClientData]):
 
     @property
     def nbytes(self) -> int:
-        """Size of the arrays in bytes, without names and indices."""
+        """Size of the table's arrays in bytes, without client names and arrays of pool indices."""
         arrays = [self.ids, self.keys, self.view, self.quarter_turns]
         for split in get_args(Split):
             rows = self.split(split)
@@ -196,8 +235,10 @@ class ClientTable(Sequence[ClientData]):
 
     @cached_property
     def all_names(self) -> Sequence[str]:
-        """Name of each client."""
-        return NumberedNames(self.ids) if self.names is None else self.names
+        """Name of each client, in order; ``client-<id>`` if the table stores no names."""
+        if self.names is None:
+            return NumberedNames(self.ids)
+        return self.names
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -213,7 +254,7 @@ class ClientTable(Sequence[ClientData]):
         place = range(len(self))[index]
         label_map = None
         if self.view is not None and self.view[place] >= 0:
-            label_map = self._maps[int(self.view[place])]
+            label_map = self._unstacked_maps[int(self.view[place])]
         quarter_turns = 0
         if self.quarter_turns is not None:
             quarter_turns = int(self.quarter_turns[place])
@@ -229,7 +270,7 @@ class ClientTable(Sequence[ClientData]):
         )
 
     def take(self, places: Indices | slice) -> ClientTable:
-        """Return some of the clients."""
+        """Return a table of some of the clients, given their rows in this table."""
         parts: dict[str, Any] = {}
         for name in ("ids", "keys", "view", "quarter_turns"):
             parts[name] = take_optional(getattr(self, name), places)
@@ -241,9 +282,10 @@ class ClientTable(Sequence[ClientData]):
         return replace(self, **parts)
 
     def join(self, others: ClientTable) -> ClientTable:
-        """Return these clients and others.
+        """Return a table of these clients followed by the clients of another table.
 
-        Both have the same label maps, and arrays of the same kind.
+        Both tables must have the same label maps. Each optional array, such as ``names``, must be
+        set in both tables or in neither.
         """
         parts: dict[str, Any] = {}
         for split in get_args(Split):
@@ -252,7 +294,10 @@ class ClientTable(Sequence[ClientData]):
             own = getattr(self, name)
             added = getattr(others, name)
             if (own is None) != (added is None):
-                raise DataError(f"client tables can be joined if both have {name}, or neither")
+                raise DataError(
+                    f"cannot join two client tables: both tables or neither should have {name}, "
+                    "but only one table has them"
+                )
             if own is None:
                 parts[name] = None
             elif name == "names":
@@ -262,7 +307,7 @@ class ClientTable(Sequence[ClientData]):
         return replace(self, **parts)
 
     def check(self, pool: Pool) -> None:
-        """Check the requirements of a federation on its clients; see :class:`Federation`."""
+        """Check what a federation requires: distinct ids, and valid training and test examples."""
         repeated = self.positions.repeated
         if repeated:
             raise DataError(f"client ids should be distinct, got these more than once: {repeated}")
@@ -270,16 +315,22 @@ class ClientTable(Sequence[ClientData]):
             self._check_split(pool, split)
 
     def _check_split(self, pool: Pool, split: Split) -> None:
-        """Check that the pool has the examples of each client, and that each has some."""
+        """Check that each client has examples in a split, with valid pool indices.
+
+        Only the validation split may be empty.
+        """
         rows = self.split(split)
         least = 0 if split == "validation" else 1
         short = np.flatnonzero(rows.counts < least)
         if len(short):
             place = int(short[0])
             raise report_no_examples(int(self.ids[place]), self.all_names[place], split, len(self))
-        count = len(pool.x) if rows.indices is None else len(rows.indices)
+        if rows.indices is None:
+            count = len(pool.x)
+        else:
+            count = len(rows.indices)
         for bound in (rows.starts, rows.starts + rows.counts):
-            check_range(bound, count + 1, f"the places of the {split} examples")
+            check_range(bound, count + 1, f"the starts and ends of the clients' {split} examples")
         if rows.indices is not None:
             check_range(rows.indices, len(pool.x), f"the {split} indices")
         if len(pool.not_finite) == 0:
@@ -290,7 +341,7 @@ class ClientTable(Sequence[ClientData]):
             check_examples(pool, rows.of(place), split, client)
 
     def digest(self) -> str:
-        """Return a SHA-256 of each client's examples, and of the way it sees them."""
+        """Return a SHA-256 of all clients' ids, keys, examples, label maps and rotations."""
         digest = hashlib.sha256()
         for split in get_args(Split):
             rows = self.split(split)
@@ -302,12 +353,14 @@ class ClientTable(Sequence[ClientData]):
         return digest.hexdigest()
 
     @cached_property
-    def _maps(self) -> tuple[Tensor, ...]:
-        return () if self.label_maps is None else self.label_maps.unbind()
+    def _unstacked_maps(self) -> tuple[Tensor, ...]:
+        if self.label_maps is None:
+            return ()
+        return self.label_maps.unbind()
 
 
 class NumberedNames(Sequence[str]):
-    """Names that consist of the clients' ids."""
+    """Sequence of the names ``client-<id>``, computed on access so that names need no memory."""
 
     def __init__(self, ids: Indices) -> None:
         self._ids = ids
@@ -327,12 +380,14 @@ class NumberedNames(Sequence[str]):
 
 
 def take_optional(values: Indices | None, places: Indices | slice) -> Indices | None:
-    """Return the values at some positions, or None if there are no values."""
-    return None if values is None else values[places]
+    """Return ``values[places]``, or None if ``values`` is None (an optional array of a table)."""
+    if values is None:
+        return None
+    return values[places]
 
 
 def _concatenate_rows(indices: Sequence[Indices]) -> SplitRows:
-    """Concatenate the rows of each client."""
+    """Return one split of a client table, given the array of pool indices of each client."""
     counts = np.array([len(each) for each in indices], dtype=np.int64)
     # An empty array makes the result int64 if there are no clients.
     rows = np.concatenate([*indices, np.empty(0, np.int64)])
@@ -340,7 +395,7 @@ def _concatenate_rows(indices: Sequence[Indices]) -> SplitRows:
 
 
 def _add_array(digest: Any, array: Any) -> None:
-    """Add the type, shape and bytes of an array to a digest."""
+    """Update a hash with the type, shape and bytes of an array, or with ``none`` if it is None."""
     if array is None:
         digest.update(b"none")
         return

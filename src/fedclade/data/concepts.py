@@ -1,7 +1,9 @@
-"""Synthetic data: SEA, SINE and CIRCLE, whose concepts drift, and planted clusters.
+"""Synthetic data: planted clusters, and the drifting data sets SEA, SINE and CIRCLE.
 
-In every time step each client draws new examples of its concept in the pattern. As in the authors'
-code, it is tested on the examples on which it trains in the next step.
+A *concept* is a rule that determines the label of an input; clients with the same concept form a
+true cluster. For SEA, SINE and CIRCLE, a pattern states the concept of each client in each time
+step, and each client draws new examples in each time step. As in the code of FedDrift, a client is
+tested on the examples on which it trains in the next time step.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ BLOCK = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedSettings:
-    """Settings of planted clusters, each with a linear concept of its own.
+    """Settings of synthetic data with planted clusters.
 
-    A client of cluster ``k`` has inputs ``x ~ N(0, I)``, float32 ``[features]``, and labels
-    ``argmax(W_k x)``, of which a ``noise`` part is replaced by labels drawn at random; ``W_k
-    [labels, features] ~ N(0, 1)``. Its number of training examples is ``⌊least · u^(-1 / (zipf -
-    1))⌋``, ``u`` uniform in (0, 1], and at most ``most``: the continuous Zipf law, of which client
-    sizes have a share falling as ``size^-zipf``.
+    Each true cluster has its own linear concept. A client of cluster ``k`` has inputs ``x ~ N(0,
+    I)``, float32 ``[features]``, and labels ``argmax(W_k x)``, where ``W_k [labels, features] ~
+    N(0, 1)``. A fraction ``noise`` of the labels is replaced by labels drawn at random. The number
+    of training examples of a client is ``⌊least · u^(-1 / (zipf - 1))⌋``, with ``u`` uniform in (0,
+    1], and at most ``most``. This is a continuous Zipf law: the density of client sizes is
+    proportional to ``size^-zipf``.
 
     Parameters
     ----------
@@ -47,11 +50,12 @@ class PlantedSettings:
     features, labels
         Length of an input, and number of labels.
     least, most, zipf
-        Training examples of a client, and the exponent of their law, above 1.
+        Smallest and largest number of training examples of a client, and the exponent of their
+        distribution, above 1.
     test, validation
-        Test and validation examples of each client.
+        Number of test examples and of validation examples of each client.
     noise
-        In [0, 1).
+        Fraction of the labels that are replaced by random labels, in [0, 1).
 
     Raises
     ------
@@ -86,7 +90,7 @@ class PlantedSettings:
 
     @property
     def pool(self) -> Pool:
-        """An empty pool of such examples."""
+        """A pool without examples that states the types and shapes of planted data."""
         nothing = np.empty(0, dtype=np.int64)
         return Pool(
             "planted",
@@ -99,12 +103,15 @@ class PlantedSettings:
         )
 
     def concepts(self, seed: int) -> NDArray[np.float32]:
-        """Return the concept of each cluster, ``W [clusters, labels, features]``."""
+        """Draw the concept of each cluster: the weights ``W [clusters, labels, features]``."""
         shape = self.clusters, self.labels, self.features
         return rng.generator(seed, "planted concepts").standard_normal(shape, dtype=np.float32)
 
     def blocks(self, seed: int) -> Iterator[ClientBlock]:
-        """Generate the clients in blocks; client ``i`` does not depend on their number."""
+        """Generate the clients in blocks, so that memory is needed only for one block at a time.
+
+        The data of client ``i`` does not depend on the number of clients.
+        """
         concepts = self.concepts(seed)
         for number, first in enumerate(range(0, self.clients, BLOCK)):
             make_generator = partial(_make_generator, seed, number)
@@ -117,7 +124,10 @@ class PlantedSettings:
         concepts: NDArray[np.float32],
         make_generator: Callable[[str], np.random.Generator],
     ) -> ClientBlock:
-        """Generate one block of clients."""
+        """Generate the examples of one block of clients.
+
+        ``make_generator`` returns the random generator of the block for a named kind of draws.
+        """
         # Clusters and sizes are drawn for a full block and cut, so that they are the same in a
         # shorter last block.
         clusters = make_generator("planted clusters").integers(self.clusters, size=BLOCK)
@@ -143,7 +153,7 @@ class PlantedSettings:
 
 
 def _make_generator(seed: int, block: int, what: str) -> np.random.Generator:
-    """Return the generator of one kind of draws in a block."""
+    """Return the random generator of one kind of draws (``what``) in a block of clients."""
     return rng.generator(seed, what, block)
 
 
@@ -153,7 +163,24 @@ def write_planted(
     seed: int = 0,
     on_clients: OnClients | None = None,
 ) -> str:
-    """Write planted clusters to a folder, and return their description."""
+    """Generate planted clusters and write the federation to a folder.
+
+    Parameters
+    ----------
+    folder
+        Path of the folder, which must not exist.
+    settings
+        Settings of the planted clusters.
+    seed
+        Seed of all draws.
+    on_clients
+        Function that is called with the number of written clients after each block.
+
+    Returns
+    -------
+    str
+        Description of the federation.
+    """
     clusters = f"{settings.clusters} cluster{'s' if settings.clusters > 1 else ''}"
     description = f"planted, {settings.clients} clients, {clusters}"
     write_folder(
@@ -167,16 +194,17 @@ Points = NDArray[np.float64]
 THRESHOLDS = (8.0, 9.0, 7.0, 9.5)
 """Thresholds θ of SEA's concepts (Street and Kim 2001).
 
-The authors' files fit 8, 9, 7 and 9 best: their fourth concept equals the second.
+In the data files that the authors publish, the fourth concept equals the second: thresholds 8, 9, 7
+and 9 fit these files best.
 """
 
 CIRCLES = ((0.2, 0.5, 0.15), (0.6, 0.5, 0.25))
-"""Centre and radius of CIRCLE's concepts."""
+"""Centre (two coordinates) and radius of the circle of each concept of CIRCLE."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """Data set with inputs in a cube; a concept determines the inputs with label 1.
+    """Definition of a data set with inputs drawn uniformly from a cube and labels 0 and 1.
 
     Parameters
     ----------
@@ -185,9 +213,10 @@ class _Kind:
     concepts
         Number of concepts.
     noise
-        Usual fraction of flipped labels.
+        Default fraction of flipped labels.
     is_one
-        Returns whether inputs ``[n, features]`` have label 1 by a concept.
+        Function of inputs ``[n, features]`` and the number of a concept that returns whether each
+        input has label 1.
     """
 
     features: int
@@ -197,23 +226,25 @@ class _Kind:
     is_one: Callable[[Points, int], NDArray[np.bool_]]
 
 
-def _sea(x: Points, concept: int) -> NDArray[np.bool_]:
+def _label_by_sea(x: Points, concept: int) -> NDArray[np.bool_]:
     return x[:, 1] + x[:, 2] > THRESHOLDS[concept]
 
 
-def _sine(x: Points, concept: int) -> NDArray[np.bool_]:
+def _label_by_sine(x: Points, concept: int) -> NDArray[np.bool_]:
     return (x[:, 1] <= np.sin(x[:, 0])) != bool(concept)
 
 
-def _circle(x: Points, concept: int) -> NDArray[np.bool_]:
+def _label_by_circle(x: Points, concept: int) -> NDArray[np.bool_]:
     first, second, radius = CIRCLES[concept]
     return (x[:, 0] - first) ** 2 + (x[:, 1] - second) ** 2 > radius**2
 
 
 KINDS: Mapping[str, _Kind] = {
-    "sea": _Kind(features=3, largest=10, concepts=len(THRESHOLDS), noise=0.1, is_one=_sea),
-    "sine": _Kind(features=2, largest=1, concepts=2, noise=0.0, is_one=_sine),
-    "circle": _Kind(features=2, largest=1, concepts=len(CIRCLES), noise=0.0, is_one=_circle),
+    "sea": _Kind(features=3, largest=10, concepts=len(THRESHOLDS), noise=0.1, is_one=_label_by_sea),
+    "sine": _Kind(features=2, largest=1, concepts=2, noise=0.0, is_one=_label_by_sine),
+    "circle": _Kind(
+        features=2, largest=1, concepts=len(CIRCLES), noise=0.0, is_one=_label_by_circle
+    ),
 }
 
 
@@ -233,8 +264,8 @@ def concepts(
 
     - ``sea``: inputs are three numbers uniform in [0, 10]. The label is 1 if the sum of the second
       and the third is greater than a threshold θ. There are four concepts, each with its own θ.
-    - ``sine``: inputs are points of the unit square. The label is 1 up to the curve x₂ = sin x₁; in
-      the second concept labels are reversed.
+    - ``sine``: inputs are points of the unit square. The label is 1 on and below the curve
+      x₂ = sin x₁. There are two concepts; in the second concept labels are reversed.
     - ``circle``: inputs are points of the unit square. The label is 1 outside a circle. There are
       two concepts, each with its own circle.
 
@@ -247,11 +278,11 @@ def concepts(
     steps, step_rounds
         Number of time steps, each a stage, and number of communication rounds in each step.
     pattern
-        Concept of each client in each step, as in :class:`~fedclade.data.Drift`. It has one row
-        more than steps, for the tests of the last step.
+        Concept of each client in each step, as in :class:`~fedclade.data.Drift`. The pattern has
+        one more row than there are steps, for the test examples of the last step.
     noise
         Fraction of the labels that are flipped, in [0, 1); by default 0.1 for ``sea``, as in the
-        authors' files, and 0 for the other data sets.
+        published data files of SEA, and 0 for the other data sets.
     seed
         Seed of all draws.
 
@@ -297,7 +328,7 @@ def concepts(
     places = np.arange(y.size).reshape(y.shape)
 
     def build_clients(step: int) -> tuple[ClientData, ...]:
-        """Return the clients of a time step, tested on the examples of the next step."""
+        """Build the clients of a time step, with the examples of the next step as test data."""
         return tuple(
             ClientData(
                 client,

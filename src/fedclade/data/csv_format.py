@@ -1,4 +1,4 @@
-"""The format of a CSV file, detected from its bytes: its encoding and its separator."""
+"""Reading of CSV and TSV files, whose encoding and separator are detected from their bytes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedclade.core import DataError
+from fedclade.core import DataError, require
+from fedclade.data.cell_values import Notation
 
 DEFAULT_SEPARATORS = {".csv": ",", ".tsv": "\t"}
-"""Default separator by the ending of a file's name. Only these text files can be read."""
+"""Default separator by the suffix of a file name. Text files with other suffixes are refused."""
 
 SEPARATORS = (",", ";", "\t", "|")
-"""Separators that are detected."""
+"""Characters that can be detected as the separator between cells."""
 
 DEFAULT_ENCODING = "utf-8"
 FALLBACK_ENCODING = "cp1252"
-"""Encoding of Western Windows, in which spreadsheets there write files that are not in UTF-8."""
+"""Encoding (Western Windows) of files that are not valid UTF-8, as spreadsheets write them."""
 
 SAMPLE_CHARACTERS = 1 << 14
-"""Beginning of a file from which the separator is detected."""
+"""Number of characters at the beginning of a file from which the separator is detected."""
 
 _CHUNK_BYTES = 1 << 20
 
@@ -38,23 +39,68 @@ _BYTE_ORDER_MARKS = {
 }
 
 _SEPARATOR_LINE = re.compile(r"\ufeff?\"?sep=(.)\"?\r?\n", re.IGNORECASE)
-"""First line that spreadsheets write and read, but do not show."""
+"""First line such as ``sep=;``, by which spreadsheets declare the separator of a file."""
 
 _LOOKS_LIKE_A_NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)*\s*")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """Format of CSV and TSV files as the user specifies it; unspecified (None) parts are detected.
+
+    Parameters
+    ----------
+    encoding
+        Name of a Python codec, such as ``cp1252``.
+    separator
+        Character between two cells of a row.
+    decimal, dates
+        Decimal mark of numbers and format of dates; see
+        :class:`~fedclade.data.cell_values.Notation`.
+
+    Raises
+    ------
+    ConfigError
+        If the encoding is unknown, or the separator, the decimal mark or the date format is
+        invalid.
+    """
+
+    encoding: str | None = None
+    separator: str | None = None
+    decimal: str | None = None
+    dates: str | None = None
+
+    def __post_init__(self) -> None:
+        separator = self.separator
+        encoding = self.encoding
+        is_separate = separator is None or (is_separator(separator) and separator != self.decimal)
+        is_known = encoding is None or is_encoding(encoding)
+        separators = "a character such as ';' or '\\t', and not the decimal mark"
+        encodings = "an encoding that Python knows, such as 'cp1252' or 'utf-16'"
+        require(
+            ("separator", separator, is_separate, separators),
+            ("encoding", encoding, is_known, encodings),
+            *Notation.checks(self.decimal, self.dates),
+        )
+
+    @property
+    def notation(self) -> Notation:
+        """Notation of numbers and dates: the decimal mark and the format of dates."""
+        return Notation(decimal=self.decimal, dates=self.dates)
+
+
 @dataclass(frozen=True)
 class CsvFormat:
-    """Format of the bytes of a CSV file.
+    """Separator and encoding by which the bytes of a CSV file are read.
 
     Parameters
     ----------
     separator
         Character between two cells of a row.
     encoding
-        Name of Python's codec.
+        Name of a Python codec.
     skipped_lines
-        Lines before the header.
+        Number of lines before the header.
     """
 
     separator: str
@@ -64,18 +110,20 @@ class CsvFormat:
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file and its format; its cells can be read as typed values or as texts."""
+    """A CSV file and its format, from which cells are read as typed values or as texts."""
 
     path: Path
     format: CsvFormat
-    # Assumptions about the format, in words: values that were detected and are not the default.
+    # Detected parts of the format that are not the defaults, in words, for the log.
     assumed: tuple[str, ...] = ()
 
     @classmethod
     def detect(
         cls, path: Path, separator: str | None = None, encoding: str | None = None
     ) -> CsvFile:
-        """Detect the unknown parts of a file's format; a byte order mark overrides an encoding.
+        """Detect the parts of a CSV file's format that the user did not specify.
+
+        A byte order mark in the file overrides the specified encoding.
 
         Raises
         ------
@@ -86,7 +134,7 @@ class CsvFile:
             codec = _marked_encoding(path) or encoding or detect_encoding(path)
             detected = _detect_format(path, separator, codec)
         except UnicodeError as error:
-            raise _undecodable(path, encoding) from error
+            raise _report_undecodable(path, encoding) from error
         except OSError as error:
             raise DataError(f"cannot read {path}: {error}") from error
         assumed: list[str] = []
@@ -97,7 +145,7 @@ class CsvFile:
         return cls(path, detected, tuple(assumed))
 
     def read(self, as_text: Sequence[str] = ()) -> Any:
-        """Return the file as an Arrow table, with the columns of ``as_text`` as texts.
+        """Read the file as an Arrow table; columns in ``as_text`` remain texts.
 
         Raises
         ------
@@ -117,27 +165,31 @@ class CsvFile:
                 pyarrow_csv.ConvertOptions(column_types=dict.fromkeys(as_text, pa.string())),
             )
         except UnicodeError as error:
-            raise _undecodable(self.path, codec) from error
+            raise _report_undecodable(self.path, codec) from error
         except pa.ArrowInvalid as error:
+            if not _read_sample(self.path, codec).strip():
+                raise DataError(
+                    f"{self.path} is empty; remove it, or write its header and rows"
+                ) from error
             hint = ""
             if "Expected" in str(error) and "columns" in str(error):
                 hint = (
-                    f"; cells are separated by {self.format.separator!r}, unless 'separator' says "
-                    "otherwise"
+                    f"; cells are taken to be separated by {self.format.separator!r}; set "
+                    "'separator' if this is wrong"
                 )
             raise DataError(f"cannot read {self.path}: {error}{hint}") from error
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"cannot read {self.path}: {error}") from error
         if any(pa.types.is_binary(kind) for kind in table.schema.types):  # bytes that are no UTF-8
-            raise _undecodable(self.path, codec)
+            raise _report_undecodable(self.path, codec)
         return table
 
 
 def detect_encoding(path: Path) -> str:
     """Return the encoding of a text file.
 
-    A byte order mark decides, then the zero bytes of UTF-16; a file that is valid UTF-8 is in
-    UTF-8, and any other in the encoding of Western Windows, which UTF-8 cannot be mistaken for.
+    A byte order mark determines the encoding. Without a mark, zero bytes indicate UTF-16, a file
+    that is valid UTF-8 is in UTF-8, and any other file is in the encoding of Western Windows.
     """
     marked = _marked_encoding(path)
     if marked is not None:
@@ -155,13 +207,17 @@ def detect_encoding(path: Path) -> str:
 
 
 def is_separator(separator: str) -> bool:
-    """Return whether a text can separate cells: one character, not of numbers or quotes."""
+    """Return whether a text can be the separator of cells.
+
+    A separator is a single ASCII character other than a letter, a digit, a point, a sign, a
+    quotation mark, the end of a line or the character NUL.
+    """
     is_possible = len(separator) == 1 and separator.isascii() and not separator.isalnum()
     return is_possible and separator not in '"\r\n.+-\0'
 
 
 def is_encoding(encoding: str) -> bool:
-    """Return whether Python has an encoding of this name for texts."""
+    """Return whether Python has a text encoding of this name."""
     try:
         "".encode(encoding)
     except (LookupError, ValueError):
@@ -170,7 +226,7 @@ def is_encoding(encoding: str) -> bool:
 
 
 def _marked_encoding(path: Path) -> str | None:
-    """Return the encoding of the byte order mark of a file; None if there is no mark."""
+    """Return the encoding that a file's byte order mark states; None if there is no mark."""
     with path.open("rb") as file:
         head = file.read(4)
     return next(
@@ -189,11 +245,14 @@ def _is_utf_8(chunks: Iterator[bytes]) -> bool:
     return True
 
 
-def _undecodable(path: Path, encoding: str | None) -> DataError:
-    tried = f"encoding {encoding!r}" if encoding else "UTF-8 or Windows-1252"
+def _report_undecodable(path: Path, encoding: str | None) -> DataError:
+    if encoding:
+        tried = f"encoding {encoding!r}"
+    else:
+        tried = "UTF-8 or Windows-1252"
     return DataError(
-        f"{path} is not a text in {tried}; set 'encoding', such as 'cp1250' or "
-        "'utf-16', or save it as UTF-8"
+        f"{path} cannot be decoded as {tried}; set 'encoding' to the encoding of the file, such as "
+        "'cp1250' or 'utf-16', or save the file as UTF-8"
     )
 
 
@@ -208,7 +267,7 @@ def _detect_format(path: Path, separator: str | None, encoding: str) -> CsvForma
 
 
 def _read_sample(path: Path, encoding: str) -> str:
-    """Return the beginning of a text file, up to the end of a line."""
+    """Return the first :data:`SAMPLE_CHARACTERS` characters of a text file, cut at a line end."""
     with path.open(encoding=encoding, newline="") as file:
         sample = file.read(SAMPLE_CHARACTERS)
     if len(sample) == SAMPLE_CHARACTERS:
@@ -217,7 +276,16 @@ def _read_sample(path: Path, encoding: str) -> str:
 
 
 def _detect_separator(sample: str, path: Path) -> str:
-    """Return the separator with most rows as long as the header, then with most numbers."""
+    """Choose the separator with which the largest share of rows has as many cells as the header.
+
+    If several separators are equal, the separator with the largest share of cells that are numbers
+    is chosen.
+
+    Raises
+    ------
+    DataError
+        If several separators fit equally well.
+    """
     regular = {separator: _regular_rows(sample, separator) for separator in SEPARATORS}
     shares = {separator: share for separator, (share, _) in regular.items()}
     best = max(shares.values())
@@ -231,16 +299,24 @@ def _detect_separator(sample: str, path: Path) -> str:
         ]
     if len(fitting) > 1:
         raise DataError(
-            f"{path} may be separated by {' or '.join(map(repr, fitting))}; set 'separator'"
+            f"the separator of cells in {path} is ambiguous: "
+            f"{' or '.join(map(repr, fitting))} fits equally well; set 'separator'"
         )
     return fitting[0]
 
 
 def _regular_rows(sample: str, separator: str) -> tuple[float, list[list[str]]]:
-    """Return the share of rows that have as many cells as the header, and these rows.
+    """Measure how well a separator fits a sample of a CSV file.
 
-    The share is 0 if it is below one half or there is only one column; but a quarter if all rows
-    agree and only the header differs, so that the error of the reader is about the right separator.
+    Returns
+    -------
+    tuple
+        A score of the separator, from 0 (does not fit) to 1, and rows below the header. If at least
+        half of the rows have as many cells as the header, the score is their share, and these rows
+        are returned. Otherwise the score is 0, and all rows are returned. If all rows have the same
+        number of cells (more than one) and only the header has another number, the score is a
+        quarter in place of 0: the separator can then still be chosen, and the reader reports the
+        wrong header. The score is 0, without rows, if the header has only one cell.
     """
     try:
         rows = [

@@ -1,4 +1,8 @@
-"""Drift: changes of clients' examples and true clusters during a run."""
+"""Drift: changes of clients' examples and true clusters during a run.
+
+The rounds of a run are divided into *stages*, in each of which the data does not change. A
+*pattern* states the true cluster (or concept) of each client in each stage.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from fedclade.core import (
     checked,
     require,
     rng,
+    shown,
     unknown,
 )
 from fedclade.data.client_data import ClientData, Stage
@@ -30,7 +35,7 @@ from fedclade.data.shift import View
 # 2023).
 
 Concepts = tuple[tuple[int, ...], ...]
-"""Concept of each client, ``[steps][clients]``."""
+"""Number of the concept of each client in each time step, ``[steps][clients]``."""
 
 _TEXT = """
 A:
@@ -94,11 +99,11 @@ R9:
     0000000000 0000000000 2332331332 2332331332 2303000210 2303000210
     0112303201 0112303201 1112333223 1112333223 1112333223
 """
-"""Rows of ten digits, one for each time step: the change points of the authors' experiments."""
+"""Patterns of the authors' experiments: a row for each time step, a digit for each client."""
 
 
 def _parse_patterns(text: str) -> dict[str, Concepts]:
-    """Return the patterns of a text: a line with a name, then rows of digits."""
+    """Parse patterns from a text in which each name is followed by its rows of digits."""
     patterns: dict[str, Concepts] = {}
     name = ""
     for word in text.split():
@@ -114,46 +119,51 @@ def _parse_patterns(text: str) -> dict[str, Concepts]:
 PATTERNS: Mapping[str, Concepts] = MappingProxyType(_parse_patterns(_TEXT))
 """Patterns by name.
 
-A and W to Y have two concepts, Z the first and the third of three, B to F four, and R0 to R9 four
-at random.
+A and W to Y have two concepts. Z has the first and the third of three concepts. B to F have four
+concepts. R0 to R9 have four concepts that are assigned at random.
 """
 
 
 def read_concepts(pattern: str | Concepts, steps: int, clients: int) -> list[list[int]]:
-    """Return the concept of each client in each time step, ``[rows][clients]``.
+    """Read a pattern of drift: the concept of each client in each time step, ``[rows][clients]``.
 
     Parameters
     ----------
     pattern
-        Name of a pattern, or its rows. A pattern of ten clients is repeated for more.
+        Name of a pattern, or its rows. The columns of a pattern are repeated if there are more
+        clients than columns.
     steps
-        Number of time steps. A further row, if there is one, gives the tests of the last step.
+        Number of time steps. If the pattern has a further row, it determines the test data of the
+        last step.
     clients
         Number of clients.
 
     Raises
     ------
     ConfigError
-        If a name is unknown, rows differ in length, a concept is negative, or there are fewer rows
-        than steps.
+        If the name is unknown, rows differ in length, a concept is negative, or there are fewer
+        rows than steps.
     """
     if isinstance(pattern, str) and pattern not in PATTERNS:
         raise ConfigError(unknown("pattern of drift:", pattern, PATTERNS))
-    rows = PATTERNS[pattern] if isinstance(pattern, str) else pattern
+    if isinstance(pattern, str):
+        rows = PATTERNS[pattern]
+    else:
+        rows = pattern
     has_one_length = len({len(row) for row in rows}) == 1 and len(rows[0]) > 0
     if not has_one_length or min(min(row) for row in rows) < 0:
         raise ConfigError(
-            "a pattern of drift should have rows of one length, with a concept from 0 on for each "
-            "client"
+            f"a pattern of drift should have rows of equal length, with a concept number of at "
+            f"least 0 for each client, got {shown(rows)}"
         )
     if len(rows) < steps:
         raise ConfigError(
-            f"the pattern of drift has {len(rows)} rows, and {steps} are needed, one for each time "
-            "step"
+            f"the pattern of drift should have at least {steps} rows, one for each time step, got "
+            f"{len(rows)}"
         )
 
     def repeat(row: Sequence[int]) -> list[int]:
-        """Return a row that is repeated for all clients."""
+        """Repeat the entries of a row of the pattern until there is an entry for each client."""
         return [row[client % len(row)] for client in range(clients)]
 
     return [repeat(row) for row in rows]
@@ -162,7 +172,7 @@ def read_concepts(pattern: str | Concepts, steps: int, clients: int) -> list[lis
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """Change of the clients' data during a run, in stages.
+    """Settings of a change of the clients' data during a run, in stages.
 
     Parameters
     ----------
@@ -170,25 +180,28 @@ class Drift:
         First round of each stage after the first, from 2 on, ascending.
     kind
         ``replace``: training and validation data of a stage replace the data of the stages before.
-        ``accumulate``: clients also keep the earlier data, with the labels and views of its stage.
-        In both cases clients are tested only on the data of the current stage.
+        ``accumulate``: clients also retain the data of earlier stages, as they saw the data in
+        those stages. In both cases clients are tested only on the data of the current stage.
     examples
         ``new``: a client's training examples are divided into parts, one for each stage, whose
         sizes differ by at most one. ``same``: a client has the same examples in all stages, and
         sees them by the view of its true cluster.
     share
-        Fraction of the clients that move to another true cluster at each stage, drawn again for
-        each stage: in [0, 1], and at least one client unless it is 0; by default 0.5. With ``anew``
-        every client draws its cluster from all clusters, so that it may stay. Newcomers move in the
-        same way.
+        Fraction of the clients that move to another true cluster at each stage, in [0, 1]; by
+        default 0.5. These clients are drawn again for each stage, at least one client unless the
+        fraction is 0. With the value ``anew`` in place of a fraction, every client draws its true
+        cluster from all clusters at each stage, so that it may also stay in its cluster. Newcomers
+        move in the same way.
     pattern
         True cluster of each client in each stage, as an alternative to ``share``: the name of a
         pattern of FedDrift (``A`` to ``F``, ``W`` to ``Z``, ``R0`` to ``R9``), or a list with a row
-        for each stage. Rows of fewer clients are repeated.
+        for each stage. If there are more clients than entries in a row, the entries are repeated.
     test
-        Views by which a stage is tested. ``now``: the views of the stage. ``next``: the views of
-        the next stage, as in FedDrift; in the last stage, the views of the pattern's next row, if
-        there is one. ``seen``: for all stages the views of one stage, drawn for each client.
+        Views by which clients see their test examples. ``now``: the views of the current stage.
+        ``next``: the views of the next stage, as in FedDrift. In the last stage, these are the
+        views of a further row of the pattern, or of the last stage if there is no further row.
+        ``seen``: a client has the view of one stage, drawn at random, for its test examples in all
+        stages.
 
     Raises
     ------
@@ -217,12 +230,17 @@ class Drift:
                 "drift.rounds",
                 rounds,
                 is_ascending,
-                "one round or more from 2 on, in ascending order",
+                "one or more rounds of at least 2, in ascending order",
             ),
             ("drift.kind", self.kind, is_kind, "'replace' or 'accumulate'"),
             ("drift.examples", self.examples, is_examples, "'new' or 'same'"),
             ("drift.share", share, is_share, "in [0, 1], or 'anew'"),
-            ("drift.share", share, not has_both, "left out with a pattern, which says who moves"),
+            (
+                "drift.share",
+                share,
+                not has_both,
+                "left out with a pattern, which determines the moves",
+            ),
             ("drift.test", self.test, is_test, "'now', 'next' or 'seen'"),
         )
         if self.pattern:
@@ -231,9 +249,10 @@ class Drift:
     def draw_clusters(
         self, first: Sequence[int], clusters: int, seed: int, purpose: str
     ) -> list[list[int]]:
-        """Return the true cluster of each client in each stage, ``[stages][clients]``.
+        """Draw the true cluster of each client in each stage, ``[stages][clients]``.
 
-        A pattern with further rows gives one more row, for the tests of the last stage.
+        If the pattern has more rows than there are stages, one more row is returned. Its clusters
+        determine the test data of the last stage if the setting ``test`` is ``next``.
 
         Parameters
         ----------
@@ -244,13 +263,14 @@ class Drift:
         seed
             Seed of all draws.
         purpose
-            Name of the draws, which differ for clients and newcomers.
+            ``clients`` or ``newcomers``: a key of the random draws, so that the draws for clients
+            and for newcomers differ.
         """
         stages = len(self.rounds) + 1
         if self.pattern:
             rows = read_concepts(self.pattern, stages, len(first))[: stages + 1]
             largest = max(max(row) for row in rows)
-            rule = f"of {clusters} concepts, as clusters says"
+            rule = f"of {clusters} concepts, which is the number of clusters"
             require(("drift.pattern", self.pattern, largest < clusters, rule))
             return rows
         rows = [list(first)]
@@ -266,7 +286,7 @@ class Drift:
                 moving = max(1, round(share * len(first)))
             row = list(rows[-1])
             for client in np.sort(order[:moving]).tolist():
-                # A shift from 1 to clusters − 1, so that the cluster is another one.
+                # A shift from 1 to clusters − 1, so that the cluster changes.
                 shift = 1 + int(draw.integers(clusters - 1))
                 row[client] = (row[client] + shift) % clusters
             rows.append(row)
@@ -282,7 +302,15 @@ def _is_fraction(value: object) -> bool:
 
 
 def read_drift(drift: Drift | Mapping[str, Any] | None) -> Drift | None:
-    """Return a drift, given as such or by its fields; a ConfigError if the fields are wrong."""
+    """Return the settings of a drift, given as a :class:`Drift` or as a mapping of its fields.
+
+    Returns None if ``drift`` is None.
+
+    Raises
+    ------
+    ConfigError
+        If a field is unknown, or a value is out of range.
+    """
     if drift is None or isinstance(drift, Drift):
         return drift
     return Drift(**check_arguments("[data.drift]", Drift, drift))
@@ -294,7 +322,7 @@ Clients = tuple[ClientData, ...]
 def apply_drift(
     federation: Federation, views: Sequence[View], drift: Drift, seed: int
 ) -> Federation:
-    """Return a federation and its newcomers with the stages of a drift.
+    """Add the stages of a drift to a federation and to its newcomers.
 
     Parameters
     ----------
@@ -310,8 +338,8 @@ def apply_drift(
     Raises
     ------
     ConfigError
-        If a client has too few examples, a pattern has more concepts than there are clusters, or
-        views leave out labels.
+        If a client has too few examples, a pattern has more concepts than there are clusters, or a
+        view restricts the labels that clients have.
     """
     parts = [federation]
     if federation.newcomers is not None:
@@ -324,7 +352,7 @@ def apply_drift(
     viewed = [
         _view_stages(part, rows, drift, seed) for part, rows in zip(parts, truths, strict=True)
     ]
-    rule = "one that leaves all labels to all clients, where their data drifts"
+    rule = "a shift that leaves all labels to all clients if the data drifts"
     require(("shift", "anda", not any(view.classes for view in views), rule))
     has_transform = any(view.transform for view in views)
     if drift.kind == "accumulate" or drift.test != "now" or has_transform:
@@ -348,7 +376,10 @@ def _add_stages(
     pool: Pool,
     newcomers: Federation | None = None,
 ) -> Federation:
-    """Return a federation with stages, given its clients and their true clusters in each."""
+    """Return a federation with stages, given its clients and their true clusters in each stage.
+
+    ``clients`` and ``clusters`` have the shape ``[stages][clients]``.
+    """
     truths: list[dict[int, int] | None] = []
     for row in clusters:
         if federation.true_clusters is None:
@@ -371,7 +402,10 @@ def _add_stages(
 def _view_stages(
     federation: Federation, clusters: Sequence[Sequence[int]], drift: Drift, seed: int
 ) -> list[list[ViewedData]]:
-    """Return the data ``[stages][clients]`` of each client, given its true clusters."""
+    """Assign examples and views to each client in each stage, ``[stages][clients]``.
+
+    ``clusters [stages][clients]`` has the true cluster, and thus the view, of each client.
+    """
     stages = len(drift.rounds) + 1
     viewed: list[list[ViewedData]] = [[] for _ in range(stages)]
     for place, client in enumerate(federation.clients):
@@ -393,12 +427,15 @@ def _view_stages(
 def _distribute_training(
     client: ClientData, drift: Drift, stages: int, seed: int
 ) -> Sequence[Indices]:
-    """Return a client's training examples of each stage."""
+    """Divide a client's training examples among the stages, or repeat them in each stage.
+
+    The setting ``examples`` of the drift selects between the two.
+    """
     if drift.examples == "same":
         return [client.train] * stages
     rule = (
-        f"at least {stages}, one for each stage, of client {client.id}; or take "
-        "drift.examples = 'same'"
+        f"at least {stages} for client {client.id}, one for each stage; provide more examples, or "
+        "set drift.examples = 'same'"
     )
     require(("training examples", len(client.train), len(client.train) >= stages, rule))
     order = rng.generator(seed, "stages", client.key).permutation(client.train)
@@ -408,7 +445,11 @@ def _distribute_training(
 def _apply_single_views(
     stages: Sequence[Sequence[ViewedData]], views: Sequence[View]
 ) -> list[list[ClientData]]:
-    """Return the clients of each stage, if each client sees all of its examples by one view."""
+    """Return the clients of each stage, given that a client has a single view in each stage.
+
+    The label map and the rotation of the view become fields of the client, so that no examples are
+    copied.
+    """
 
     def apply_view(data: ViewedData) -> ClientData:
         ((train, number),) = data.train
@@ -421,7 +462,10 @@ def _apply_single_views(
 
 
 def _share_unchanged(before: Clients, now: Clients) -> Clients:
-    """Return the clients of a stage; those without a change are the same objects as before."""
+    """Return the clients of a stage, with unchanged clients replaced by the earlier objects.
+
+    Sharing these objects saves memory.
+    """
     clients: list[ClientData] = []
     for old, new in zip(before, now, strict=True):
         clients.append(old if _has_same_data(old, new) else new)

@@ -1,4 +1,4 @@
-"""Federations: the clients with their data."""
+"""Federations: the set of clients of a run with their data."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from fedclade.core import (
 )
 from fedclade.data.agreement import Encoding
 from fedclade.data.arrays import whole_number
+from fedclade.data.attributes import as_attributes, check_attributes
 from fedclade.data.client_data import (
     Augment,
     ClientData,
@@ -42,35 +43,41 @@ from fedclade.data.pool import Pool
 @checked()
 @dataclass(frozen=True, eq=False)
 class Federation(Displayed):
-    """Clients with their data.
+    """Set of clients with their data, on which algorithms run.
 
     Parameters
     ----------
     pool
         The examples of all clients.
     clients
-        At least one client, with distinct ids; each with training and test examples. A
-        :class:`~fedclade.data.client_table.ClientTable` stores very many.
+        At least one client. Ids are distinct, and each client has training and test examples. A
+        :class:`~fedclade.data.client_table.ClientTable` stores millions of clients.
     true_clusters
-        Cluster of each client by its id, if known. For scoring only: the ``oracle`` is the only
-        algorithm that sees it.
+        True cluster of each client by its id; None if unknown. True clusters are for scoring only:
+        the ``oracle`` is the only algorithm that uses them.
     description
-        Data, partition and shift, for people.
+        Description of the data, the partition and the shift, for reports.
     newcomers
-        Clients that were held back from training, with other ids; None if there are none.
+        Clients that are excluded from training and join afterwards, with ids that no other client
+        has; None without such clients.
     augment
-        Function of the inputs ``[B, ...]`` of every training batch, and of no other inputs. It
-        treats each example by itself, and draws from torch's generators.
+        Function of the inputs ``[B, ...]`` of every training batch (B examples), which returns
+        changed inputs; not applied in evaluation. The function treats each example separately, and
+        draws from torch's generators.
     stages
-        Data of the clients from later rounds on, if it changes during a run; none for a table.
+        Data of the clients from later rounds on, if the data changes during a run. Empty if
+        ``clients`` is a client table.
     encoding
-        The schema that tables or texts were encoded by; None for data that came as numbers.
+        Schema by which tables or texts were encoded; None for data that was given as numbers.
+    attributes
+        Attributes of clients by name, such as a hospital's country. Reports compare clusters by
+        these attributes, which are never inputs of a model. See :meth:`with_attributes`.
 
     Raises
     ------
     DataError
-        If there are no clients, two have one id, or a client has no training or no test examples,
-        examples that are not in the pool, or inputs that are NaN or infinite.
+        If there are no clients, two clients have the same id, or a client has no training or no
+        test examples, examples that are not in the pool, or inputs that are NaN or infinite.
     """
 
     pool: Pool
@@ -81,6 +88,9 @@ class Federation(Displayed):
     augment: Augment | None = None
     stages: tuple[Stage, ...] = ()
     encoding: Encoding | None = field(default=None, repr=False)
+    attributes: Mapping[str, Mapping[str, float | str | None]] | None = field(
+        default=None, repr=False
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "augment", resolve_augment(self.augment))
@@ -89,8 +99,8 @@ class Federation(Displayed):
         if isinstance(self.clients, ClientTable):
             if self.stages:
                 raise DataError(
-                    "the clients of a table have the same data in all rounds, so they take no "
-                    "stages"
+                    "a federation with a client table cannot have stages, as the clients of a "
+                    "table have the same data in all rounds; pass the clients as a tuple"
                 )
             self.clients.check(self.pool)
         else:
@@ -101,7 +111,10 @@ class Federation(Displayed):
         self._check_newcomers()
 
     def _check_clients(self, clients: tuple[ClientData, ...]) -> None:
-        """Check clients that are not in a table, which checks itself."""
+        """Check that clients have distinct ids, and training and test examples in the pool.
+
+        A client table does the same in :meth:`ClientTable.check`.
+        """
         ids = [client.id for client in clients]
         if len(set(ids)) < len(ids):
             repeated = sorted({client for client in ids if ids.count(client) > 1})
@@ -119,7 +132,7 @@ class Federation(Displayed):
                 checked_arrays.add(id(indices))
 
     def _check_true_clusters(self) -> None:
-        """Check that the true clusters are whole numbers for every client."""
+        """Check that the true clusters have a whole number for every client, and no other entry."""
         truth = self.true_clusters
         if truth is None:
             return
@@ -134,11 +147,11 @@ class Federation(Displayed):
             whole_number(cluster, f"the true cluster of client {client}")
 
     def _check_label_maps(self) -> None:
-        """Check that only labels are mapped."""
+        """Check that clients have label maps only if the targets of the pool are labels."""
         if self.pool.y.is_floating_point() and self.label_maps:
             raise DataError(
-                f"clients can have a label_map only of labels, got targets of a {self.pool.task} "
-                "task"
+                f"clients can have a label_map only if targets are labels, got targets of a "
+                f"{self.pool.task} task"
             )
 
     def _check_newcomers(self) -> None:
@@ -148,7 +161,8 @@ class Federation(Displayed):
         both = sorted(set(self.ids) & set(self.newcomers.ids))
         if both:
             raise DataError(
-                f"newcomers should have ids of their own, got these of other clients: {both}"
+                "newcomers should have ids that no other client has, got these ids of other "
+                f"clients: {both}"
             )
 
     def __len__(self) -> int:
@@ -160,8 +174,28 @@ class Federation(Displayed):
     def __str__(self) -> str:
         return self.description or f"{self.pool.name}, {len(self)} clients"
 
+    def with_attributes(self, source: Any) -> Federation:
+        """Return the federation with attributes of its clients, such as a country, for reports.
+
+        Parameters
+        ----------
+        source
+            A CSV, TSV or Parquet file or a data frame with a row for each client, whose name is in
+            the column ``client`` or else in the first column; or a mapping of clients' names to
+            mappings of attributes.
+
+        Raises
+        ------
+        DataError
+            If the source has another form, has two rows for a client, or has no client of this
+            federation.
+        """
+        attributes = as_attributes(source)
+        check_attributes(attributes, list(self._client_names.values()))
+        return replace(self, attributes=attributes)
+
     def in_round(self, number: int) -> Federation:
-        """Return the clients with their data of a round, from 1, without stages.
+        """Return the federation with the data of one round (counted from 1), without stages.
 
         The returned object is the same for all rounds of a stage.
         """
@@ -169,7 +203,12 @@ class Federation(Displayed):
 
     @property
     def truth(self) -> tuple[Mapping[int, int] | None, dict[int, Mapping[int, int]]]:
-        """True clusters at first, and by the first round of each stage, as far as known."""
+        """True clusters of the clients before the first stage, and in each stage.
+
+        The first element has the true clusters before the first stage, or is None if they are
+        unknown. The second element has the true clusters of each stage by the first round of the
+        stage. Stages with unknown true clusters are left out.
+        """
         later = {
             stage.first_round: stage.true_clusters
             for stage in self.stages
@@ -178,18 +217,18 @@ class Federation(Displayed):
         return self.true_clusters, later
 
     def stage_in(self, number: int) -> int:
-        """Return the stage of a round: 0 before the first stage."""
+        """Return the number of the stage that a round belongs to: 0 before the first stage."""
         return sum(stage.first_round <= number for stage in self.stages)
 
     @cached_property
     def each_stage(self) -> tuple[Federation, ...]:
-        """The clients with their data before the first stage, and in each stage."""
+        """Federations without stages: one before the first stage, and one for each stage."""
         if not self.stages and (self.newcomers is None or not self.newcomers.stages):
             return (self,)
         first = Stage(1, tuple(self.clients), self.true_clusters)
 
         def build(stage: Stage) -> Federation:
-            """Build the federation of one stage."""
+            """Build the federation of one stage, including its newcomers."""
             newcomers = self.newcomers
             if newcomers is not None:
                 newcomers = newcomers.in_round(stage.first_round)
@@ -205,7 +244,7 @@ class Federation(Displayed):
 
     @cached_property
     def positions(self) -> Mapping[int, int]:
-        """Place of each id in the order of the clients."""
+        """Position of each client in the order of the clients, by the id of the client."""
         if isinstance(self.clients, ClientTable):
             return self.clients.positions
         return {client.id: place for place, client in enumerate(self.clients)}
@@ -227,21 +266,21 @@ class Federation(Displayed):
 
     @cached_property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client."""
+        """Number of training examples of each client by its id."""
         if isinstance(self.clients, ClientTable):
             return ArrayMapping(self.clients.positions, self.clients.train.counts)
         return {client.id: len(client.train) for client in self.clients}
 
     @cached_property
     def keys(self) -> Mapping[int, int]:
-        """Number of each client for its random draws."""
+        """Key of each client by its id. The key seeds the client's random draws."""
         if isinstance(self.clients, ClientTable):
             return ArrayMapping(self.clients.positions, self.clients.keys)
         return {client.id: client.key for client in self.clients}
 
     @property
-    def _names(self) -> Mapping[int, str]:
-        """Name of each client."""
+    def _client_names(self) -> Mapping[int, str]:
+        """Name of each client by its id."""
         if isinstance(self.clients, ClientTable):
             return ArrayMapping(self.clients.positions, self.clients.all_names)
         return {client.id: client.name for client in self.clients}
@@ -256,16 +295,18 @@ class Federation(Displayed):
 
     @cached_property
     def label_maps(self) -> Sequence[Tensor]:
-        """The different label maps of the clients."""
+        """The distinct label maps of the clients; empty if no client has a label map."""
         if isinstance(self.clients, ClientTable):
             maps = self.clients.label_maps
-            return () if maps is None else maps.unbind()
+            if maps is None:
+                return ()
+            return maps.unbind()
         all_maps = [client.label_map for client in self.clients if client.label_map is not None]
         return list({id(label_map): label_map for label_map in all_maps}.values())
 
     @property
     def roster(self) -> ClientRegistry:
-        """Facts about the clients that a server knows."""
+        """Registry of clients for a server: names, sizes and true clusters, but no examples."""
         later = [
             (stage.first_round, federation.roster)
             for stage, federation in zip(self.stages, self.each_stage[1:], strict=True)
@@ -276,7 +317,7 @@ class Federation(Displayed):
         return ClientRegistry(
             self.pool.schema,
             str(self),
-            names=self._names,
+            names=self._client_names,
             sizes=self.sizes,
             true_clusters=self.true_clusters,
             columns=columns,
@@ -284,12 +325,12 @@ class Federation(Displayed):
         )
 
     def alone(self, client: int) -> Federation:
-        """Return a federation of one client.
+        """Return a federation of a single client of this federation.
 
         Raises
         ------
         DataError
-            If there is no such client.
+            If no client has this id.
         """
         data = self._find_client(client)
         truth = None
@@ -305,20 +346,21 @@ class Federation(Displayed):
         )
 
     def _find_client(self, client: int) -> ClientData:
-        """Return a client by its id; a DataError if there is none."""
+        """Return the client with an id; raise a DataError if no client has this id."""
         try:
             return self.by_id[client]
         except (LookupError, TypeError, ValueError, OverflowError):
             first = min(self.ids)
             last = max(self.ids)
             raise DataError(
-                f"there is no client {shown(client)}; {self} has clients {first} to {last}"
+                f"the federation has no client {shown(client)}; {self} has clients {first} to "
+                f"{last}"
             ) from None
 
     def shard(self, clients: Collection[int]) -> Federation:
-        """Return a federation of some of the clients, without true clusters and newcomers.
+        """Return a federation of the clients with the given ids, over the same pool.
 
-        It has the same pool.
+        True clusters and newcomers are left out.
         """
         chosen: tuple[ClientData, ...] | ClientTable
         if isinstance(self.clients, ClientTable):
@@ -337,9 +379,9 @@ class Federation(Displayed):
         )
 
     def join(self, others: Federation) -> Federation:
-        """Return these clients and those of another federation over the same pool.
+        """Return a federation of these clients and the clients of another federation.
 
-        The result has no newcomers.
+        Both federations have the same pool. The result has no newcomers.
         """
         truth = None
         if self.true_clusters is not None and others.true_clusters is not None:
@@ -360,9 +402,10 @@ class Federation(Displayed):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of everything on which training depends.
+        """SHA-256 of all data on which training depends.
 
-        It covers the examples, and for each client its examples and its view of them.
+        The hash covers the examples of the pool, the scaling of targets, the name of the
+        augmentation, and the indices, the label map and the rotation of each client.
         """
         digest = hashlib.sha256()
         if self.pool.digest is not None:
@@ -371,6 +414,8 @@ class Federation(Displayed):
             for tensor in (self.pool.x, self.pool.y):
                 digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
                 digest.update(tensor.contiguous().numpy().data)
+        if self.pool.columns is not None and self.pool.columns.target_mean is not None:
+            digest.update(f"{self.pool.columns.target_mean}{self.pool.columns.target_std}".encode())
         if self.augment is not None:
             name = getattr(self.augment, "__qualname__", "")
             digest.update(f"{self.augment.__module__}:{name}".encode())
@@ -386,10 +431,30 @@ class Federation(Displayed):
         return digest.hexdigest()
 
     def examples(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
-        """Return the examples of one client in one split, as the client sees them."""
+        """Return inputs and targets of one split as a client sees them.
+
+        These are the examples of the pool after the client's rotation and label map.
+
+        Parameters
+        ----------
+        client
+            Id of the client.
+        split
+            ``train``, ``validation`` or ``test``.
+
+        Returns
+        -------
+        tuple
+            Inputs ``[n, ...]`` for the model, and targets of the client's n examples.
+
+        Raises
+        ------
+        DataError
+            If no client has this id, or the split is unknown.
+        """
         if not isinstance(split, str) or split not in get_args(Split):  # pyright: ignore[reportUnnecessaryIsInstance]
             splits = ", ".join(get_args(Split))
-            raise DataError(f"split should be one of {splits}, got {shown(split)}")
+            raise DataError(f"unknown data split {shown(split)}; expected one of {splits}")
         data = self._find_client(client)
         indices: Indices = getattr(data, split)
         targets = self.pool.y[torch.from_numpy(indices)]
@@ -397,8 +462,11 @@ class Federation(Displayed):
 
 
 def _add_client(digest: Any, client: ClientData) -> None:
-    """Add a client's examples, and its view of them, to a digest."""
-    labels = None if client.label_map is None else client.label_map.tolist()
+    """Update a hash with a client's id, key, rotation, label map and pool indices."""
+    if client.label_map is None:
+        labels = None
+    else:
+        labels = client.label_map.tolist()
     fields = [client.id, client.key, client.quarter_turns, labels]
     digest.update(json.dumps(fields).encode())
     for indices in (client.train, client.validation, client.test):

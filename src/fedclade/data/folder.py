@@ -1,4 +1,8 @@
-"""Folders of federations, mapped to memory: examples stay in the file until they are used."""
+"""Folders with a federation on disk, whose examples are mapped to memory.
+
+The operating system reads examples from the file when they are used, so that a federation may be
+larger than memory.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ from fedclade.data.pool import Columns, Pool
 # any ``name``, ``cluster`` (the true one), ``view`` (row of its label map, -1 for none) and
 # ``quarter_turns``. Newcomers come last.
 #
-# ``federation.json``: all else, see :class:`Header`.
+# ``federation.json``: everything else, see :class:`Header`.
 
 FORMAT = 1
 
@@ -44,36 +48,36 @@ CLIENTS = "clients.arrow"
 HEADER = "federation.json"
 
 ALIGNED = 64
-"""Alignment of the first column of a file, in bytes."""
+"""Alignment in bytes of the first column in an Arrow file; see :func:`write_arrow`."""
 
 COPIED_AT_A_TIME = 2**24
-"""Size of the pieces in which columns are copied, in bytes."""
+"""Size in bytes of the pieces in which columns are copied to an Arrow file."""
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-"""Flag of a mapping for which no memory is set aside; Python 3.13 has it by name."""
+"""Flag of ``mmap`` by which no memory is reserved; named in Python 3.13 and later only."""
 
-INTACT = "build it anew with 'fedclade data build', or copy the whole folder again"
-"""Advice for a folder whose files do not fit together."""
+INTACT = "build the folder again with 'fedclade data build', or copy the whole folder again"
+"""Advice at the end of error messages about a damaged or incomplete folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """Content of ``federation.json``.
+    """Content of ``federation.json``: all facts about a folder's federation except its arrays.
 
     Parameters
     ----------
     format
-        Version of the folder; another one is refused.
+        Version of the folder format. Folders of other versions are refused.
     name, task, outputs, mean, std, vocabulary, columns
         See :class:`~fedclade.data.Pool`.
     inputs, targets
         NumPy type and shape of one input and of one target.
     examples, clients, newcomers
-        Numbers of examples, clients and newcomers. Newcomers are held back from training.
+        Numbers of examples, clients and newcomers. Newcomers are excluded from training.
     description
-        Description of the federation, for people.
+        Description of the federation, for reports.
     label_maps
-        The label maps of the clients.
+        The distinct label maps of the clients.
     digest
         SHA-256 of the bytes of inputs and targets.
     sizes, clients_digest
@@ -100,27 +104,36 @@ class Header:
     clients_digest: str
 
     def write(self, folder: Path) -> None:
-        """Write the header to a folder."""
+        """Write the header to the file ``federation.json`` in a folder."""
         (folder / HEADER).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Header:
-        """Read the header of a folder; a DataError if there is none, or of another version."""
+        """Read the header from the file ``federation.json`` in a folder.
+
+        Raises
+        ------
+        DataError
+            If the file is missing, damaged or of another version.
+        """
         path = folder / HEADER
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise DataError(
-                f"{folder} is no folder of a federation: it has no {HEADER}; make one with "
-                "'fedclade data build'"
+                f"{folder} is not the folder of a federation, as it has no {HEADER}; create such a "
+                "folder with 'fedclade data build'"
             ) from None
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {path}: {error}; {INTACT}") from error
-        version = values.get("format") if isinstance(values, dict) else None
+        if isinstance(values, dict):
+            version = values.get("format")
+        else:
+            version = None
         if version != FORMAT:
             raise DataError(
-                f"{path} has format {version}, this version of fedclade reads {FORMAT}; build the "
-                "folder anew with 'fedclade data build'"
+                f"{path} has format {version}, but this version of fedclade reads format {FORMAT}; "
+                "build the folder again with 'fedclade data build'"
             )
         try:
             return cls(**values)
@@ -130,12 +143,12 @@ class Header:
 
 @dataclass(frozen=True)
 class Raw:
-    """A column whose entries are in a file of bytes.
+    """Column to write to an Arrow file, whose entries are copied from a file of raw bytes.
 
     Parameters
     ----------
     path
-        The file, with the concatenated entries.
+        The file of raw bytes, with the concatenated entries.
     kind
         NumPy type of the numbers.
     shape
@@ -148,22 +161,29 @@ class Raw:
 
 
 def write_arrow(path: Path, columns: Mapping[str, Raw | NDArray[Any] | Sequence[str]]) -> None:
-    """Write columns as one record batch.
+    """Write columns to an Arrow file as one record batch.
 
-    The first column begins at a multiple of :data:`ALIGNED` bytes. Arrow promises 8 only, but
-    matrix products round differently if numbers are aligned differently in memory, and tensors of
-    torch are aligned to such multiples.
+    The first column begins at a multiple of :data:`ALIGNED` bytes, like tensors that torch
+    allocates, whereas Arrow guarantees only a multiple of 8 bytes. Matrix products are rounded
+    differently if numbers are aligned differently in memory. With equal alignment, a run gets the
+    same results from the file as from tensors.
     """
     import pyarrow as pa
 
     raw_columns = {name: each for name, each in columns.items() if isinstance(each, Raw)}
     arrays: dict[str, Any] = {}
     for name, column in columns.items():
-        arrays[name] = _map_zeros(column) if isinstance(column, Raw) else pa.array(column)
+        if isinstance(column, Raw):
+            arrays[name] = _map_zeros(column)
+        else:
+            arrays[name] = pa.array(column)
     batch = pa.record_batch(arrays)
 
     def write(sink: Any, some: Any, spaces: int) -> None:
-        """Write a batch whose metadata is longer by a number of spaces."""
+        """Write a batch with a number of spaces in its metadata.
+
+        The metadata precedes the columns, so that the spaces move the first column in the file.
+        """
         padded = some.replace_schema_metadata({"spaces": " " * spaces})
         options = pa.ipc.IpcWriteOptions(allow_64bit=True)
         with pa.ipc.new_file(sink, padded.schema, options=options) as writer:
@@ -178,13 +198,14 @@ def write_arrow(path: Path, columns: Mapping[str, Raw | NDArray[Any] | Sequence[
     with pa.OSFile(str(path), "wb") as sink:
         write(sink, batch, ALIGNED + -offset % ALIGNED)
     if raw_columns:
-        _fill(path, raw_columns)
+        _overwrite_zeros(path, raw_columns)
 
 
 def _map_zeros(raw: Raw) -> Any:
-    """Return a column of zeros as long as a file, which take no memory.
+    """Return an Arrow column of zeros that has as many bytes as a raw file, but needs no memory.
 
-    Arrow writes whole columns only; the zeros are overwritten afterwards.
+    Arrow can write only whole columns, and the raw file may be larger than memory. Therefore zeros
+    are written first, and :func:`_overwrite_zeros` then copies the raw file over the zeros.
     """
     import pyarrow as pa
 
@@ -201,8 +222,8 @@ def _map_zeros(raw: Raw) -> Any:
     return pa.FixedSizeListArray.from_arrays(flat, prod(raw.shape))
 
 
-def _fill(path: Path, raw_columns: Mapping[str, Raw]) -> None:
-    """Overwrite the zeros of columns with the content of their files."""
+def _overwrite_zeros(path: Path, raw_columns: Mapping[str, Raw]) -> None:
+    """Overwrite the zeros of columns in an Arrow file with the content of their raw files."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:
@@ -216,20 +237,22 @@ def _fill(path: Path, raw_columns: Mapping[str, Raw]) -> None:
 
 
 def _get_buffer(column: Any) -> Any:
-    """Return the buffer with the entries of a column."""
+    """Return the Arrow buffer with the entries of a column, also if entries are lists."""
     values = column.values if hasattr(column, "values") else column
     return values.buffers()[1]
 
 
 class Mapped:
-    """Record batch of an Arrow file, mapped to memory; changes of it stay in memory.
+    """Record batch of an Arrow file that is mapped to memory.
+
+    Writes to the mapped memory do not change the file.
 
     Parameters
     ----------
     path
         The file.
     size
-        Its expected size in bytes.
+        Expected size of the file in bytes.
 
     Raises
     ------
@@ -244,7 +267,7 @@ class Mapped:
             with path.open("rb") as file:
                 actual_size = os.fstat(file.fileno()).st_size
                 if actual_size != size:
-                    raise DataError(f"{path} has {actual_size} bytes, expected {size}; {INTACT}")
+                    raise DataError(f"{path} should have {size} bytes, got {actual_size}; {INTACT}")
                 self.whole = _copy_on_write(file.fileno())
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}; {INTACT}") from error
@@ -254,7 +277,7 @@ class Mapped:
             reader = pa.ipc.open_file(self._buffer)
             if reader.num_record_batches != 1:
                 raise DataError(
-                    f"{path} has {reader.num_record_batches} record batches, expected 1; {INTACT}"
+                    f"{path} should have 1 record batch, got {reader.num_record_batches}; {INTACT}"
                 )
             self._batch = reader.get_batch(0)
         except (pa.ArrowException, OSError) as error:
@@ -268,12 +291,12 @@ class Mapped:
     def array(
         self, name: str, rows: int, kind: str = "int64", shape: tuple[int, ...] = ()
     ) -> NDArray[Any]:
-        """Return a column of numbers as an array ``[rows, *shape]`` over the file.
+        """Return a column of numbers as an array ``[rows, *shape]`` that is mapped to the file.
 
         Raises
         ------
         DataError
-            If the file has no such column, or one of another type or length.
+            If the file lacks the column, or the column has another type or length.
         """
         import pyarrow as pa
 
@@ -283,53 +306,55 @@ class Mapped:
         has_shape = len(column) == rows and len(flat) == rows * prod(shape)
         if not has_shape or flat.type != expected or flat.null_count:
             raise DataError(
-                f"{name} of {self._path} should be {rows} rows of {prod(shape)} {expected}, got "
-                f"{len(column)} of {column.type}; {INTACT}"
+                f"column {name} of {self._path} should have {rows} rows of {prod(shape)} "
+                f"{expected}, got {len(column)} rows of {column.type}; {INTACT}"
             )
         offset = _get_buffer(column).address - self._buffer.address
         values = np.frombuffer(self.whole, kind, rows * prod(shape), offset)
         return values.reshape(rows, *shape)
 
     def strings(self, name: str) -> list[str]:
-        """Return a column of strings; a DataError if there is none."""
+        """Return a column of strings; raise a DataError if the file lacks the column."""
         return self._find_column(name).to_pylist()
 
     def _find_column(self, name: str) -> Any:
-        """Return a column; a DataError if there is none."""
+        """Return a column as an Arrow array; raise a DataError if the file lacks the column."""
         if name not in self.names:
             raise DataError(
-                f"{self._path} has no column {name!r}, only {', '.join(self.names)}; {INTACT}"
+                f"{self._path} should have a column {name!r}, got the columns "
+                f"{', '.join(self.names)}; {INTACT}"
             )
         return self._batch.column(name)
 
 
 def _copy_on_write(file: int) -> mmap.mmap:
-    """Map a file so that an accidental write neither changes it nor ends the process."""
+    """Map a file to memory so that an accidental write neither changes the file nor crashes."""
     if os.name == "nt":
         return mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
-    # Without memory that is reserved for writes, which are not intended: else large files could not
-    # be mapped.
+    # No memory is reserved for writes, which are not intended. Otherwise files larger than the
+    # available memory could not be mapped.
     return mmap.mmap(
         file, 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
     )
 
 
 def open_folder(folder: str | Path, augment: Augment | str | None = None) -> Federation:
-    """Map a federation from a folder that :func:`write_folder` wrote.
+    """Open a federation from a folder that :func:`write_folder` wrote.
 
-    Nothing is read before it is used.
+    Examples are mapped to memory, and read from the file when they are used.
 
     Parameters
     ----------
     folder
         Path of the folder.
     augment
-        Function of a batch of inputs, or its ``module:function``; see :class:`Federation`.
+        Function that changes the inputs of training batches, or its ``module:function``; see
+        :class:`Federation`. A folder does not store it.
 
     Raises
     ------
     DataError
-        If a file is missing or damaged; the error names it. The bytes of the examples are not
+        If a file is missing or damaged; the error names the file. The bytes of the examples are not
         checked.
     """
     folder = Path(folder)
@@ -345,7 +370,7 @@ def open_folder(folder: str | Path, augment: Augment | str | None = None) -> Fed
     augment_function = resolve_augment(augment)
 
     def build(some: slice, description: str, newcomers: Federation | None = None) -> Federation:
-        """Build the federation of some of the clients."""
+        """Build the federation of a range of rows of the client table."""
         members = table[some]
         known = None
         if truth is not None:
@@ -367,31 +392,31 @@ def open_folder(folder: str | Path, augment: Augment | str | None = None) -> Fed
 
 
 def open_pool(folder: str, digest: str) -> Pool:
-    """Map the examples of a folder again, in another process.
+    """Open the examples of a folder again in a worker process, in place of sending them there.
 
     Raises
     ------
     DataError
-        If the folder does not exist, or has other data.
+        If the folder does not exist, or its examples do not have the given SHA-256 ``digest``.
     """
     path = Path(folder)
     if not path.is_dir():
         raise DataError(
-            f"{path} is not there; a run from a folder of data needs it on every machine, at one "
-            "path"
+            f"the data folder {path} does not exist on this machine; a run from a data folder "
+            "needs the folder at the same path on every machine"
         )
     header = Header.read(path)
     if header.digest != digest:
         raise DataError(
-            f"{path} holds other data than where the run began; it should be the same on every "
-            "machine"
+            f"the data folder {path} has other data than on the machine that started the run; copy "
+            "the folder of that machine to every machine"
         )
     examples = Mapped(path / EXAMPLES, int(header.sizes.get(EXAMPLES, 0)))
     return _build_pool(path, header, examples)
 
 
 def _build_pool(folder: Path, header: Header, examples: Mapped) -> Pool:
-    """Return the pool of a folder."""
+    """Build the pool of a folder from its header and its mapped examples."""
     x_kind, x_shape = header.inputs
     y_kind, y_shape = header.targets
     x = examples.array("x", header.examples, x_kind, tuple(x_shape))
@@ -416,12 +441,20 @@ def _build_pool(folder: Path, header: Header, examples: Mapped) -> Pool:
 
 
 def _build_table(clients: Mapped, header: Header) -> tuple[ClientTable, Indices | None]:
-    """Return the clients, and their true clusters if known."""
+    """Build the client table of a folder.
+
+    Returns
+    -------
+    tuple
+        The table of clients and newcomers, and the true cluster of each, or None if unknown.
+    """
     count = header.clients + header.newcomers
 
     def read_optional(name: str) -> Indices | None:
-        """Return a column if there is one."""
-        return clients.array(name, count) if name in clients.names else None
+        """Return a column of the clients' file, or None if the file lacks the column."""
+        if name not in clients.names:
+            return None
+        return clients.array(name, count)
 
     begins = clients.array("start", count)
     splits: dict[str, SplitRows] = {}
@@ -448,7 +481,7 @@ def _build_table(clients: Mapped, header: Header) -> tuple[ClientTable, Indices 
 
 
 def _read_columns(values: dict[str, Any]) -> Columns:
-    """Return columns from values of JSON, which has no tuples."""
+    """Convert JSON values to :class:`Columns`, with lists converted to tuples."""
     fields: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, list):

@@ -1,10 +1,10 @@
-"""Writing of a federation's folder, block by block, so that memory never holds all of it."""
+"""Writing of a federation to a folder in blocks of clients, so that it need not fit in memory."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +21,7 @@ from fedclade.data.folder import CLIENTS, EXAMPLES, Header, Raw, write_arrow
 from fedclade.data.pool import Pool
 
 EXAMPLES_AT_A_TIME = 2**16
-"""Number of examples of a block, unless one client has more."""
+"""Approximate number of examples in a block. A block has more if one client has more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +31,15 @@ class ClientBlock:
     Parameters
     ----------
     x, y
-        Examples ``[m, ...]`` of all clients, in the types of the pool; for each client those for
-        training, for validation and for testing.
+        Inputs and targets ``[m, ...]`` of the m examples of all clients in the block, in the types
+        of the pool. The examples of a client are adjacent, in the order training, validation, test.
     counts
-        Number of these for each client, int64 ``[k, 3]``.
+        Number of training, validation and test examples of each of the k clients, int64 ``[k, 3]``.
     ids, keys
-        ``[k]``; None: the clients are numbered.
+        Id and key of each client, ``[k]``; None if clients are numbered consecutively.
     names, clusters, view, quarter_turns
-        Values for each client; None if no client has any. ``view`` is the row of the client's label
-        map, -1 for none.
+        Name, true cluster, row of the label map (-1 for none) and number of rotations of each
+        client, ``[k]``; None if no client has such a value.
     """
 
     x: Tensor
@@ -59,7 +59,19 @@ Counts = NDArray[np.int32]
 
 @dataclass(eq=False)
 class _Written:
-    """Facts about the blocks that have been written."""
+    """Record of the blocks written so far, from which the clients' file and the header are made.
+
+    Parameters
+    ----------
+    counts
+        Numbers of training, validation and test examples of the clients in each block.
+    others
+        Other columns of the clients' file by name, such as names, with the values of each block.
+    digests
+        Hashes of the bytes of inputs and of targets.
+    clients
+        Number of clients in all blocks.
+    """
 
     counts: list[Counts] = field(default_factory=list[Any])
     others: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
@@ -68,7 +80,7 @@ class _Written:
 
 
 OnClients = Callable[[int], object]
-"""Function of the number of clients that have been written."""
+"""Callback that gets the number of clients written so far, to report progress."""
 
 
 def write_folder(
@@ -81,51 +93,61 @@ def write_folder(
     newcomers: int = 0,
     on_clients: OnClients | None = None,
 ) -> None:
-    """Write clients to a folder that appears when it is complete.
+    """Write a federation to a folder, given its clients in blocks.
 
-    Memory holds one block, and some 100 bytes for each client.
+    The folder gets its name only when it is complete. Memory is needed for one block, and about 100
+    bytes for each client.
 
     Parameters
     ----------
     folder
         Path of the folder, which must not exist.
     like
-        A pool with the types and the description of the examples; its own examples do not matter.
+        A pool that states the types, shapes and names of the data; its own examples are not used.
     blocks
-        The clients; all blocks have the same fields as the first one.
+        The clients. All blocks set the same optional fields.
     description
-        Description of the federation, for people.
+        Description of the federation, for reports.
     label_maps
-        Label maps ``[V, outputs]``, to which ``view`` of the blocks refers.
+        The V distinct label maps ``[V, outputs]``, to whose rows ``view`` of the blocks refers.
     newcomers
-        Number of the last clients that are held back from training.
+        Number of clients at the end that are newcomers, which are excluded from training.
     on_clients
-        Called after every block.
+        Function that is called after every block with the number of clients written so far.
 
     Raises
     ------
     DataError
-        If the folder exists or cannot be written, or examples cannot be used.
+        If the folder exists or cannot be written, or examples are invalid.
     """
     folder = Path(folder)
     if folder.exists():
-        raise DataError(f"{folder} exists already; name another folder, or remove it")
+        raise DataError(f"the folder {folder} already exists; choose another folder, or remove it")
 
     def write(unfinished: Path) -> None:
-        """Write all files to a folder that gets its name when it is complete."""
+        """Write all files to a temporary folder, which is renamed when it is complete."""
         unfinished.mkdir()
         x_file = unfinished / "x.raw"
         y_file = unfinished / "y.raw"
         written = _write_examples(x_file, y_file, like, blocks, on_clients)
         x_type = _describe_entry(like.x)
         y_type = _describe_entry(like.y)
-        columns = {"x": Raw(x_file, *x_type), "y": Raw(y_file, *y_type)}
-        write_arrow(unfinished / EXAMPLES, columns)
+        examples = {"x": Raw(x_file, *x_type), "y": Raw(y_file, *y_type)}
+        write_arrow(unfinished / EXAMPLES, examples)
         x_file.unlink()
         y_file.unlink()
         counts = np.concatenate(written.counts)
         write_arrow(unfinished / CLIENTS, _build_client_columns(counts, written))
         digests = "".join(digest.hexdigest() for digest in written.digests)
+        if like.columns is None:
+            columns = None
+        else:
+            # The folder has no raw inputs, so no later run can undo the scaling.
+            columns = asdict(replace(like.columns, by_default=False))
+        if label_maps is None:
+            maps = ()
+        else:
+            maps = tuple(map(tuple, label_maps.tolist()))
         Header(
             name=like.name,
             task=like.task,
@@ -133,14 +155,14 @@ def write_folder(
             mean=like.mean,
             std=like.std,
             vocabulary=like.vocabulary,
-            columns=None if like.columns is None else asdict(like.columns),
+            columns=columns,
             inputs=x_type,
             targets=y_type,
             examples=int(counts.sum()),
             clients=written.clients - newcomers,
             newcomers=newcomers,
             description=description,
-            label_maps=() if label_maps is None else tuple(map(tuple, label_maps.tolist())),
+            label_maps=maps,
             digest=hashlib.sha256(digests.encode()).hexdigest(),
             sizes={name: (unfinished / name).stat().st_size for name in (EXAMPLES, CLIENTS)},
             clients_digest=sha256_of(unfinished / CLIENTS),
@@ -163,7 +185,7 @@ def _write_examples(
     blocks: Iterable[ClientBlock],
     on_clients: OnClients | None,
 ) -> _Written:
-    """Write the examples of all blocks to two files; return facts about them."""
+    """Write the inputs and the targets of all blocks to two raw files, and record the clients."""
     written = _Written()
     x_digest, y_digest = written.digests
     with x_file.open("wb") as x_target, y_file.open("wb") as y_target:
@@ -178,7 +200,7 @@ def _write_examples(
 
 
 def _append(file: BinaryIO, digest: Any, values: Tensor) -> None:
-    """Append the bytes of values to a file and to its digest."""
+    """Append the bytes of a tensor to a file, and update the hash of the file."""
     data = values.contiguous().numpy().data
     file.write(data)
     digest.update(data)
@@ -187,15 +209,15 @@ def _append(file: BinaryIO, digest: Any, values: Tensor) -> None:
 def write_federation(
     federation: Federation, folder: str | Path, on_clients: OnClients | None = None
 ) -> None:
-    """Write a federation to a folder, from which :func:`~fedclade.data.open_folder` maps it.
+    """Write a federation to a folder that :func:`~fedclade.data.open_folder` can open.
 
-    An example that several clients have is written for each of them. The augmentation of batches is
-    not stored. :func:`write_folder` describes the parameters and the errors.
+    An example that several clients have is written once for each of these clients. The augmentation
+    of batches is not stored. :func:`write_folder` describes the parameters and the errors.
     """
     if federation.stages:
         raise DataError(
-            f"{federation} changes during a run, and a folder holds what does not; leave "
-            "data.drift out"
+            f"a folder cannot store a federation whose data changes during a run, got "
+            f"{federation}; leave out data.drift"
         )
     everyone = federation
     newcomers = 0
@@ -215,12 +237,15 @@ def write_federation(
 
 
 def _describe_entry(values: Tensor) -> tuple[str, tuple[int, ...]]:
-    """Return the type and the shape of one entry."""
+    """Return the NumPy type and the shape of one example of a tensor ``[n, ...]``."""
     return str(values.numpy().dtype), tuple(values.shape[1:])
 
 
 def _check_block(block: ClientBlock, like: Pool, clients: int) -> None:
-    """Check a block as the federation would check it when it is read."""
+    """Check that a block has valid inputs, targets and counts, before it is written.
+
+    ``clients`` is the number of clients in earlier blocks.
+    """
     where = f"the block of client {clients}"
     _check_values(f"inputs of {where}", block.x, like.x)
     _check_values(f"targets of {where}", block.y, like.y)
@@ -233,27 +258,29 @@ def _check_block(block: ClientBlock, like: Pool, clients: int) -> None:
             )
     if not len(block.x) == len(block.y) == int(block.counts.sum()):
         raise DataError(
-            f"{where} has {len(block.x)} inputs, {len(block.y)} targets and {block.counts.sum()} "
-            "examples"
+            f"{where} should have as many inputs and targets as its counts state, got "
+            f"{len(block.x)} inputs, {len(block.y)} targets and counts of "
+            f"{block.counts.sum()} examples"
         )
     training_and_test = block.counts[:, [0, 2]]
     short = np.flatnonzero((training_and_test < 1).any(1))
     if len(short):
         raise DataError(
-            f"client {clients + short[0]} needs training and test examples, got "
-            f"{block.counts[short[0]].tolist()}"
+            f"client {clients + short[0]} should have at least 1 training and 1 test example, got "
+            f"[train, validation, test] = {block.counts[short[0]].tolist()}"
         )
 
 
 def _check_values(what: str, values: Tensor, like: Tensor) -> None:
-    """Check that inputs or targets look like those of the pool, and are finite."""
+    """Check that inputs or targets have the type and shape of the pool's, and are finite."""
     if values.dtype != like.dtype or values.shape[1:] != like.shape[1:]:
         expected = f"{like.dtype} {list(like.shape[1:])}"
         actual = f"{values.dtype} {list(values.shape[1:])}"
         raise DataError(f"{what} should be {expected}, got {actual}")
     if values.is_floating_point() and not bool(values.isfinite().all()):
         raise DataError(
-            f"{what} hold NaN or infinite numbers; fill them in, or leave the examples out"
+            f"{what} should be finite, got NaN or infinite numbers; replace these numbers, or "
+            "leave the examples out"
         )
 
 
@@ -265,11 +292,11 @@ _CLIENT_COLUMNS = {
     "view": "view",
     "quarter_turns": "quarter_turns",
 }
-"""Fields of a block by the column of the clients' file."""
+"""Name of a block's field by the name of the column in the clients' file."""
 
 
 def _record_block(written: _Written, block: ClientBlock) -> None:
-    """Record the clients of a block."""
+    """Record the counts, ids and other fields of a block's clients for the clients' file."""
     numbers = np.arange(written.clients, written.clients + len(block.counts))
     written.counts.append(block.counts.astype(np.int32))
     for name, attribute in _CLIENT_COLUMNS.items():
@@ -282,7 +309,10 @@ def _record_block(written: _Written, block: ClientBlock) -> None:
 
 
 def _build_client_columns(counts: Counts, written: _Written) -> dict[str, Any]:
-    """Return the columns of the clients' file."""
+    """Build the columns of the clients' file from the recorded blocks.
+
+    ``counts [n, 3]`` has the training, validation and test examples of each of the n clients.
+    """
     totals = counts.sum(1, dtype=np.int64)
     columns: dict[str, NDArray[Any] | Sequence[str]] = {"start": totals.cumsum() - totals}
     columns |= zip(("train", "validation", "test"), np.ascontiguousarray(counts.T), strict=True)
@@ -293,8 +323,8 @@ def _build_client_columns(counts: Counts, written: _Written) -> dict[str, Any]:
             columns[name] = np.concatenate(blocks)
         if len(columns[name]) != len(counts):
             raise DataError(
-                f"all clients of a folder should have a {name}, or none, got "
-                f"{len(columns[name])} of {len(counts)}"
+                f"either all clients of a folder or none should have a {name}, got values for "
+                f"{len(columns[name])} of {len(counts)} clients"
             )
     return columns
 

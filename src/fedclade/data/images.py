@@ -1,4 +1,7 @@
-"""Image sources: digits, mnist, cifar10 and femnist as uint8 ``[N, C, H, W]``."""
+"""Loaders of image data sets (digits, mnist, cifar10, femnist) and of Synthetic(α, β).
+
+Images are uint8 tensors ``[N, C, H, W]``: examples, channels, height, width.
+"""
 
 from __future__ import annotations
 
@@ -35,34 +38,36 @@ def load_synthetic(
     clients: int = 100,
     max_samples: int | None = None,
 ) -> Pool:
-    """Return Synthetic(α, β): each client is a natural owner; there is no test split.
+    """Generate Synthetic(α, β), in which each client has a linear model and inputs of its own.
+
+    Each client is a natural owner of examples. There is no test split.
 
     Client ``k`` has ``50 + ⌊LogNormal(4, 2)⌋`` examples ``y = argmax(softmax(W_k x + b_k))`` with
 
-    - ``W_k [10, 60], b_k [10] ~ N(u_k, 1)``, ``u_k ~ N(0, α)``, meant to say how far the clients'
-      models differ;
+    - ``W_k [10, 60], b_k [10] ~ N(u_k, 1)``, ``u_k ~ N(0, α)``, where α is meant to
+      determine how far the clients' models differ;
     - ``x ~ N(v_k, Σ)``, ``Σ`` diagonal with ``Σ_jj = j^-1.2``, ``v_k [60] ~ N(B_k, 1)``, ``B_k ~
-      N(0, β)``: β says how far their inputs differ.
+      N(0, β)``, where β determines how far the clients' inputs differ.
 
     As the generator is defined, α changes no label: ``u_k`` adds the same number to all ten scores
-    of an example. The clients' models differ all the same, since each draws its own ``W_k`` and
-    ``b_k``.
+    of an example. The clients' models differ nevertheless, since each client draws its own ``W_k``
+    and ``b_k``.
 
-    α and β are variances here, read as in the paper's ``N(v_k, Σ)``. The authors' script takes them
-    as standard deviations: the same for Synthetic(0, 0) and Synthetic(1, 1); for their
-    Synthetic(0.5, 0.5) give 0.25 twice.
+    α and β are variances here, as the notation ``N(v_k, Σ)`` of the paper suggests. The authors'
+    script uses α and β as standard deviations, which makes no difference for Synthetic(0, 0) and
+    Synthetic(1, 1). For Synthetic(0.5, 0.5) of the script, set both to 0.25.
 
     Parameters
     ----------
     seed
-        Of all draws; client ``k`` is the same whatever the number of clients.
+        Seed of all draws. Client ``k`` does not depend on the number of clients.
     alpha, beta
-        Variances, at least 0.
+        Variances α and β, at least 0.
     clients
-        How many natural owners to make.
+        Number of natural owners to generate.
     max_samples
-        Cut off the log-normal's long tail, which reaches into the hundreds of thousands; None, as
-        in the generator, does not.
+        Largest number of examples of a client, since the log-normal distribution can yield hundreds
+        of thousands; None for no limit, as in the authors' generator.
     """
     require(
         ("alpha", alpha, 0 <= alpha < math.inf, "at least 0"),
@@ -93,11 +98,11 @@ def load_synthetic(
 def _draw_client(
     draw: np.random.Generator, alpha: float, beta: float, max_samples: int | None
 ) -> tuple[NDArray[np.float32], Indices]:
-    """Draw the inputs and labels of one client."""
+    """Draw the inputs and labels of one client of Synthetic(α, β); see :func:`load_synthetic`."""
     samples = 50 + int(draw.lognormal(4, 2))
     if max_samples is not None:
         samples = min(samples, max_samples)
-    # The order of the draws determines the data.
+    # The order of the draws determines the data, so it must not change.
     u = draw.normal(0, math.sqrt(alpha))
     B = draw.normal(0, math.sqrt(beta))
     W = draw.normal(u, 1, (LABELS, FEATURES))
@@ -114,9 +119,9 @@ SMALL_A = 36
 
 
 def load_digits(_data_dir: Path | None, _seed: int) -> Pool:
-    """Return the 1,797 handwritten digits of scikit-learn: 8×8, grey, a fifth as test split.
+    """Load the 1,797 handwritten digits of scikit-learn: 8×8 grey images, a fifth as test split.
 
-    They are cached, since importing scikit-learn takes two seconds of every process.
+    The images are cached, since importing scikit-learn takes two seconds in every process.
     """
     arrays = load_cached("digits", {"scikit-learn": version("scikit-learn")}, _build_digits)
     y = arrays["y"]
@@ -146,13 +151,13 @@ def _build_digits() -> Arrays:
 
 
 def load_mnist(data_dir: Path | None, _seed: int) -> Pool:
-    """Return MNIST: 60,000 + 10,000 digits, 28×28, grey."""
+    """Load MNIST: 28×28 grey images of digits, 60,000 for training and 10,000 for testing."""
     arrays = _load_images("mnist", data_dir, (1, 28, 28), ("image", "label"), outputs=10)
     return Pool.of_arrays("mnist", arrays, arrays["y"], 10, mean=0.1307, std=0.3081)
 
 
 def load_cifar10(data_dir: Path | None, _seed: int) -> Pool:
-    """Return CIFAR-10: 50,000 + 10,000 photographs, 32×32, three colours."""
+    """Load CIFAR-10: 32×32 colour photographs, 50,000 for training and 10,000 for testing."""
     arrays = _load_images("cifar10", data_dir, (3, 32, 32), ("img", "label"), outputs=10)
     return Pool.of_arrays("cifar10", arrays, arrays["y"], 10, mean=0.4734, std=0.2516)
 
@@ -160,9 +165,10 @@ def load_cifar10(data_dir: Path | None, _seed: int) -> Pool:
 def load_femnist(
     data_dir: Path | None, _seed: int, *, characters: Literal["all", "lowercase"] = "all"
 ) -> Pool:
-    """Return FEMNIST by writer: characters, 28×28, grey, from the Hub's files or LEAF's JSON.
+    """Load FEMNIST: handwritten characters as 28×28 grey images, with the writer of each.
 
-    ``characters = "lowercase"`` keeps the 26 small letters alone, as FedProx and FedGroup do.
+    The images come from parquet files of the Hugging Face Hub, or from LEAF's JSON files.
+    ``characters = "lowercase"`` selects the 26 small letters, as FedProx and FedGroup do.
 
     Source: Caldas et al. 2018.
     """
@@ -184,11 +190,13 @@ def load_femnist(
         "femnist", arrays, arrays["y"], FEMNIST_LABELS, natural=natural, mean=0.9637, std=0.1592
     )
     require(("characters", characters, characters in ("all", "lowercase"), "'all' or 'lowercase'"))
-    return pool if characters == "all" else _choose_small_letters(pool)
+    if characters == "all":
+        return pool
+    return _choose_small_letters(pool)
 
 
 def _choose_small_letters(pool: Pool) -> Pool:
-    """Return the small letters of FEMNIST, with labels 0 to 25."""
+    """Restrict FEMNIST to the 26 small letters, with labels 0 to 25."""
     is_small = pool.groups >= SMALL_A
     y = (pool.groups - SMALL_A).clip(min=0)
     return replace(
@@ -208,9 +216,26 @@ def _load_images(
     columns: tuple[str, ...],
     outputs: int,
 ) -> Arrays:
-    """Return the arrays ``x`` and ``y``, the number of training examples, and the owners.
+    """Load the images and labels of a data set from its tables, or from the cache.
 
-    A source with owners may come without a test split: its clients hold back examples of their own.
+    Parameters
+    ----------
+    name
+        Name of the data set.
+    data_dir
+        Folder with the data; None for the Hugging Face Hub.
+    shape
+        Channels, height and width of an image.
+    columns
+        Names of the columns with image, label and, if known, owner.
+    outputs
+        Number of labels.
+
+    Returns
+    -------
+    Arrays
+        ``x`` and ``y``, the number ``train`` of training examples, and the owners ``natural`` if
+        known. A data set with owners may have no test split: clients then hold out examples.
     """
     tables = open_tables(name, data_dir)
     image, label, *owner = columns
@@ -241,7 +266,10 @@ def _load_images(
 def _decode_images(
     cells: Sequence[Any], shape: tuple[int, int, int], where: str, column: str
 ) -> NDArray[np.uint8]:
-    """Decode PNGs or JPEGs to ``[n, C, H, W]``, in one thread: a pool takes four times as long."""
+    """Decode the PNG or JPEG images of a table column to uint8 ``[n, C, H, W]``.
+
+    Images are decoded in one thread, since a thread pool takes four times as long.
+    """
     pillow = import_extra("PIL.Image", "pillow", "data", "decoding images")
     channels, *size = shape
     mode = "L" if channels == 1 else "RGB"
@@ -265,7 +293,10 @@ def _decode_images(
                 f"{where}: images in column {column!r} should be {size[0]}×{size[1]} pixels, "
                 f"got {pixels.shape[0]}×{pixels.shape[1]} in row {row}"
             )
-        images[row] = pixels if channels == 1 else pixels.transpose(2, 0, 1)
+        if channels == 1:
+            images[row] = pixels
+        else:
+            images[row] = pixels.transpose(2, 0, 1)
     return images
 
 
@@ -278,7 +309,7 @@ def _read_femnist_leaf(leaf: LeafFiles) -> Arrays:
         brightness = np.asarray(x, dtype=np.float32).reshape(len(x), 1, 28, 28)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{where}: x should hold 784 numbers from 0 to 1 for each image: {error}"
+            f"{where}: x should have 784 numbers from 0 to 1 for each image: {error}"
         ) from error
     return {
         "x": np.round(brightness * 255).astype(np.uint8),

@@ -1,4 +1,8 @@
-"""Loading of federations: pool, partition, shift, and each client's validation and test data."""
+"""Building of a federation from a data source by a partition, a shift and a drift.
+
+The *pool* has all examples of the source, the *partition* assigns them to clients, and the *shift*
+gives each true cluster another view of its examples.
+"""
 
 from __future__ import annotations
 
@@ -60,43 +64,43 @@ def load_federation(
     A client's test data has the distribution of its training data, and the same shift. With an iid
     partition every client is tested on the source's whole test split (Sattler et al. 2019, eq. 53).
     If clients differ in their labels, each client is tested on test examples in the proportions of
-    its own labels. With partition ``natural``, or if the source has no test split, a client is
-    tested on its own examples: its examples in the source's test split if every client has some
-    there, otherwise examples that it holds back, as with partition ``power_law``.
+    its own labels. With the partitions ``natural`` and ``power_law``, or if the source has no test
+    split, each client is tested on its own examples. With ``natural`` these are the client's
+    examples in the source's test split, if every client has examples there. In all other cases, a
+    client holds out some of its examples for testing.
 
     Parameters
     ----------
     source
-        One of :data:`~fedclade.data.SOURCES`, a :class:`~fedclade.data.Pool`, or a map-style torch
+        Name in :data:`~fedclade.data.SOURCES`, a :class:`~fedclade.data.Pool`, or a map-style torch
         data set of ``(x, label)`` pairs.
     clients
         Number of clients. None, with partition ``natural`` only: all owners in the data.
     samples_per_client
-        Largest number of examples of each client, including examples that it holds back. None: no
-        limit.
+        Largest number of examples of each client, including held-out examples. None: no limit.
     partition
-        One of :data:`~fedclade.data.PARTITIONS`, the name of an installed package's partition, or
+        Name in :data:`~fedclade.data.PARTITIONS`, the name of an installed package's partition, or
         ``module:function``.
     shift
-        One of :data:`~fedclade.data.SHIFTS`, the name of an installed package's shift, or
+        Name in :data:`~fedclade.data.SHIFTS`, the name of an installed package's shift, or
         ``module:function``.
     clusters
-        Number of true clusters, for a shift or for partition ``label_groups``. Default: 4, or the
-        number of clients or (for ``label_groups``) of labels if that is smaller. Otherwise 1 or
-        None.
+        Number of true clusters, with a shift or with partition ``label_groups``. By default the
+        smallest of 4, the number of clients and (for ``label_groups``) the number of labels. In all
+        other cases, and with a shift that draws a view for each client, it must be 1 or None.
     validation_fraction
         Fraction, in [0, 1), of each client's training examples that it sets aside as validation
-        data and does not train on. If above 0, at least one example is set aside, but not all of
-        several.
+        data and does not train on. If above 0, at least one example is set aside, and at least one
+        of several examples remains.
     test_samples
         Largest number of test examples of each client; None: no limit.
     test_fraction
-        Fraction, in (0, 1), of its own examples that a client holds back for testing, if it is
+        Fraction, in (0, 1), of its own examples that a client holds out for testing, if it is
         tested on its own examples. None: a tenth with partition ``power_law``, as in Li et al.
         2018, otherwise a fifth.
     scaling
-        Scaling of images. ``source``: by the source's mean and standard deviation. ``unit``: to the
-        unit interval and no further, as MNIST in FL+HC, judging by its threshold. ``pixel``: by
+        Scaling of images. ``source``: by the source's mean and standard deviation. ``unit``: only
+        to the interval [0, 1], which fits the threshold that FL+HC uses for MNIST. ``pixel``: by
         mean and standard deviation of each pixel over all images of the source, as in Li et al.
         2018 and FedGroup.
     augment
@@ -110,10 +114,12 @@ def load_federation(
         ``each``: every true cluster has all training examples, as in IFCA's rotated MNIST (Ghosh et
         al. 2020), and all have the same number of clients.
     newcomers
-        Number of further clients, held back from training as ``Federation.newcomers`` and spread
-        evenly over the true clusters. With ``samples_per_client`` they get examples that the other
-        clients leave, so that the other clients' data does not change. Otherwise they are drawn
-        from all clients.
+        Number of further clients, which are excluded from training (``Federation.newcomers``) and
+        spread evenly over the true clusters. With ``samples_per_client`` newcomers get examples
+        that no other client has, and the other clients' data is the same as without newcomers.
+        Otherwise, and with the partitions ``natural``, ``power_law`` and ``label_groups`` and the
+        user's own partitions, the data is divided among all clients, and newcomers are drawn from
+        these clients.
     newcomer_samples
         Largest number of examples of each newcomer; by default the limit of the other clients.
     seed
@@ -163,7 +169,10 @@ def load_federation(
         clusters = clusters or min(DEFAULT_CLUSTERS, clients)
 
     def share(number: int | None, late: int, share_seed: int) -> tuple[Parts, list[int]]:
-        """Partition the pool among clients and newcomers."""
+        """Partition the pool among ``number`` clients and ``late`` newcomers.
+
+        See :func:`share_examples` for the result; ``share_seed`` is the seed of all draws.
+        """
         return share_examples(
             pool,
             partition,
@@ -215,7 +224,7 @@ def load_federation(
         details += f", {clusters} cluster{'s' if clusters > 1 else ''}"
 
     def build(some: tuple[ClientData, ...], late: Federation | None = None) -> Federation:
-        """Build the federation of some of the clients."""
+        """Build the federation of the clients ``some``, with newcomers ``late``."""
         truth = None
         if clusters:
             truth = {client.id: cluster_of[client.id] for client in some}
@@ -224,15 +233,18 @@ def load_federation(
             pool, some, truth, description=description, newcomers=late, augment=augment_function
         )
 
-    late = build(members[trained:]) if newcomers else None
+    if newcomers:
+        late = build(members[trained:])
+    else:
+        late = None
     whole = build(members[:trained], late)
-    return _transform(whole, cluster_views, read_drift(drift), seed)
+    return _apply_shift_and_drift(whole, cluster_views, read_drift(drift), seed)
 
 
-def _transform(
+def _apply_shift_and_drift(
     federation: Federation, views: Sequence[View], drift: Drift | None, seed: int
 ) -> Federation:
-    """Return a federation with the views of its true clusters, and with the stages of a drift."""
+    """Apply the views of the true clusters to a federation, and the stages of a drift, if any."""
     if drift is None:
         return apply_views(federation, views)
     return apply_drift(federation, views, drift, seed)
@@ -246,11 +258,11 @@ def _check_options(
     *,
     seed: int,
 ) -> None:
-    """Check the seed, and that no option is given twice or in vain."""
+    """Check the seed, and that no option is given twice or has no effect."""
     has_clusters_twice = partition == "label_groups" and "clusters" in partition_options
     takes_options = isinstance(source, str) or not source_options
-    partition_rule = "without 'clusters', which is a setting of its own"
-    source_rule = "empty unless the source is given by its name"
+    partition_rule = "without 'clusters', which is a separate setting"
+    source_rule = "empty unless the source is a name"
     require(
         ("seed", seed, seed >= 0, "at least 0"),
         ("partition_arguments", partition_options, not has_clusters_twice, partition_rule),
@@ -267,7 +279,7 @@ def _load_examples(
     data_dir: str | Path | None,
     seed: int,
 ) -> Pool:
-    """Return the pool of a source, which is a name, a pool or a torch data set."""
+    """Load the pool of a source, which is given by name, as a pool or as a torch data set."""
     if isinstance(source, Pool):
         return source
     if not isinstance(source, str):
@@ -279,14 +291,14 @@ def _load_examples(
 
 
 def _describe_partition(partition: str, options: Mapping[str, Any], clusters: int | None) -> str:
-    """Return the partition and the options that differ from their defaults."""
+    """Describe the partition, with the options that differ from their defaults, for reports."""
     usual = {"clusters": clusters, **defaults(find_partition(partition).split)}
     changed = {name: value for name, value in options.items() if value != usual.get(name)}
     return f", partition {partition}{_show_options(changed)}"
 
 
 def _describe_shift(shift: str, options: Mapping[str, Any]) -> str:
-    """Return the shift and all of its options; nothing without a shift."""
+    """Describe the shift and all of its options for reports; empty without a shift."""
     if shift == "none":
         return ""
     all_options = {**defaults(find_shift(shift).views), **options}
@@ -294,7 +306,7 @@ def _describe_shift(shift: str, options: Mapping[str, Any]) -> str:
 
 
 def _show_options(options: Mapping[str, Any]) -> str:
-    """Return options for a description."""
+    """Format options in parentheses for a description; empty without options."""
     if not options:
         return ""
     return f" ({', '.join(f'{name} {value}' for name, value in options.items())})"
@@ -309,17 +321,21 @@ def _share_by_view(
     clusters: int,
     seed: int,
 ) -> tuple[Parts, list[int]]:
-    """Distribute all examples among the clients of each true cluster.
+    """Partition all training examples among the clients of each true cluster (``views = "each"``).
 
-    Client i is the next client of cluster i mod ``clusters``.
+    Returns
+    -------
+    tuple
+        Examples of each client, and the number i of each client. Client i belongs to cluster i mod
+        ``clusters``.
     """
     is_multiple = clients is not None and clients % clusters == 0
-    view_rule = "'parts' without a shift, or with one that draws a view for each client"
-    client_rule = f"a multiple of the number of clusters ({clusters}) where each has all examples"
+    view_rule = "'parts' without a shift, or with a shift that draws a view for each client"
+    client_rule = f"a multiple of the number of clusters ({clusters}) if views = 'each'"
     require(
         ("views", "each", is_shared_shift, view_rule),
         ("clients", clients, is_multiple, client_rule),
-        ("newcomers.clients", newcomers, newcomers == 0, "0 where each cluster has all examples"),
+        ("newcomers.clients", newcomers, newcomers == 0, "0 if views = 'each'"),
     )
     per_cluster = (clients or 0) // clusters
     shares: list[Parts] = []
@@ -344,7 +360,10 @@ def _build_clients(
     test_samples: int | None,
     seed: int,
 ) -> tuple[ClientData, ...]:
-    """Return the clients with their training, validation and test data, and their views."""
+    """Build the clients from their examples in the pool and their views.
+
+    The examples of each client are split into training, validation and test data.
+    """
     names = parts.names or [f"client-{client}" for client in range(len(parts.indices))]
     trains, tests = split_train_test(pool, parts, test_samples, seed)
     members: list[ClientData] = []
@@ -391,7 +410,7 @@ def check_data_settings(
     find_shift(shift)
     read_drift(drift)
     if scaling not in get_args(Scaling):
-        raise ConfigError(unknown("scaling", scaling, get_args(Scaling)))
+        raise ConfigError(unknown("value of scaling:", scaling, get_args(Scaling)))
     is_all = clients is None and partition == "natural"
     is_count = clients is not None and clients >= 1
     is_limit = samples_per_client is None or samples_per_client >= 1
@@ -400,7 +419,7 @@ def check_data_settings(
     is_grouped = partition == "label_groups"
     is_shifted = shift != "none"
     may_have_clusters = clusters in (None, 1) or is_grouped or is_shifted
-    cluster_rule = "1 or left out when there is neither a shift nor partition 'label_groups'"
+    cluster_rule = "1 or left out without a shift and without partition 'label_groups'"
     shift_rule = "'none' with partition 'label_groups', which makes clusters itself"
     require(
         ("clients", clients, is_all or is_count, "at least 1"),
@@ -416,10 +435,10 @@ def check_data_settings(
 
 
 def check_newcomers(newcomers: int, newcomer_samples: int | None, clients: int | None) -> None:
-    """Check the settings of newcomers; see :func:`load_federation`."""
+    """Check the ranges of the settings of newcomers (clients that are excluded from training)."""
     is_possible = newcomers == 0 or clients is not None
     is_limit = newcomer_samples is None or newcomer_samples >= 1
-    rule = "0 unless data.clients says how many others there are"
+    rule = "0 if data.clients is left out"
     require(
         ("newcomers.clients", newcomers, newcomers >= 0, "at least 0"),
         ("newcomers.clients", newcomers, is_possible, rule),

@@ -1,4 +1,4 @@
-"""Partitions: the assignment of training examples to clients."""
+"""Partitions: the assignment of training and test examples of a pool to clients."""
 
 from __future__ import annotations
 
@@ -32,29 +32,30 @@ from fedclade.data.pool import Pool
 # The result of a partition, and helpers of all partitions.
 
 TestRule = Literal["pool", "parts", "matched", "own"]
-"""Test examples of a client.
+"""Rule that determines the test examples of a client.
 
-``pool``: the whole test split; ``parts``: an equal part of it; ``matched``: test examples in the
-proportions of the client's training labels; ``own``: some of the client's own examples.
+``pool``: the whole test split; ``parts``: an equal part of the test split; ``matched``: test
+examples in the proportions of the client's training labels; ``own``: some of the client's own
+examples.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Result of a partition: the examples of each client.
+    """Result of a partition: the examples of each client, and the rule for its test data.
 
     Parameters
     ----------
     indices
-        Indices into the pool, int64 ``[n]`` for each client. All are in ``pool.train``, or with
-        ``test = "own"`` perhaps in ``pool.test``. No index belongs to two clients.
+        Indices into the pool, int64 ``[n]`` for each client with n examples. All indices are in
+        ``pool.train``. If ``test`` is ``own``, they may also be in ``pool.test``. No index belongs
+        to two clients.
     names
-        Names of the clients, if the partition knows them.
+        Names of the clients; None if the partition does not determine names.
     test
-        Test examples of the clients. With ``matched``, a client's test data has the distribution of
-        its training data.
+        Rule for the test examples of the clients; see :data:`TestRule`.
     own_test_fraction
-        Fraction of its own examples that a client holds back for testing, with ``test = "own"``.
+        Fraction of its examples that a client holds out for testing if ``test`` is ``own``.
     """
 
     indices: list[Indices]
@@ -64,34 +65,34 @@ class Parts:
 
 
 def shuffle_training(pool: Pool, seed: int) -> Indices:
-    """Return the training examples in random order."""
+    """Return the indices of the pool's training examples in random order."""
     return rng.generator(seed, "partition").permutation(pool.train)
 
 
 def list_labels(pool: Pool) -> Indices:
-    """Return the different groups of the training examples, in ascending order."""
+    """Return the distinct labels (groups) of the training examples, in ascending order."""
     check_groups(pool)
     return np.unique(pool.groups[pool.train])
 
 
 def check_groups(pool: Pool) -> None:
-    """Check that a pool can be partitioned by label."""
+    """Check that a pool has labels or other groups, as a partition by label needs."""
     if pool.task in ("multilabel", "regression") and not pool.groups.any():
         raise ConfigError(
             f"a partition by label needs labels, but {pool.name} has {pool.task} targets and no "
-            "groups; take 'iid', 'quantity_skew' or 'natural'"
+            "groups; use partition 'iid', 'quantity_skew' or 'natural'"
         )
 
 
 def check_labels_per_client(labels_per_client: int, labels: Indices, pool: Pool) -> None:
-    """Check that the pool has enough labels for a client."""
+    """Check that ``labels_per_client`` is at most the number of labels in the pool."""
     rule = f"from 1 to the number of labels ({len(labels)}) in {pool.name}"
     is_possible = 1 <= labels_per_client <= len(labels)
     require(("labels_per_client", labels_per_client, is_possible, rule))
 
 
 def merge_splits(pool: Pool) -> Pool:
-    """Return the pool with its test examples among the training examples."""
+    """Return the pool with its test examples added to the training examples."""
     return replace(pool, train=np.concatenate([pool.train, pool.test]))
 
 
@@ -99,18 +100,18 @@ def merge_splits(pool: Pool) -> Pool:
 
 
 class _NotDrawnError(DataError):
-    """Error of a partitioner of flwr-datasets that found no valid partition."""
+    """Error of a partitioner of the package flwr-datasets that found no valid partition."""
 
 
 def pathological(pool: Pool, clients: int, seed: int, *, labels_per_client: int = 2) -> Parts:
-    """Give each client examples of a few labels only.
+    """Give each client examples of ``labels_per_client`` labels only.
 
     Source: McMahan et al. 2017; Li et al. 2021, arXiv:2102.02079.
     """
     check_labels_per_client(labels_per_client, list_labels(pool), pool)
     options = {
         "num_classes_per_partition": labels_per_client,
-        # So that every label is used once there are enough clients.
+        # This mode uses every label if there are enough clients.
         "class_assignment_mode": "first-deterministic",
     }
     return _run_partitioner("PathologicalPartitioner", pool, clients, seed, **options)
@@ -139,7 +140,7 @@ def dirichlet(
     balanced: bool = False,
     tests: Literal["matched", "own"] = "matched",
 ) -> Parts:
-    """Distribute the examples of each label over the clients in proportions from Dirichlet(alpha).
+    """Distribute the examples of each label over the clients in proportions from a Dirichlet law.
 
     Source: Yurochkin et al. 2019.
 
@@ -148,22 +149,25 @@ def dirichlet(
     pool, clients, seed
         As for all partitions.
     alpha
-        Concentration, above 0; the smaller, the more clients differ.
+        Concentration of the Dirichlet distribution, above 0. The smaller alpha is, the more the
+        clients' labels differ.
     min_samples
-        Smallest number of examples of a client; shares are drawn again until all clients have it.
+        Smallest number of examples of a client. Shares are drawn again until all clients have at
+        least this number.
     balanced
         Whether a client that has more than its equal share gets no further labels, as in the
         authors' code and in PFLlib.
     tests
         ``matched``: clients are tested on examples of the source's test split. ``own``: the test
-        split is distributed as well, as in PFLlib, and each client holds back some of its examples.
+        split is distributed as well, as in PFLlib, and each client holds out some of its examples.
 
     Raises
     ------
     ConfigError
         If an option is out of range, or the pool has no labels.
     DataError
-        If the pool has too few examples, or no draw gave every client enough.
+        If the pool has too few examples, or no draw gave every client at least ``min_samples``
+        examples.
     """
     check_dirichlet(alpha, min_samples)
     if tests == "own":
@@ -199,14 +203,18 @@ def shards(pool: Pool, clients: int, seed: int, *, shards_per_client: int = 2) -
     if needed > len(pool.train):
         raise DataError(
             f"{clients} clients with {shards_per_client} shards each need {needed} training "
-            f"examples, but {pool.name} has {len(pool.train)}"
+            f"examples, but {pool.name} has {len(pool.train)}; set fewer clients or a smaller "
+            "shards_per_client"
         )
     options = {"num_shards_per_partition": shards_per_client}
     return _run_partitioner("ShardPartitioner", pool, clients, seed, **options)
 
 
 def _run_partitioner(name: str, pool: Pool, clients: int, seed: int, **options: Any) -> Parts:
-    """Partition a pool by its groups with a class of flwr-datasets, without its progress bars."""
+    """Partition a pool by its groups with a partitioner class of the package flwr-datasets.
+
+    The progress bars and warnings of the package are suppressed.
+    """
     check_groups(pool)
     flower = import_extra("flwr_datasets.partitioner", "flwr-datasets", "data", "this partition")
     datasets = import_extra("datasets", "datasets", "data", "this partition")
@@ -227,7 +235,7 @@ def _run_partitioner(name: str, pool: Pool, clients: int, seed: int, **options: 
                 parts.append(rows["index"][:].astype(np.int64))
         except ValueError as error:
             raise _NotDrawnError(
-                f"flwr-datasets cannot partition {pool.name} like that: {error}"
+                f"flwr-datasets found no partition of {pool.name} with these settings: {error}"
             ) from error
     return Parts(parts)
 
@@ -236,10 +244,10 @@ def _run_partitioner(name: str, pool: Pool, clients: int, seed: int, **options: 
 
 
 def iid(pool: Pool, clients: int, seed: int, *, tests: Literal["all", "parts"] = "all") -> Parts:
-    """Shuffle the examples, and cut them into parts whose sizes differ by at most one.
+    """Shuffle the training examples, and cut them into parts whose sizes differ by at most one.
 
-    Clients are tested on ``all`` examples of the source's test split, or it is cut into ``parts``
-    as well.
+    With ``tests = "all"`` each client is tested on the source's whole test split; with ``"parts"``
+    the test split is cut into one part per client.
     """
     require(("tests", tests, tests in ("all", "parts"), "'all' or 'parts'"))
     indices = np.array_split(shuffle_training(pool, seed), clients)
@@ -259,28 +267,30 @@ def natural(
     Parameters
     ----------
     pool, seed
-        As for all partitions; the pool knows the owners of its examples.
+        As for all partitions. The pool needs the owner of each example (``pool.natural``).
     clients
-        Number of owners to choose; None: all with enough examples.
+        Number of owners to choose; None for all owners with enough examples.
     min_samples
         Smallest number of examples of a client, at least 2.
     owners
         ``largest``: the owners with the most examples, in descending order. ``random``: owners
-        drawn at random, as FL+HC takes 367 writers of FEMNIST (Briggs et al. 2020, section II-A);
-        for one seed, fewer clients are then the first of more.
+        drawn at random, as FL+HC takes 367 writers of FEMNIST (Briggs et al. 2020, section II-A).
+        With fewer clients and the same seed, the owners are the first of those drawn for more
+        clients.
 
     Raises
     ------
     ConfigError
         If an option is out of range.
     DataError
-        If the pool knows no owners, or too few have enough examples.
+        If the pool has no owners, or too few owners have enough examples.
     """
     if pool.natural is None:
         raise DataError(
-            f"partition 'natural' needs data that says who owns each example; {pool.name} does not"
+            f"partition 'natural' needs data with the owner of each example, but {pool.name} has "
+            "no owners; use another partition"
         )
-    # An owner needs two examples: one to train on, one to be tested on.
+    # An owner needs two examples: one for training and one for testing.
     require(("min_samples", min_samples, min_samples >= 2, "at least 2"))
     order = shuffle_training(pool, seed)
     names, owner_of, counts = np.unique(
@@ -295,7 +305,8 @@ def natural(
     if len(chosen) < needed:
         raise DataError(
             f"{needed} clients need as many owners with at least {min_samples} examples, but "
-            f"of the {len(names)} owners in {pool.name} only {len(chosen)} have that many"
+            f"of the {len(names)} owners in {pool.name} only {len(chosen)} have this number; set "
+            "fewer clients or a smaller min_samples"
         )
     rows_by_owner = order[np.argsort(owner_of, kind="stable")]
     owned = np.split(rows_by_owner, np.cumsum(counts)[:-1])
@@ -305,9 +316,10 @@ def natural(
 def quantity_skew(
     pool: Pool, clients: int, seed: int, *, exponent: float = 2.5, min_samples: int = 10
 ) -> Parts:
-    """Shuffle the examples, and cut them into parts with sizes from a power law.
+    """Shuffle the training examples, and cut them into parts with sizes from a power law.
 
-    The density of sizes is ``size^-exponent``; every client has at least ``min_samples`` examples.
+    The density of sizes is proportional to ``size^-exponent``, and every client has at least
+    ``min_samples`` examples.
     """
     require(
         ("exponent", exponent, exponent > 1, "above 1"),
@@ -332,12 +344,15 @@ def power_law(
     sigma: float = 2.0,
     min_samples: int = 10,
 ) -> Parts:
-    """Give client ``i`` label ``i mod C`` and the following ones, in log-normal sizes.
+    """Give each client consecutive labels, with log-normally distributed numbers of examples.
 
-    Every client begins with ``min_samples`` examples, the same number of each of its labels. The
-    remaining examples of a label are divided among its clients in proportion to weights from
-    LogNormal(0, ``sigma``), rounded down, so that a few are left over. The source's test split is
-    distributed too: a client is tested on a tenth of its own examples.
+    The C labels are numbered from 0. Client ``i`` has the ``labels_per_client`` labels that begin
+    with label ``i mod C``; label 0 follows the last label. Every client first gets ``min_samples``
+    examples, the same number (rounded up) of each of its labels. The remaining examples of a label
+    are divided among the clients that have this label, in proportion to weights
+    from LogNormal(0, ``sigma``). Numbers are rounded down, so a few examples are not used. The
+    source's test split is distributed as well, and a client is tested on a tenth of its own
+    examples.
 
     Source: Li et al. 2018, for MNIST.
     """
@@ -371,9 +386,9 @@ def power_law(
 
 
 def label_groups(pool: Pool, clients: int, seed: int, *, clusters: int = 2) -> Parts:
-    """Cut the labels into ``clusters`` runs, one for each true cluster.
+    """Divide the labels into ``clusters`` groups of consecutive labels, one for each true cluster.
 
-    Client ``i`` gets an equal share of the examples of run ``i mod clusters``.
+    Client ``i`` gets an equal share of the examples of group ``i mod clusters``.
     """
     labels = list_labels(pool)
     client_rule = f"from 1 to the number of clients ({clients})"
@@ -394,39 +409,46 @@ def label_groups(pool: Pool, clients: int, seed: int, *, clusters: int = 2) -> P
 
 
 def _count_spare(available: int, clients: int, least: int, *, what: str, pool: Pool) -> int:
-    """Return the number of examples that are left after each client got ``least``."""
+    """Return the number of examples that are left after each client got ``least`` examples.
+
+    Raises
+    ------
+    DataError
+        If the available examples are too few; ``what`` names them in the message.
+    """
     needed = least * clients
     if available < needed:
         raise DataError(
             f"{clients} clients with at least {least} {what} each need {needed}, but "
-            f"there are {available} in {pool.name} to share; ask for fewer clients or a smaller "
-            "min_samples"
+            f"{pool.name} has only {available}; set fewer clients or a smaller min_samples"
         )
     return available - needed
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Definition of a partition: a way to distribute examples over clients.
+    """Definition of a partition: the function that distributes examples, and facts about it.
 
     Parameters
     ----------
     split
-        Function ``split(pool, clients, seed, **arguments)``; its keyword-only parameters are
-        options.
+        Function ``split(pool, clients, seed, **arguments)``, whose keyword-only parameters are
+        options of the user.
     description
         Line for ``fedclade ls partitions``.
     whole
-        Whether the source's test split is always distributed as well. With option ``tests = "own"``
-        it is distributed in any case.
+        Whether the partition always distributes the source's test split, in addition to the
+        training examples. Partitions with an option ``tests`` distribute the test split if the user
+        sets ``tests = "own"``.
     even
-        Whether all clients get the same number of examples, so that each must have
-        ``samples_per_client``.
+        Whether all clients get the same number of examples, so that every client must have at least
+        ``samples_per_client`` examples.
     by_place
-        Whether the position of a client determines its data. Newcomers are then drawn from all
-        clients.
+        Whether the position of a client in the list of clients determines its data. Newcomers are
+        then drawn from all clients.
     check
-        Function that checks the range of some arguments, by name, before data is loaded.
+        Function that checks the range of some options before data is loaded. The names of its
+        parameters are the names of these options. None if no option is checked.
     """
 
     split: Callable[..., Parts]
@@ -452,15 +474,15 @@ def partition_pool(
     Parameters
     ----------
     pool
-        The examples.
+        The examples of all clients.
     name
         Name of a partition, as for :func:`find_partition`.
     clients
-        Number of clients; None, for ``natural`` only: all that the data knows.
+        Number of clients; None, for ``natural`` only, for all owners in the data.
     samples_per_client
-        Largest number of examples of a client; the examples to keep are drawn at random.
+        Largest number of examples of a client, which are drawn at random from its examples.
     other_samples
-        Different limits for some clients, by their number.
+        Limits for single clients in place of ``samples_per_client``, by the number of the client.
     seed
         Seed of all draws.
     **arguments
@@ -471,7 +493,7 @@ def partition_pool(
     ConfigError
         If the name or an option is unknown, or a value is out of range.
     DataError
-        If the pool has too few examples, or the user's own partition returns something else.
+        If the pool has too few examples, or the user's own partition returns an invalid result.
     """
     kind = find_partition(name)
     check_arguments(f"partition {name!r}", kind.split, arguments)
@@ -493,7 +515,7 @@ def partition_pool(
         if needed > available:
             raise DataError(
                 f"{clients} clients with {samples_per_client or 1} training examples each need "
-                f"{needed}, but {pool.name} has {available}; ask for fewer clients or a smaller "
+                f"{needed}, but {pool.name} has {available}; set fewer clients or a smaller "
                 "samples_per_client"
             )
     if name in PARTITIONS:
@@ -513,7 +535,7 @@ def _limit_samples(
     limits: Mapping[int, int],
     seed: int,
 ) -> Parts:
-    """Return the parts with at most the allowed number of examples for each client."""
+    """Limit each client's examples to ``samples_per_client``, or to its entry in ``limits``."""
     kept = list(parts.indices)
     for client, indices in enumerate(parts.indices):
         limit = limits.get(client, samples_per_client)
@@ -521,9 +543,9 @@ def _limit_samples(
             continue
         if kind.even and len(indices) < limit:
             raise DataError(
-                f"samples_per_client={limit} is more than partition {name!r} has for client "
-                f"{client}: {len(indices)}; ask for fewer clients (now {len(kept)}) or a "
-                "smaller samples_per_client"
+                f"samples_per_client={limit} is more than the number of examples that partition "
+                f"{name!r} has for client {client}, {len(indices)}; set fewer clients (now "
+                f"{len(kept)}) or a smaller samples_per_client"
             )
         draw = rng.generator(seed, "samples_per_client", client)
         kept[client] = draw.permutation(indices)[:limit]
@@ -570,13 +592,13 @@ PARTITIONS: Mapping[str, Partition] = MappingProxyType(
 
 
 def find_partition(name: object) -> Partition:
-    """Return a partition by its name.
+    """Find the definition of a partition by its name.
 
-    The name is one of :data:`PARTITIONS`, one that an installed package registers, or
+    The name is in :data:`PARTITIONS`, is registered by an installed package, or has the form
     ``module:function``. A user's own partition is a function ``split(pool, clients, seed, *,
-    ...)``; its keyword-only parameters are options in ``[data]``. It returns, for each client,
-    indices into the pool, all of them in ``pool.train``: a list of arrays, or :class:`Parts`.
-    Newcomers are drawn from among all of its clients.
+    ...)``, whose keyword-only parameters are options in ``[data]``. The function returns indices
+    from ``pool.train`` for each client, as a list of arrays or as :class:`Parts`. Newcomers are
+    drawn from all clients of such a partition.
 
     Raises
     ------
@@ -586,50 +608,61 @@ def find_partition(name: object) -> Partition:
     return function_named(
         "partitions",
         name,
-        PARTITIONS,
-        partial(Partition, by_place=True),
-        "the indices of each client's examples",
-        ("pool", "clients", "seed"),
+        builtin=PARTITIONS,
+        wrapper=partial(Partition, by_place=True),
+        returns="the indices of each client's examples",
+        takes=("pool", "clients", "seed"),
     )
 
 
 def _check_returned(returned: Any, pool: Pool, clients: int | None, name: str) -> Parts:
-    """Check that a user's own partition gives every client examples, and no example twice."""
+    """Check the result of a user's own partition, and convert it to :class:`Parts`.
+
+    Every client needs examples, and no example may belong to two clients.
+    """
     what = f"partition {name!r}"
     if not isinstance(returned, Parts | list | tuple | np.ndarray):
         raise DataError(
             f"{what} should return the indices of each client's examples, got {shown(returned)}"
         )
-    parts = returned if isinstance(returned, Parts) else Parts([*returned])
+    if isinstance(returned, Parts):
+        parts = returned
+    else:
+        parts = Parts([*returned])
     checked = [
         as_indices(indices, f"the indices of client {client} by {what}")
         for client, indices in enumerate(parts.indices)
     ]
     if clients is not None and len(checked) != clients:
         raise DataError(
-            f"{what} should give each of {clients} clients its examples, got those of "
-            f"{len(checked)}"
+            f"{what} should return the examples of each of {clients} clients, got the examples of "
+            f"{len(checked)} clients"
         )
     empty = [client for client, indices in enumerate(checked) if len(indices) == 0]
     if empty:
         raise DataError(
-            f"{what} should give every client examples, and gives client {empty[0]} none"
+            f"{what} should give every client at least 1 example, got none for client {empty[0]}"
         )
     given = np.concatenate(checked)
-    allowed = merge_splits(pool).train if parts.test == "own" else pool.train
+    if parts.test == "own":
+        allowed = merge_splits(pool).train
+    else:
+        allowed = pool.train
     unknown = np.setdiff1d(given, allowed)
     if len(unknown):
         raise DataError(
-            f"{what} should give indices in pool.train, got {unknown[0]}, which is not among them"
+            f"{what} should return indices in pool.train, got {unknown[0]}, which is not in "
+            f"pool.train"
         )
     if len(given) > len(np.unique(given)):
         raise DataError(
-            f"{what} should give every example to one client alone, and gives some to several"
+            f"{what} should assign every example to at most one client, got examples that belong "
+            "to several clients"
         )
     return replace(parts, indices=checked)
 
 
-# Newcomers: clients that are held back from training, and their data.
+# Newcomers: clients that are excluded from training, and their data.
 
 
 def share_examples(
@@ -646,33 +679,34 @@ def share_examples(
 ) -> tuple[Parts, list[int]]:
     """Partition a pool among clients and newcomers.
 
-    If clients keep ``samples_per_client`` examples each, newcomers get theirs from what is left,
-    and the clients have the same data with newcomers as without. Otherwise the pool is partitioned
-    among all, and newcomers are drawn from them. Newcomers keep ``newcomer_samples`` examples, by
-    default the same number as the clients.
+    If clients have a limit of ``samples_per_client`` examples, newcomers get examples that no
+    client has, so that the clients' data is the same with and without newcomers. Otherwise, and for
+    partitions that set :attr:`Partition.by_place`, the pool is partitioned among all of them, and
+    newcomers are drawn at random. The limit for newcomers is ``newcomer_samples``, by default the
+    same as for clients.
 
     Returns
     -------
     parts
         Examples of the clients, then of the newcomers.
     places
-        For each of them a number that modulo ``clusters`` is its true cluster; the numbers of
-        newcomers in two clusters differ by at most one.
+        A number p for each client, then for each newcomer, whose true cluster is p mod
+        ``clusters``. Any two clusters have equally many newcomers, or differ by one newcomer.
 
     Raises
     ------
     DataError
         If the pool has too few examples.
     """
-    # Arguments of the caller win over these two, as they do in a call of the partition itself.
+    # Arguments of the caller override samples_per_client and seed, as in a call of partition_pool.
     options: dict[str, Any] = {"samples_per_client": samples_per_client, "seed": seed, **arguments}
     if clients is None or newcomers == 0:
         parts = partition_pool(pool, partition, clients=clients, **options)
         return parts, [*range(len(parts.indices))]
     if clients + newcomers > len(pool.x):
         raise DataError(
-            f"{clients} clients and {newcomers} newcomers need an example each, but {pool.name} "
-            f"has {len(pool.x)}; ask for fewer"
+            f"{clients} clients and {newcomers} newcomers need at least 1 example each, but "
+            f"{pool.name} has {len(pool.x)}; set fewer clients or newcomers"
         )
     limit = samples_per_client if newcomer_samples is None else newcomer_samples
     if samples_per_client is None or find_partition(partition).by_place:
@@ -697,8 +731,8 @@ def share_examples(
     if needed > len(left.train):
         raise DataError(
             f"{newcomers} newcomers with {limit} training examples each need {needed}, but the "
-            f"other clients leave {len(left.train)} of {pool.name}; ask for fewer newcomers, or "
-            "for a smaller newcomers.samples_per_client or data.samples_per_client"
+            f"other clients leave {len(left.train)} of {pool.name}; set fewer newcomers, or a "
+            "smaller newcomers.samples_per_client or data.samples_per_client"
         )
     options |= {"samples_per_client": limit, "seed": rng.torch_seed(seed, "newcomers")}
     newcomer_parts = partition_pool(left, partition, clients=newcomers, **options)
@@ -707,7 +741,10 @@ def share_examples(
 
 
 def _place_newcomers_last(clients: int, newcomers: int, clusters: int, seed: int) -> list[int]:
-    """Draw newcomers from each true cluster in turn; return the places of all, newcomers last."""
+    """Draw the clients that become newcomers, from each true cluster in turn.
+
+    Returns the positions in the partition of the other clients, and then of the newcomers.
+    """
     everyone = range(clients + newcomers)
     draw = rng.generator(seed, "newcomers")
     orders = [draw.permutation(everyone[cluster::clusters]).tolist() for cluster in range(clusters)]
@@ -721,9 +758,14 @@ def _place_newcomers_last(clients: int, newcomers: int, clusters: int, seed: int
 def split_train_test(
     pool: Pool, parts: Parts, test_samples: int | None, seed: int
 ) -> tuple[list[Indices], list[Indices]]:
-    """Return the training and the test examples of each client.
+    """Determine the training and the test examples of each client by the rule of the partition.
 
     :func:`~fedclade.load_federation` describes the rules.
+
+    Returns
+    -------
+    tuple
+        Indices of the training examples of each client, and indices of the test examples.
     """
     if parts.test == "own" or len(pool.test) == 0:
         return _split_own(pool, parts, test_samples, seed)
@@ -746,10 +788,10 @@ def split_train_test(
 def _split_own(
     pool: Pool, parts: Parts, test_samples: int | None, seed: int
 ) -> tuple[list[Indices], list[Indices]]:
-    """Return training examples and tests of clients that are tested on their own examples.
+    """Determine training and test examples of clients that are tested on their own examples.
 
-    Their own examples are those in the source's test split if every client has some there;
-    otherwise clients hold some back.
+    If every client has examples in the source's test split, these are its test examples. Otherwise
+    each client holds out a part of its examples for testing.
     """
     if parts.names is not None and pool.natural is not None:
         owners = pool.natural[pool.test]
@@ -776,10 +818,26 @@ def set_aside(
     client: int,
     at_most: int | None = None,
 ) -> tuple[Indices, Indices]:
-    """Draw a fraction of a client's examples to set aside; return the remaining ones and these.
+    """Split a client's examples at random into remaining examples and a set-aside fraction.
 
-    At least one example is set aside unless the fraction is 0, and of two examples or more at least
+    At least one example is set aside unless the fraction is 0, and of two or more examples at least
     one remains.
+
+    Parameters
+    ----------
+    indices
+        Indices of the client's examples.
+    fraction
+        Fraction to set aside, in [0, 1).
+    purpose, seed, client
+        Keys of the random draw; ``purpose`` is ``test`` or ``validation``.
+    at_most
+        Largest number of examples to set aside; None for no limit.
+
+    Returns
+    -------
+    tuple
+        Indices of the remaining examples, and indices of the examples that are set aside.
     """
     count = 0
     if fraction:
@@ -793,10 +851,10 @@ def set_aside(
 def _draw_matched(
     pool: Pool, train: Indices, test_samples: int | None, *, seed: int, client: int
 ) -> Indices:
-    """Draw test examples, each at most once, in the proportions of the client's training labels.
+    """Draw test examples without replacement in the proportions of a client's training labels.
 
-    The number of examples is the largest that the test split allows: the scarcest label determines
-    it. Labels that the test split lacks are left out.
+    The number of test examples is the largest that the test split allows for these proportions, up
+    to ``test_samples``. Labels that the test split lacks are left out.
     """
     labels, counts = np.unique(pool.groups[train], return_counts=True)
     candidates = [pool.test[pool.groups[pool.test] == label] for label in labels]
@@ -806,8 +864,9 @@ def _draw_matched(
     available = available[available > 0]
     if len(candidates) == 0:
         raise DataError(
-            f"client {client} cannot be tested: none of its labels "
-            f"{labels.tolist()} is in the test split of {pool.name}"
+            f"client {client} cannot be tested, as none of its labels "
+            f"{labels.tolist()} is in the test split of {pool.name}; use another partition, or "
+            "more test data"
         )
     size = int((available * counts.sum() // counts).min())
     if test_samples is not None:
@@ -820,7 +879,7 @@ def _draw_matched(
 
 
 def divide_proportionally(counts: Indices, total: int) -> Indices:
-    """Divide a total in proportion to counts, in whole numbers; the largest remainders round up."""
+    """Divide a total in proportion to counts, in whole numbers, by the largest-remainder method."""
     shares, remainders = np.divmod(counts * total, counts.sum())
     rounded_up = np.argsort(-remainders, kind="stable")[: total - shares.sum()]
     shares[rounded_up] += 1

@@ -1,8 +1,10 @@
 """Poisoned data: the training data of adversaries, and the test data of a backdoor.
 
-Poisoned data is in a pool of its own and is requested by the negative number of a round: ``-3``
-stands for the poisoned data of round 3. Therefore honest clients, scores on test data and sizes
-stay as they are, and each query decides which clients are adversaries, and from which round on.
+Poisoned data is in a separate pool, and a query requests it by a negative round number: ``-3``
+stands for the poisoned data of round 3. Poisoning therefore changes neither the data of honest
+clients, nor scores on test data, nor the numbers of examples. Each query determines which clients
+are adversaries, and from which round on. The module also stores examples as clients see them, after
+the views of a shift or a drift.
 """
 
 from __future__ import annotations
@@ -23,23 +25,32 @@ from fedclade.data.federation import Federation
 from fedclade.data.pool import Pool
 from fedclade.data.shift import View
 
-# Examples written out as clients see them, for views that change more than labels and rotation.
+# Examples written out as clients see them, for views that do more than map labels and rotate.
 
 SPLITS = ("train", "validation", "test")
 
 AS_WRITTEN: dict[str, Any] = {"label_map": None, "quarter_turns": 0}
-"""Fields of a client whose examples are written out as it sees them."""
+"""Fields of a client whose examples are stored with labels mapped and images rotated already."""
 
 Lots = tuple[tuple[Indices, int], ...]
-"""Lots of examples, each with the number of the view by which the client sees it."""
+"""Groups of examples of a client, each with the number of the view that applies to the group."""
 
 LotsKey = tuple[tuple[int, int], ...]
-"""Identities of the arrays of some lots, and the numbers of their views."""
+"""Key of :data:`Lots`: the identity of each array of indices, and the number of its view."""
 
 
 @dataclass(frozen=True, eq=False)
 class ViewedData:
-    """Data of one client in one stage, with the views by which it sees the examples."""
+    """Data of one client in one stage, and the views by which the client sees the examples.
+
+    Parameters
+    ----------
+    client
+        The client.
+    train, validation, test
+        Groups of examples, each of which the client sees by one view. A group is a pair: indices of
+        examples in the pool, and the number of the view.
+    """
 
     client: ClientData
     train: Lots
@@ -48,7 +59,11 @@ class ViewedData:
 
 
 def apply_views(federation: Federation, views: Sequence[View]) -> Federation:
-    """Return a federation with its images transformed by the views of its true clusters."""
+    """Return a federation with images transformed by the views of the true clusters.
+
+    The federation is returned unchanged if the views only map labels and rotate images, since
+    label maps and rotations are stored as fields of the clients.
+    """
     if not any(view.transform for view in views):
         return federation
     parts = [federation]
@@ -68,7 +83,7 @@ def apply_views(federation: Federation, views: Sequence[View]) -> Federation:
 
 
 def _view_client(client: ClientData, view: int) -> ViewedData:
-    """Return a client that sees all of its examples by one view."""
+    """Return the data of a client that sees all of its examples by the same view."""
     return ViewedData(
         client,
         train=((client.train, view),),
@@ -80,23 +95,24 @@ def _view_client(client: ClientData, view: int) -> ViewedData:
 def write_out_views(
     pool: Pool, views: Sequence[View], viewed: Sequence[Sequence[Sequence[ViewedData]]]
 ) -> tuple[Pool, list[list[list[ClientData]]]]:
-    """Write out examples as clients see them.
+    """Store examples as clients see them, in a new pool.
 
     Parameters
     ----------
     pool
-        The examples.
+        The original examples.
     views
-        The views.
+        The views, to which the view numbers in ``viewed`` refer.
     viewed
-        Data of the clients ``[federation][stage][client]``.
+        Data of the clients, ``[federation][stage][client]``. The first federation has the clients
+        that train, and the second federation, if any, has the newcomers.
 
     Returns
     -------
     pool
-        A pool with each used example once for each view.
+        A pool with each used example once for each view that applies to it.
     clients
-        The clients with their examples in this pool, ``[federation][stage][client]``.
+        The clients with their examples in the new pool, ``[federation][stage][client]``.
 
     Raises
     ------
@@ -104,14 +120,14 @@ def write_out_views(
         If the views differ in the shape of the images.
     """
     n = len(pool.x)
-    # Many clients may have one array of test examples, which is numbered only once, and which they
-    # share afterwards, too.
+    # Many clients may share one array of test examples. It is numbered only once, and the clients
+    # also share the result.
     numbers: dict[LotsKey, Indices] = {}
     for stages in viewed:
         for data in chain.from_iterable(stages):
             for split in SPLITS:
                 lots: Lots = getattr(data, split)
-                key = _identify(lots)
+                key = _make_key(lots)
                 if key not in numbers:
                     numbers[key] = _number_examples(lots, n)
     used = np.unique(np.concatenate([*numbers.values()]))
@@ -130,8 +146,8 @@ def write_out_views(
     places = {key: np.searchsorted(used, each) for key, each in numbers.items()}
 
     def write_out(data: ViewedData) -> ClientData:
-        """Return the client with its examples in the new pool."""
-        splits = {split: places[_identify(getattr(data, split))] for split in SPLITS}
+        """Return a client with its examples in the new pool."""
+        splits = {split: places[_make_key(getattr(data, split))] for split in SPLITS}
         return replace(data.client, **splits, **AS_WRITTEN)
 
     def write_stage(stage: Sequence[ViewedData]) -> list[ClientData]:
@@ -141,15 +157,22 @@ def write_out_views(
     return written_pool, clients
 
 
-def _identify(lots: Lots) -> LotsKey:
-    """Return a key that is the same for lots with the same arrays and views."""
+def _make_key(lots: Lots) -> LotsKey:
+    """Return a dictionary key for groups of examples.
+
+    Two keys are equal if the groups consist of the same array objects and view numbers.
+    """
     return tuple((id(indices), view) for indices, view in lots)
 
 
 def _number_examples(lots: Lots, n: int) -> Indices:
-    """Return distinct numbers of examples for each view, given a pool of n examples."""
+    """Return a number for each example in the groups, which also states the view of the example.
+
+    The number is ``view · n + index`` for a pool of n examples. A pair of example and view that
+    occurs in several groups is returned only once.
+    """
     numbered = [view * n + indices for indices, view in lots]
-    # The order of a single lot is kept.
+    # The order of a single group of examples does not change.
     if len(numbered) == 1:
         return numbered[0]
     return np.unique(np.concatenate(numbered))
@@ -158,7 +181,11 @@ def _number_examples(lots: Lots, n: int) -> Indices:
 def _show_examples(
     pool: Pool, views: Sequence[View], view_of: Indices, rows: Indices
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs ``[n, ...]`` and targets of examples by their views, in ascending order."""
+    """Return the inputs ``[n, ...]`` and targets of n examples as views show them.
+
+    ``rows`` has the row of each example in the pool, and ``view_of`` the number of its view.
+    The results are sorted by view.
+    """
     xs: list[Tensor] = []
     ys: list[Tensor] = []
     for number in np.unique(view_of).tolist():
@@ -178,39 +205,46 @@ def _show_examples(
     shapes = {tuple(x.shape[1:]) for x in xs}
     if len(shapes) > 1:
         raise DataError(
-            f"all clients should see images of one shape, but views show them as {sorted(shapes)}"
+            f"all views should return images of the same shape, got the shapes {sorted(shapes)}"
         )
     return torch.cat(xs), torch.cat(ys)
 
 
 @dataclass(frozen=True, eq=False)
 class PoisonedFederation(Federation):
-    """Federation with additional, poisoned data for each of its stages, including the first.
+    """Federation with additional poisoned data in each stage.
 
     Parameters
     ----------
     poisoned
-        For each stage: the adversaries with poisoned training and validation data, and for a
-        backdoor the other clients with test examples that have its trigger and its target label.
-        None: no client has such data.
+        Federations of poisoned data: one for the rounds before the first stage, and one for each
+        stage. Each federation has the adversaries with poisoned training and validation data. For a
+        backdoor, it also has the other clients with test examples that have the trigger and the
+        target label. None in place of a federation if no client has poisoned data.
     """
 
     poisoned: tuple[Federation | None, ...] = ()
 
     def stage_in(self, number: int) -> int:
-        """Return the stage of a round; for a negative number, the stage with its poisoned data."""
+        """Return the index into :attr:`each_stage` of the data of a round.
+
+        A negative number ``-r`` stands for the poisoned data of round r.
+        """
         if number >= 0:
             return super().stage_in(number)
         return len(self.stages) + 1 + super().stage_in(-number)
 
     @cached_property
     def each_stage(self) -> tuple[Federation, ...]:
-        """The clients with their data in each stage; then the same with poisoned data."""
+        """Federations of the unchanged data of each stage, then of the poisoned data of each stage.
+
+        The rounds before the first stage also count as a stage.
+        """
         poisoned = [self if each is None else each for each in self.poisoned]
         return (*super().each_stage, *poisoned)
 
     def shard(self, clients: Collection[int]) -> Federation:
-        """Return a federation of some of the clients, with their poisoned data."""
+        """Return a federation of the clients with the given ids, including their poisoned data."""
         shards: list[Federation | None] = []
         for federation in self.poisoned:
             shard = None
@@ -223,25 +257,30 @@ class PoisonedFederation(Federation):
 
 
 class Poison(Protocol):
-    """Modification of the data of adversaries."""
+    """Interface of a modification of adversaries' training data, such as a label flip."""
 
     triggers: ClassVar[bool]
-    """Whether success is measured on examples with a trigger."""
+    """Whether the success of the attack is measured on test examples with a trigger."""
 
     def poisoned(self, x: Tensor, y: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return poisoned inputs and targets, given those that a client sees."""
+        """Return poisoned inputs and targets, given inputs ``x`` and targets ``y`` of a client.
+
+        ``draw`` is the generator of random choices, such as of the examples to poison.
+        """
         ...
 
     def triggered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the examples with the trigger, and the target label for each."""
+        """Return test inputs with the trigger, and the attack's target label as their targets."""
         ...
 
 
 @dataclass(frozen=True)
 class LabelFlip:
-    """Label flip: labels y become C − 1 − y, several labels of an example each by itself.
+    """Label-flip attack: each label y of C labels becomes C − 1 − y.
 
-    Source: Blades, ByzFL.
+    If an example has several labels (0 or 1), each of these labels is flipped.
+
+    Source: the packages Blades and ByzFL.
 
     Parameters
     ----------
@@ -254,33 +293,39 @@ class LabelFlip:
 
     @classmethod
     def of(cls, pool: Pool) -> LabelFlip:
-        """Return the label flip for a pool; a ConfigError if the pool has no labels."""
+        """Create the label flip for a pool.
+
+        Raises
+        ------
+        ConfigError
+            If the targets of the pool are not labels.
+        """
         if pool.task == "regression":
             raise ConfigError(
-                f"adversary.kind 'label_flip' needs labels, and the targets of {pool.name} are "
-                "numbers"
+                f"adversary.kind 'label_flip' needs labels, but the targets of {pool.name} are "
+                "numbers; choose another adversary.kind"
             )
         return cls(2 if pool.y.is_floating_point() else pool.outputs)
 
     def poisoned(self, x: Tensor, y: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return the same inputs and flipped targets; ignored targets do not change."""
+        """Return unchanged inputs and flipped targets; ignored targets do not change."""
         return x, torch.where(y == IGNORED, y, self.labels - 1 - y)
 
     def triggered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return no examples."""
+        """Return no examples, since a label flip has no trigger."""
         return x[:0], y[:0]
 
 
 @dataclass(frozen=True)
 class Backdoor:
-    """Backdoor: some examples get a trigger, and the target label (Bagdasaryan et al. 2020).
+    """Backdoor attack: some images get a trigger and the target label (Bagdasaryan et al. 2020).
 
     Parameters
     ----------
     target
-        The target label.
+        Label that the model should predict for images with the trigger.
     patch
-        Side of the trigger in pixels, a bright square in the lower right corner.
+        Side length in pixels of the trigger, a bright square in the lower right corner.
     share
         Fraction of an adversary's examples that get the trigger.
     bright
@@ -295,18 +340,19 @@ class Backdoor:
 
     @classmethod
     def of(cls, pool: Pool, target: int, patch: int, share: float) -> Backdoor:
-        """Return the backdoor for a pool of images.
+        """Create the backdoor for a pool of images.
 
         Raises
         ------
         ConfigError
-            If the pool has no images with labels, the target is no label, or the patch is larger
-            than an image.
+            If the pool does not consist of images with labels, the target is not a label, or the
+            patch is larger than an image.
         """
         if pool.x.dim() != 4 or pool.task != "classification":
             raise ConfigError(
                 f"adversary.kind 'backdoor' needs images with labels, but {pool.name} has inputs "
-                f"of shape {list(pool.input_shape)} in a {pool.task} task"
+                f"of shape {list(pool.input_shape)} in a {pool.task} task; choose another "
+                "adversary.kind"
             )
         side = min(pool.input_shape[1:])
         label_rule = f"below {pool.outputs}, the number of labels"
@@ -315,11 +361,17 @@ class Backdoor:
             ("adversary.target", target, target < pool.outputs, label_rule),
             ("adversary.patch", patch, patch <= side, side_rule),
         )
-        bright = 255.0 if pool.x.dtype == torch.uint8 else float(pool.x.max())
+        if pool.x.dtype == torch.uint8:
+            bright = 255.0
+        else:
+            bright = float(pool.x.max())
         return cls(target, patch, share, bright)
 
     def poisoned(self, x: Tensor, y: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return examples of which a share, at least one, has the trigger and the target label."""
+        """Return examples of which a fraction ``share`` has the trigger and the target label.
+
+        At least one example is modified.
+        """
         count = max(1, round(self.share * len(x)))
         chosen = torch.from_numpy(draw.permutation(len(x))[:count])
         x = x.clone()
@@ -329,12 +381,12 @@ class Backdoor:
         return x, y
 
     def triggered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the examples of other labels with the trigger, and the target label for each."""
+        """Return images of other labels with the trigger, and the target label for each image."""
         others = y != self.target
         return self._add_trigger(x[others]), torch.full_like(y[others], self.target)
 
     def _add_trigger(self, x: Tensor) -> Tensor:
-        """Return images with the trigger."""
+        """Return a copy of images with the trigger in the lower right corner."""
         x = x.clone()
         x[..., -self.patch :, -self.patch :] = self.bright
         return x
@@ -352,9 +404,9 @@ def poison_federation(
     adversaries
         Ids of the adversaries.
     poison
-        The modification of their data.
+        The modification of the adversaries' data.
     seed
-        Seed of the draws of the examples to poison, together with the client's key.
+        Seed of the random choice of examples to poison, together with the key of each client.
     """
     values: dict[str, Any] = {
         field.name: getattr(federation, field.name) for field in fields(Federation)
@@ -368,7 +420,11 @@ def poison_federation(
 
 
 class _PoisonedExamples:
-    """Poisoned examples of one stage. Test examples that many clients share are written once."""
+    """Builder of the federation of poisoned data of one stage.
+
+    It collects the poisoned examples of all clients, from which it makes a pool. Test examples that
+    many clients share are stored once.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -380,7 +436,7 @@ class _PoisonedExamples:
     def build(
         self, federation: Federation, adversaries: Collection[int], poison: Poison, seed: int
     ) -> Federation | None:
-        """Return the clients that have poisoned data; None if there are none."""
+        """Build the federation of clients with poisoned data; None if no client has such data."""
         clients: list[ClientData] = []
         for client_id in federation.ids:
             if client_id in adversaries:
@@ -408,39 +464,45 @@ class _PoisonedExamples:
         )
 
     def _poison_client(self, client: ClientData, poison: Poison, seed: int) -> ClientData:
-        """Return an adversary with poisoned training and validation data."""
+        """Return an adversary whose training and validation data is poisoned."""
         draw = rng.generator(seed, "poisoned examples", client.key)
         splits: dict[str, Indices] = {}
         for split in ("train", "validation"):
             x, y = self._show_examples(client, getattr(client, split))
             if len(x):
                 x, y = poison.poisoned(x, y, draw)
-            splits[split] = self._add(x, y)
-        # A client needs a test example, which is never used.
+            splits[split] = self._add_examples(x, y)
+        # Every client must have a test example; this test example is never used.
         return replace(client, **splits, test=splits["train"][:1], **AS_WRITTEN)
 
     def _trigger_tests(self, client: ClientData, poison: Poison) -> ClientData | None:
-        """Return an honest client with triggered test examples; None if it has none."""
+        """Return an honest client whose test examples have the trigger.
+
+        Returns None if all test examples of the client have the target label already.
+        """
         key = id(client.test), id(client.label_map), client.quarter_turns
         if key not in self._tests:
             x, y = self._show_examples(client, client.test)
-            # The client is stored, too: else another array could get the same id.
-            self._tests[key] = client, self._add(*poison.triggered(x, y))
+            # Storing the client keeps its test array alive, so that no other array can get its id.
+            self._tests[key] = client, self._add_examples(*poison.triggered(x, y))
         _, test = self._tests[key]
         if len(test) == 0:
             return None
         return replace(client, train=test[:1], validation=test[:0], test=test, **AS_WRITTEN)
 
     def _show_examples(self, client: ClientData, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Return examples of the pool as a client sees them, not scaled."""
+        """Return inputs and targets as a client sees them, after its rotation and label map.
+
+        Images are returned as stored, without normalization.
+        """
         rows = torch.from_numpy(indices)
         x = self._pool.x[rows]
         if client.quarter_turns:
             x = torch.rot90(x, client.quarter_turns, (-2, -1))
         return x, client.labels(self._pool.y[rows])
 
-    def _add(self, x: Tensor, y: Tensor) -> Indices:
-        """Add examples; return their indices."""
+    def _add_examples(self, x: Tensor, y: Tensor) -> Indices:
+        """Add examples to the pool of poisoned data, and return their indices in this pool."""
         self._x.append(x)
         self._y.append(y)
         self._count += len(x)

@@ -1,4 +1,4 @@
-"""Pools: all examples of a data source, shared by the clients."""
+"""Pools: all examples of a data source, which the clients of a federation share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from fedclade.data.arrays import (
 )
 
 Scaling = Literal["source", "unit", "pixel"]
-"""Scaling of images; see :meth:`Pool.scaled`."""
+"""Kind of scaling of images; see :meth:`Pool.scaled`."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,24 @@ class Columns:
     Parameters
     ----------
     inputs
-        Names of the inputs. A text column has one for each of its categories, as
+        Names of the encoded inputs. A text column has an input for each category, such as
         ``"ward=surgery"``.
     labels
         Names of the labels.
     mean, std
-        Mean and standard deviation of each input before scaling; None if each client has its own.
+        Mean and standard deviation of each input before scaling; None if inputs are not scaled, or
+        each client scales by its own mean and standard deviation.
     scaled_by_client
         Whether each client's numbers were scaled by its own examples.
+    target_mean, target_std
+        Mean and standard deviation of each target of a regression, by which a task standardizes
+        targets; None if targets are not standardized. The targets of a pool are never scaled.
+    by_default
+        Whether the scaling is a default rather than the user's choice. A private run undoes a
+        default scaling.
+    fill
+        Number that fills empty cells of each input, before scaling; None for an input whose empty
+        cells are not filled. An empty tuple if no input has a filling number.
     """
 
     inputs: tuple[str, ...]
@@ -68,57 +78,78 @@ class Columns:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     scaled_by_client: bool = False
+    target_mean: tuple[float, ...] | None = None
+    target_std: tuple[float, ...] | None = None
+    by_default: bool = False
+    fill: tuple[float | None, ...] = ()
 
     @property
     def are_scaled_together(self) -> bool:
-        """Whether numbers were scaled by the examples of all clients together."""
-        return self.mean is not None
+        """Whether inputs or targets are scaled by the examples of all clients together."""
+        return self.mean is not None or self.target_mean is not None
 
     @property
     def described(self) -> dict[str, object]:
-        """The known fields, as values for JSON."""
-        known = {"columns": self.inputs, "labels": self.labels, "mean": self.mean, "std": self.std}
+        """Names of columns and labels, scaling, and filling numbers, as a mapping for JSON.
+
+        Fields that are not set are left out.
+        """
+        known = {
+            "columns": self.inputs,
+            "labels": self.labels,
+            "mean": self.mean,
+            "std": self.std,
+            "target_mean": self.target_mean,
+            "target_std": self.target_std,
+            "fill": self.fill,
+        }
         return {name: list(value) for name, value in known.items() if value}
 
 
 @checked("name", "x", "y", "groups", "train", "test", "outputs", "task", "natural", "mean", "std")
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Examples of a data source: decoded once, shared by all clients, never copied for one.
+    """All examples of a data source, decoded once and shared by all clients without copies.
+
+    N is the number of examples.
 
     Parameters
     ----------
     name
-        The source's name, as in ``fedclade ls datasets``.
+        Name of the data source, as in ``fedclade ls datasets``.
     x
         Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64
         tokens ``[N, T]``; a tensor or an array. Other floats and truth values become float32. Other
-        whole numbers become int64, which are cast for a model that does not take whole numbers; see
+        integers become int64, and float32 for a model that does not take integers; see
         :meth:`with_inputs_as`.
     y
-        Targets, of any type that can be converted without a loss. int64: labels ``[N]``
+        Targets, of any type that can be converted exactly. int64: labels ``[N]``
         (``classification``), or the next token at each position ``[N, T]``, -100 without a next
         token (``language``). float32: 0 or 1 ``[N]`` (``binary``) or ``[N, L]`` (``multilabel``);
         numbers ``[N]`` or ``[N, k]`` (``regression``).
     groups
-        Groups of a partition by label, int64 ``[N]``: the label; the topic for language data; 0 if
-        there are neither.
+        Group of each example for partitions by label, int64 ``[N]``: the label, or the topic of
+        language data, or 0 without labels and topics.
     train, test
-        Indices of the training examples and of the source's own test split. An empty ``test`` means
-        that every client holds back a part of its own examples.
+        Indices of the training examples and of the source's own test split. If ``test`` is
+        empty, every client holds out a part of its own examples.
     outputs
-        Number of outputs of a model: labels, the size of the vocabulary, 1, L, or k.
+        Number of outputs of a model: the number of labels (``classification``), the size of the
+        vocabulary (``language``), 1 (``binary``), L (``multilabel``), or 1 or k (``regression``).
     task
         The task, one of :data:`~fedclade.core.TaskKind`.
     natural
-        Owner of each example (writer, speaker, user), ``[N]``, if the source knows it.
+        Owner of each example (writer, speaker, user), ``[N]``; None if unknown.
     vocabulary
         The words of the tokens; empty for data that is not text.
     mean, std
         Mean and standard deviation of the pixels in [0, 1]. uint8 images reach the model as ``(x /
         255 - mean) / std``.
     columns
-        Names of the inputs and labels of a table, and the scaling of the inputs, for people.
+        Names of the inputs and labels of a table, and the scaling of its numbers.
+    raw
+        Inputs before default scaling, which a private run uses; None if ``x`` is not scaled by
+        default.
 
     Raises
     ------
@@ -140,15 +171,16 @@ class Pool:
     mean: float = 0.0
     std: float = 1.0
     columns: Columns | None = None
+    raw: Tensor | None = field(default=None, repr=False)
     digest: str | None = field(default=None, init=False)
-    """SHA-256 of ``x`` and ``y`` if a file states it, so that they need not be read.
+    """SHA-256 of ``x`` and ``y`` if stated by the file with the examples, otherwise None.
 
-    None for a pool that was changed.
+    It saves reading all examples to compute the hash.
     """
     reopened: tuple[Callable[..., Pool], tuple[str, ...]] | None = field(
         default=None, init=False, repr=False
     )
-    """Call by which another process maps the same file."""
+    """Function and arguments by which another process opens the same file; None without a file."""
 
     def __post_init__(self) -> None:
         if self.task not in get_args(TaskKind):
@@ -164,14 +196,14 @@ class Pool:
             needed = count_outputs(self.y, self.task)
             if needed != self.outputs:
                 raise DataError(
-                    f"outputs of pool {self.name!r} should be {needed}, as its targets, got "
-                    f"{self.outputs}"
+                    f"outputs of pool {self.name!r} should be {needed}, the number that its "
+                    f"targets need, got {self.outputs}"
                 )
         else:
             self._check_labels()
 
     def _check_shapes(self) -> None:
-        """Check that all arrays have an entry for each example."""
+        """Check that inputs, targets, groups and owners have one entry for each example."""
         if self.task == "classification" and self.y.dim() != 1:
             raise DataError(
                 f"targets of pool {self.name!r} should be one label for each example, got shape "
@@ -194,14 +226,16 @@ class Pool:
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(
-                f"the arrays of pool {self.name!r} should have one length, got {lengths}"
+                f"the arrays of pool {self.name!r} should have the same length, got {lengths}"
             )
 
     def _check_labels(self) -> None:
-        """Check that labels and tokens are in range."""
+        """Check that labels and tokens are at least 0 and less than the number of outputs."""
         is_negative = (self.y < 0) & (self.y != IGNORED)
         if bool(is_negative.any()):
-            exception = f", or {IGNORED} where there is none" if self.task == "language" else ""
+            exception = ""
+            if self.task == "language":
+                exception = f", or {IGNORED} where there is no next word"
             raise DataError(
                 f"labels of pool {self.name!r} should be 0 or more{exception}, got "
                 f"{int(self.y[is_negative][0])}"
@@ -209,22 +243,26 @@ class Pool:
         self._check_ignored()
         if len(self.y) and int(self.y.max()) >= self.outputs:
             raise DataError(
-                f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}"
+                f"labels of pool {self.name!r} should be less than its number of outputs, "
+                f"{self.outputs}, got {int(self.y.max())}"
             )
 
     def _check_ignored(self) -> None:
-        """Check that only tokens lack a target, since an example without a label has no use."""
+        """Check that every example has a label; only tokens of language data may lack a target."""
         is_ignored = self.y == IGNORED
         if self.task == "language" or not bool(is_ignored.any()):
             return
         raise DataError(
-            f"pool {self.name!r} has {int(is_ignored.sum())} of {len(self.y)} examples without a "
-            f"label ({IGNORED}, which losses ignore), and nothing can be learnt or scored on them; "
-            "leave these examples out"
+            f"all examples of pool {self.name!r} should have a label, got {int(is_ignored.sum())} "
+            f"of {len(self.y)} examples without a label ({IGNORED}, which losses ignore); leave "
+            "these examples out"
         )
 
     def _convert(self) -> None:
-        """Convert numbers and arrays to the types of a pool, if that loses nothing."""
+        """Convert numbers and arrays to the types of a pool.
+
+        Raises a DataError if a value cannot be converted exactly.
+        """
         owner = f"of pool {self.name!r}"
         for name in ("mean", "std"):
             value = getattr(self, name)
@@ -246,7 +284,10 @@ class Pool:
     def of_arrays(
         cls, name: str, arrays: Arrays, groups: Indices, outputs: int, **options: Any
     ) -> Pool:
-        """Build a pool of arrays ``x`` and ``y``; the first ``train`` examples are for training."""
+        """Build a pool from cached arrays by name: ``x``, ``y`` and ``train``.
+
+        The first ``train`` examples are for training, and all other examples are the test split.
+        """
         count = int(arrays["train"])
         examples = np.arange(len(arrays["x"]))
         return cls(
@@ -272,9 +313,9 @@ class Pool:
         outputs: int | None = None,
         **options: Any,
     ) -> Pool:
-        """Build a pool whose groups are the labels.
+        """Build a pool whose groups (for partitions by label) are the labels.
 
-        By default it has as many outputs as its targets need.
+        If ``outputs`` is None, the number of outputs is the number that the targets need.
         """
         task = options.get("task", "classification")
         y = as_targets(y, f"targets of pool {name!r}", task)
@@ -293,9 +334,10 @@ class Pool:
         )
 
     def record_file(self, digest: str, reopen: Callable[..., Pool], *arguments: str) -> None:
-        """Record facts about the file of the examples: its digest, and that inputs are finite.
+        """Record that the examples are mapped from a file whose inputs are known to be finite.
 
-        For another process, the pool is pickled as the call that maps the file there.
+        When the pool is pickled for another process, only the call ``reopen(*arguments)`` is
+        pickled, which maps the file there. ``digest`` is the SHA-256 of the examples.
         """
         object.__setattr__(self, "digest", digest)
         object.__setattr__(self, "reopened", (reopen, arguments))
@@ -306,7 +348,7 @@ class Pool:
 
     @cached_property
     def not_finite(self) -> Indices:
-        """Indices of the examples with an input that is NaN or infinite."""
+        """Indices of the examples that have a NaN or infinite input."""
         if not self.x.is_floating_point() or bool(self.x.sum(dtype=torch.float64).isfinite()):
             return np.empty(0, dtype=np.int64)
         return (~self.x.flatten(1).isfinite().all(1)).nonzero().flatten().numpy()
@@ -322,26 +364,34 @@ class Pool:
 
     @property
     def schema(self) -> DataSpec:
-        """Shape of the examples, for a server that does not have them."""
+        """Specification of inputs, outputs and task, for a server that has no examples."""
         scaling = None
         if self.x.dtype == torch.uint8:
             scaling = (self.mean, self.std)
         words = len(self.vocabulary)
         if self.task == "language" and not words:
             words = self.outputs
-        return DataSpec(self.name, self.input_shape, self.outputs, self.task, words, scaling)
+        return DataSpec(
+            data=self.name,
+            input_shape=self.input_shape,
+            outputs=self.outputs,
+            task=self.task,
+            vocabulary_size=words,
+            scaled=scaling,
+        )
 
     @checked()
     def scaled(self, how: Scaling) -> Pool:
-        """Return the pool with another scaling of its images.
+        """Return the pool with its images scaled in another way.
 
         Parameters
         ----------
         how
-            ``source``: by the source's mean and standard deviation, as they are. ``unit``: to [0,
-            1], and no further. ``pixel``: each pixel by its own mean μ and standard deviation σ
-            over all images, including the test split, as floats: (x − μ)/(σ + 0.001) in grey
-            levels, as Li et al. 2018 scale MNIST, so that a pixel that is always black is 0.
+            ``source``: by the source's mean and standard deviation (no change). ``unit``: only to
+            [0, 1]. ``pixel``: a pixel with grey level x (0 to 255) becomes the number
+            (x − μ)/(σ + 0.001), as Li et al. 2018 scale MNIST. Here μ and σ are the mean and the
+            standard deviation of this pixel over all images, including the test split. A pixel that
+            is always black becomes 0.
 
         Raises
         ------
@@ -349,7 +399,7 @@ class Pool:
             If the scaling is unknown, or is not ``source`` and inputs are not images of uint8.
         """
         if how not in get_args(Scaling):
-            raise ConfigError(unknown("scaling:", how, get_args(Scaling)))
+            raise ConfigError(unknown("value of scaling:", how, get_args(Scaling)))
         if how == "source":
             return self
         images = self.x.dtype == torch.uint8
@@ -358,7 +408,7 @@ class Pool:
                 "scaling",
                 how,
                 images,
-                f"'source' for {self.name}, whose inputs are not images of whole bytes",
+                f"'source' for {self.name}, whose inputs are not images of type uint8",
             )
         )
         if how == "unit":
@@ -368,21 +418,23 @@ class Pool:
         return replace(self, x=x.sub_(mean).div_(deviation + 0.001), mean=0.0, std=1.0)
 
     def with_inputs_as(self, kind: InputKind) -> Pool:
-        """Return the pool with its inputs as numbers or as tokens.
+        """Return the pool with its inputs converted to numbers (float32) or tokens (int64).
 
         Raises
         ------
         ConfigError
             If the kind is not one of :data:`~fedclade.data.InputKind`.
         DataError
-            If tokens are no whole numbers of at least 0.
+            If ``kind`` is ``tokens`` and an input is not a whole number of at least 0.
         """
         check_input_kind(kind)
         x = convert_inputs(self.x, kind, f"inputs of pool {self.name!r}")
-        return self if x is self.x else replace(self, x=x)
+        if x is self.x:
+            return self
+        return replace(self, x=x)
 
     def inputs(self, indices: Indices, quarter_turns: int = 0) -> Tensor:
-        """Return inputs for a model, ``[n, ...]``.
+        """Return the inputs of some examples in the form that models take, ``[n, ...]``.
 
         Parameters
         ----------
@@ -394,20 +446,22 @@ class Pool:
         Returns
         -------
         Tensor
-            Images of bytes as normalized floats; other inputs as they are.
+            Normalized floats for images of type uint8; other inputs unchanged.
 
         Raises
         ------
         DataError
-            If there are no such examples, or images cannot be rotated.
+            If an index is out of range, or inputs that are no images should be rotated.
         """
         try:
             x = self.x[torch.from_numpy(indices)]
             if x.dtype == torch.uint8:
                 x = x.to(torch.float32).div_(255).sub_(self.mean).div_(self.std)
-            return torch.rot90(x, quarter_turns, (-2, -1)) if quarter_turns else x
-        except (TypeError, IndexError, RuntimeError) as error:
+            if quarter_turns:
+                return torch.rot90(x, quarter_turns, (-2, -1))
+            return x
+        except (TypeError, ValueError, IndexError, RuntimeError) as error:
             raise DataError(
-                f"inputs of pool {self.name!r} need indices below {len(self.x)}, int64 "
-                f"[n], and whole quarter turns: {error}"
+                f"cannot select inputs of pool {self.name!r}; expected int64 indices [n] below "
+                f"{len(self.x)} and a whole number of quarter turns: {error}"
             ) from error

@@ -1,4 +1,8 @@
-"""Reading of users' examples: torch data sets, and pairs ``(x, y)`` of arrays."""
+"""Reading of users' examples from torch data sets and from pairs ``(x, y)`` of arrays.
+
+A *part* is one data set or pair, such as the training data of one client. The parameter ``what`` of
+the functions is the name of a part in error messages.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,9 @@ from fedclade.core import ConfigError, DataError, Indices, TaskKind, shown
 from fedclade.data.arrays import as_array, as_inputs, as_targets, check_kind
 
 READ_TWICE = 8
-"""Number of examples of a data set that are read a second time.
+"""Number of examples of a data set that are read twice, to detect random transforms.
 
-A random flip of half of the images remains unnoticed in one of 256 cases.
+A transform that flips half of the images at random remains undetected in one of 256 cases.
 """
 
 _log = logging.getLogger(__name__)
@@ -27,16 +31,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Concatenated examples of several parts.
+    """Concatenated examples of several parts, such as the data sets of several clients.
 
     Parameters
     ----------
     x, y
-        Inputs ``[N, ...]`` or texts, and targets ``[N, ...]``.
+        Inputs ``[N, ...]`` or N texts, and targets ``[N, ...]``.
     task
-        The task.
+        The given or detected task.
     parts
-        Rows of each part.
+        Row numbers of the examples of each part.
     """
 
     x: Tensor | list[str]
@@ -46,12 +50,12 @@ class Examples:
 
 
 def read_parts(given: Mapping[str, Any], task: TaskKind | None) -> Examples:
-    """Read data sets or pairs of arrays.
+    """Read several data sets or pairs of arrays, and concatenate their examples.
 
     Parameters
     ----------
     given
-        The parts by their names in messages. All inputs must look the same.
+        Data sets or pairs by their names in messages. Inputs must have the same type and shape.
     task
         The task. If None, the targets determine it: whole numbers are labels, other numbers are
         targets of a regression.
@@ -59,8 +63,8 @@ def read_parts(given: Mapping[str, Any], task: TaskKind | None) -> Examples:
     Raises
     ------
     DataError
-        If there are no examples, they are not pairs, inputs differ in shape or kind, or targets do
-        not fit the task.
+        If there are no examples, an example is not a pair, inputs differ in shape or type, or
+        targets do not fit the task.
     ConfigError
         If the targets allow more than one task.
     """
@@ -77,19 +81,19 @@ def read_parts(given: Mapping[str, Any], task: TaskKind | None) -> Examples:
     for what, x in inputs.items():
         if describe_inputs(x) != describe_inputs(inputs[first]):
             raise DataError(
-                f"{what} should look like {first} ({describe_inputs(inputs[first])}), got "
-                f"{describe_inputs(x)}"
+                f"inputs of {what} should have the type and shape of inputs of {first} "
+                f"({describe_inputs(inputs[first])}), got {describe_inputs(x)}"
             )
         shape = list(targets[what].shape[1:])
         first_shape = list(targets[first].shape[1:])
         if shape != first_shape:
             raise DataError(
-                f"targets of {what} should be like those of {first}, {first_shape} for each "
-                f"example, got {shape}"
+                f"targets of {what} should have the shape of the targets of {first}, {first_shape} "
+                f"for each example, got {shape}"
             )
     parts = number_rows([len(y) for y in targets.values()])
     y = torch.cat([*targets.values()])
-    # All parts have tensors, or all have texts: they look the same.
+    # Either all parts have tensors or all parts have texts, as was checked above.
     tensors = [x for x in inputs.values() if isinstance(x, Tensor)]
     if tensors:
         return Examples(torch.cat(tensors), y, task, parts)
@@ -98,7 +102,7 @@ def read_parts(given: Mapping[str, Any], task: TaskKind | None) -> Examples:
 
 
 def number_rows(sizes: Sequence[int]) -> list[Indices]:
-    """Return the rows of each of several concatenated parts, given their sizes."""
+    """Return the row numbers of each part after concatenation, given the sizes of the parts."""
     return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
 
 
@@ -108,7 +112,7 @@ def is_pair(part: Any) -> bool:
 
 
 def is_dataset(part: Any) -> bool:
-    """Return whether an object is a map-style data set, and no array, list or table."""
+    """Return whether an object is a map-style data set, and not an array, list or mapping."""
     if isinstance(part, Dataset):
         return True
     if isinstance(part, list | tuple | str | Mapping | Tensor) or hasattr(part, "__array__"):
@@ -117,43 +121,57 @@ def is_dataset(part: Any) -> bool:
 
 
 def describe_inputs(x: Tensor | list[str]) -> str:
-    """Return the type and shape of one input, for people."""
-    return "texts" if isinstance(x, list) else _describe_input(x[0])
+    """Describe the type and shape of the inputs of a part for messages, by the first input."""
+    if isinstance(x, list):
+        return "texts"
+    return _describe_input(x[0])
 
 
 def _describe_input(x: Tensor) -> str:
-    """Return the type and shape of an input."""
+    """Describe the type and shape of one input for messages, such as ``float32 [3, 32]``."""
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
 
 
 def _read_arrays(pair: tuple[Any, Any], what: str) -> tuple[Tensor | list[str], Tensor]:
-    """Read a pair of arrays; inputs may be a list of texts."""
+    """Read a pair of inputs and targets given as arrays; inputs may be a list of texts.
+
+    Returns
+    -------
+    tuple
+        Inputs and targets, which are not converted to the types of a task yet.
+    """
     x, y = pair
     inputs = _read_inputs(x, f"inputs of {what}")
     check_kind(y, f"targets of {what}")
     try:
-        array = y if isinstance(y, Tensor) else np.asarray(y)
+        if isinstance(y, Tensor):
+            array = y
+        else:
+            array = np.asarray(y)
         targets = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"targets of {what} should be numbers, got {type(y).__name__}: {error}"
         ) from error
-    shape = list(inputs.shape) if isinstance(inputs, Tensor) else [len(inputs)]
+    if isinstance(inputs, Tensor):
+        shape = list(inputs.shape)
+    else:
+        shape = [len(inputs)]
     if shape[:1] != list(targets.shape[:1]) or not shape:
         raise DataError(
-            f"{what} should be arrays x and y of one length, got shapes {shape} and "
+            f"{what} should be arrays x and y of the same length, got shapes {shape} and "
             f"{list(targets.shape)}"
         )
     if len(targets) == 0:
-        raise DataError(f"{what} is empty")
+        raise DataError(f"{what} should have at least 1 example, got none")
     return inputs, targets
 
 
 def _read_inputs(x: Any, what: str) -> Tensor | list[str]:
-    """Read an array of inputs, or a list or an array of texts."""
+    """Convert inputs to a tensor, or to a list of texts if the inputs are texts."""
     check_kind(x, what)
     values = x
-    # Kinds of NumPy's types: objects, and texts of fixed and of any length.
+    # Kind codes of NumPy types: object (O), text of fixed length (U) and of any length (T).
     may_be_text = getattr(getattr(x, "dtype", None), "kind", None) in ("O", "U", "T")
     if may_be_text and hasattr(x, "tolist"):
         values = x.tolist()
@@ -163,8 +181,14 @@ def _read_inputs(x: Any, what: str) -> Tensor | list[str]:
 
 
 def _read_rows(dataset: Any, what: str) -> tuple[Tensor | list[str], list[Any]]:
-    """Read a data set, example by example."""
-    # An array without dimensions and a class have the methods of a data set, but no length.
+    """Read all examples of a map-style data set, one after another.
+
+    Returns
+    -------
+    tuple
+        The stacked inputs (or a list of texts), and the list of targets.
+    """
+    # A 0-dimensional array and a class object have the methods of a data set, but no length.
     has_no_length = getattr(dataset, "ndim", None) == 0 or issubclass(type(dataset), type)
     if has_no_length or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise DataError(
@@ -172,7 +196,7 @@ def _read_rows(dataset: Any, what: str) -> tuple[Tensor | list[str], list[Any]]:
             f"{shown(dataset)}"
         )
     if len(dataset) == 0:
-        raise DataError(f"{what} is empty")
+        raise DataError(f"{what} should have at least 1 example, got none")
     inputs: list[Any] = []
     targets: list[Any] = []
     for row in range(len(dataset)):
@@ -180,7 +204,8 @@ def _read_rows(dataset: Any, what: str) -> tuple[Tensor | list[str], list[Any]]:
             x, target = dataset[row]
         except (TypeError, ValueError, LookupError) as error:
             raise DataError(
-                f"{what} should give pairs (x, label); example {row} is not one: {error}"
+                f"{what} should consist of pairs (x, label), but example {row} is not a pair: "
+                f"{error}"
             ) from error
         check_kind(target, f"the target of example {row} of {what}")
         targets.append(target)
@@ -197,16 +222,19 @@ def _read_rows(dataset: Any, what: str) -> tuple[Tensor | list[str], list[Any]]:
 
 
 def _check_alike(first: Tensor, x: Tensor, row: int, what: str) -> None:
-    """Check that an input has the type and shape of the first one."""
+    """Check that the input of example ``row`` has the type and shape of the first input."""
     if x.shape != first.shape or x.dtype != first.dtype:
         raise DataError(
-            f"all inputs of {what} should look the same, got {_describe_input(first)} in example 0 "
-            f"and {_describe_input(x)} in example {row}"
+            f"all inputs of {what} should have the same type and shape, got "
+            f"{_describe_input(first)} in example 0 and {_describe_input(x)} in example {row}"
         )
 
 
 def _warn_of_randomness(dataset: Any, inputs: Sequence[Tensor], what: str) -> None:
-    """Warn if an example differs when it is read again."""
+    """Warn if an example differs when it is read again, as after a random transform.
+
+    Examples are read only once, so a random transform would not vary between epochs.
+    """
     rows = np.unique(np.linspace(0, len(inputs) - 1, READ_TWICE).astype(int))
     for row in rows.tolist():
         again = _read_input(dataset[row][0], row, what)
@@ -214,9 +242,9 @@ def _warn_of_randomness(dataset: Any, inputs: Sequence[Tensor], what: str) -> No
         if is_same_shape and torch.equal(again.nan_to_num(), inputs[row].nan_to_num()):
             continue
         _log.warning(
-            "example %d of %s is another each time that it is read, as with a random transform; "
-            "all examples are read once, and every epoch trains on what they were then: take the "
-            "random part out, and give it as the federation's 'augment'",
+            "example %d of %s changes each time that it is read, as with a random transform; "
+            "examples are read only once, so every epoch trains on the same random values: remove "
+            "the random part from the data set, and pass it as the federation's 'augment'",
             row,
             what,
         )
@@ -224,24 +252,35 @@ def _warn_of_randomness(dataset: Any, inputs: Sequence[Tensor], what: str) -> No
 
 
 def _read_input(x: Any, row: int, what: str) -> Tensor:
-    """Read the input of one example."""
+    """Convert the input of one example to a tensor."""
     check_kind(x, f"the inputs of example {row} of {what}")
     try:
         tensor = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"inputs of {what} should be tensors or arrays, got {type(x).__name__} in example "
-            f"{row}; for pictures give the data set a transform such as torchvision's ToTensor()"
+            f"{row}; for images give the data set a transform such as torchvision's ToTensor()"
         ) from error
     return as_inputs(tensor, f"inputs of {what}")
 
 
 def _detect_task(targets: Mapping[str, Tensor | list[Any]]) -> TaskKind:
-    """Return the task of targets by their types."""
+    """Detect the task from the types of all targets.
+
+    Floats are targets of a regression, and single whole numbers are labels.
+
+    Raises
+    ------
+    ConfigError
+        If an example has several whole numbers as targets, which several tasks allow.
+    """
     examples: dict[str, list[NDArray[Any]]] = {}
     for what, y in targets.items():
         # The entries of a tensor have one type; those of a list may differ.
-        entries = y[:1] if isinstance(y, Tensor) else y
+        if isinstance(y, Tensor):
+            entries = y[:1]
+        else:
+            entries = y
         examples[what] = [as_array(each, f"targets of {what}") for each in entries]
     for arrays in examples.values():
         if any(each.dtype.kind == "f" for each in arrays):
@@ -249,14 +288,14 @@ def _detect_task(targets: Mapping[str, Tensor | list[Any]]) -> TaskKind:
     for what, (first, *_) in examples.items():
         if first.size > 1:
             raise ConfigError(
-                f"targets of {what} are several whole numbers for each example; say by "
-                "task='multilabel', task='language' or task='regression' what they are"
+                f"targets of {what} are several whole numbers for each example, which several "
+                "tasks allow; set task='multilabel', task='language' or task='regression'"
             )
     return "classification"
 
 
 def _convert_targets(y: Tensor | list[Any], what: str, task: TaskKind) -> Tensor:
-    """Return targets in the types of the task."""
+    """Convert the targets of a part to the tensor type of the task, and check them."""
     if task != "classification":
         if not isinstance(y, Tensor):
             y = _stack_targets(y, what)
@@ -277,7 +316,7 @@ def _convert_targets(y: Tensor | list[Any], what: str, task: TaskKind) -> Tensor
 
 
 def _stack_targets(targets: Sequence[Any], what: str) -> Tensor:
-    """Return targets of all examples as one tensor."""
+    """Stack the targets of all examples of a part to one tensor."""
     tensors: list[Tensor] = []
     for row, target in enumerate(targets):
         try:
@@ -286,23 +325,23 @@ def _stack_targets(targets: Sequence[Any], what: str) -> Tensor:
             raise DataError(
                 f"targets of {what} should be numbers, got {shown(target)} in example {row}"
             ) from error
-        # Python's numbers and those of a tensor may differ in precision.
+        # float64 for all, as Python numbers and tensors may differ in precision.
         if tensor.is_floating_point():
             tensor = tensor.to(torch.float64)
         tensors.append(tensor)
         if tensor.shape != tensors[0].shape:
             raise DataError(
-                f"targets of {what} should be alike, got shape {list(tensors[0].shape)} in example "
-                f"0 and {list(tensor.shape)} in example {row}"
+                f"targets of {what} should have the same shape, got {list(tensors[0].shape)} in "
+                f"example 0 and {list(tensor.shape)} in example {row}"
             )
     return torch.stack(tensors)
 
 
-_WITHOUT_LABEL = "where a negative number means that there is no label, leave these examples out"
+_WITHOUT_LABEL = "if a negative number means that the label is missing, leave these examples out"
 
 
 def _read_label(label: Any, row: int, what: str) -> int:
-    """Return the label of one example."""
+    """Convert the label of one example to an ``int``; raise a DataError if it is not a label."""
     array = as_array(label, f"the label of example {row} of {what}")
     is_float = array.dtype.kind == "f"
     is_whole = array.size == 1 and (

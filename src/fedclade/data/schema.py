@@ -1,4 +1,8 @@
-"""Schemas: the encoding of tables and texts as numbers, the same for all clients."""
+"""Data schemas: the encoding of tables and texts as tensors, equal for all clients.
+
+A *schema* lists the input columns with their categories and filling values, the target columns, the
+task, the labels, and the words of a vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -18,32 +22,38 @@ MOST_CATEGORIES = 1000
 """Largest number of categories of a column that is encoded by category."""
 
 MOST_LABELS = 1000
-"""Largest number of label names. Whole numbers from this on are labels only if the user says so."""
+"""Largest number of label names.
+
+If a target has whole numbers of at least this size, the user must set the task.
+"""
 
 MOST_COLUMNS = 10_000
 MOST_WORDS = 1_000_000
 LONGEST_NAME = 1000
-"""Characters of the name of a column, and of a category, a label or a word."""
+"""Largest number of characters of a column name, a category, a label name or a word."""
 
 SHOWN = 3
-"""Number of differences that a message names."""
+"""Largest number of differences, columns or clients that a message lists."""
 
 NUMBER = "number"
+CATEGORY = "category"
 TEXT = "text"
+EMPTY = "empty"
 
 Label = str | float
-"""A value of the target column: a text, or a number of a binary target."""
+"""Label of a target column: a text, or a number of a binary target with numeric values."""
 
 
 class SchemaError(DataError):
-    """Data that cannot be encoded by a schema.
+    """Error that data does not fit a schema.
 
     Parameters
     ----------
     message
-        The reason, with the value.
+        The reason, which may contain values of the data.
     without_values
-        The same reason without any value of the data, for a client that does not disclose them.
+        The reason without values of the data, for a server that should not learn them; None if
+        ``message`` contains no values.
     """
 
     def __init__(self, message: str, without_values: str | None = None) -> None:
@@ -53,41 +63,96 @@ class SchemaError(DataError):
 
 @dataclass(frozen=True)
 class InputColumn:
-    """Input column of a table: a number, categories (a column of 0 and 1 for each), or a text."""
+    """Input column of a table: its name, and its encoding as one or more inputs of a model.
+
+    Parameters
+    ----------
+    name
+        Name of the column.
+    kind
+        ``number``, ``category`` (a column of 0 and 1 for each category) or ``text``. Proposals of
+        clients may also have the kind ``empty``: the column has no value in the client's data, and
+        other clients may have numbers or categories in this column.
+    categories
+        The known categories; empty for other kinds.
+    fill
+        Number that fills empty cells of a column of numbers; None if no number is known. An empty
+        cell of a column of categories is 0 for all categories.
+    indicator
+        Whether a further column is 1 where a cell is empty, and 0 elsewhere.
+    """
 
     name: str
-    kind: Literal["number", "category", "text"] = NUMBER
+    kind: Literal["number", "category", "text", "empty"] = NUMBER
     categories: tuple[str, ...] = ()
+    fill: float | None = None
+    indicator: bool = False
 
     @property
     def encoded_names(self) -> list[str]:
-        """Names of the columns that it is encoded as."""
-        if self.kind != "category":
-            return [self.name]
-        return [f"{self.name}={category}" for category in self.categories]
+        """Names of the encoded columns: one, or one for each category, and the indicator, if any."""
+        names = [self.name]
+        if self.kind == CATEGORY:
+            names = [f"{self.name}={category}" for category in self.categories]
+        if self.indicator:
+            names.append(f"{self.name} is empty")
+        return names
+
+    @property
+    def fills(self) -> list[float | None]:
+        """Number that fills empty cells of each encoded column; None if no number fills them."""
+        return [self.fill] + [None] * (len(self.encoded_names) - 1)
+
+    @property
+    def in_words(self) -> str:
+        """Treatment of the column's empty cells in words, to describe how two schemas differ."""
+        if self.fill is None:
+            filled = "not filled"
+        else:
+            filled = f"filled by {self.fill:g}"
+        if self.indicator:
+            return f"{filled}, with an indicator"
+        return filled
+
+    def as_value(self) -> Any:
+        """Return the description of the column, without its name, as the shortest JSON value.
+
+        The value is the kind, the list of categories, or a mapping of several fields.
+        """
+        described: dict[str, Any] = {"kind": self.kind}
+        if self.categories:
+            described = {"categories": list(self.categories)}
+        if self.fill is not None:
+            described["fill"] = self.fill
+        if self.indicator:
+            described["indicator"] = True
+        if len(described) > 1:
+            return described
+        (short,) = described.values()
+        return short
 
 
 @dataclass(frozen=True)
 class DataSchema:
-    """The encoding of a table or of texts.
+    """Encoding of a table or of texts as tensors.
 
-    All clients of a run should encode their data by the same schema. Otherwise the same input of a
-    model means something else for each client.
+    All clients of a run should encode their data by the same schema. Otherwise an input of the
+    model would have another meaning for each client.
 
     Parameters
     ----------
     inputs
-        The input columns, in the order in which a model gets them. Empty for texts that are in no
-        table.
+        The input columns, in the order in which a model gets them. Empty for texts that do not come
+        from a table.
     target
-        Names of the target columns. Empty for texts that are in no table.
+        Names of the target columns. Empty for texts that do not come from a table.
     task
-        What the target is; None if the data decides.
+        The task; None if the task is determined from the data.
     labels
-        Names of the labels, in the order of their numbers; or how many numbered labels there are;
-        or None for targets that are no labels.
+        Names of the labels, in the order of their numbers; or the number of labels if labels are
+        whole numbers; or None if targets are not labels.
     words
-        The vocabulary of a text, which begins with ``<pad>`` and ``<unk>``. Other words become
+        Vocabulary of texts, which begins with ``<pad>`` and ``<unk>``. Unknown words become
         ``<unk>``.
     """
 
@@ -99,14 +164,14 @@ class DataSchema:
 
     @property
     def discloses_values(self) -> bool:
-        """Whether it has values of the data: categories, names of labels, or words."""
-        has_categories = any(column.categories for column in self.inputs)
+        """Whether the schema discloses categories, filling values, label names or words."""
+        has_categories = any(column.categories or column.fill is not None for column in self.inputs)
         has_names = isinstance(self.labels, tuple) and not set(self.labels) <= {0, 1}
         return has_categories or has_names or len(self.words) > 0
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Names of the labels as texts; of several targets, their names."""
+        """Label names as texts, or the names of several target columns; empty if unnamed."""
         if isinstance(self.labels, tuple):
             return tuple(show_label(label) for label in self.labels)
         if len(self.target) > 1 or self.task == "multilabel":
@@ -115,23 +180,30 @@ class DataSchema:
 
     @property
     def encoded_names(self) -> tuple[str, ...]:
-        """Names of the columns that a model gets."""
+        """Names of the model's inputs, after the encoding of categories and indicators."""
         return tuple(name for column in self.inputs for name in column.encoded_names)
 
     @property
+    def encoded_fills(self) -> tuple[float | None, ...]:
+        """Number that fills empty cells of each model input; None for inputs without filling.
+
+        The tuple is empty if no input has a filling number.
+        """
+        fills = tuple(fill for column in self.inputs for fill in column.fills)
+        return fills if any(fill is not None for fill in fills) else ()
+
+    @property
     def digest(self) -> str:
-        """Digest of the schema; equal schemas have equal digests."""
+        """Hexadecimal BLAKE2b hash of the schema, by which clients and server compare schemas."""
         return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the schema as plain values, without what is not set; see :meth:`read`."""
-        inputs: dict[str, Any] = {}
-        for column in self.inputs:
-            if column.kind == "category":
-                inputs[column.name] = list(column.categories)
-            else:
-                inputs[column.name] = column.kind
-        labels = list(self.labels) if isinstance(self.labels, tuple) else self.labels
+        """Return the schema as a mapping of JSON values, without empty fields, for :meth:`read`."""
+        inputs = {column.name: column.as_value() for column in self.inputs}
+        if isinstance(self.labels, tuple):
+            labels = list(self.labels)
+        else:
+            labels = self.labels
         values = {
             "inputs": inputs,
             "target": list(self.target),
@@ -142,18 +214,24 @@ class DataSchema:
         return {name: value for name, value in values.items() if value not in (None, [], {})}
 
     def to_json(self) -> str:
-        """Return the schema as JSON."""
+        """Return the schema as JSON text."""
         return json.dumps(self.as_dict())
 
     def save(self, path: str | Path) -> None:
-        """Write the schema to a JSON file, one that ``[data] schema`` may name."""
+        """Write the schema to a JSON file, which the setting ``schema`` of ``[data]`` can name."""
         Path(path).write_text(
             json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
 
     @classmethod
     def load(cls, path: str | Path) -> DataSchema:
-        """Read a schema from a JSON file; a ConfigError if it cannot be read, or is none."""
+        """Read a schema from a JSON file.
+
+        Raises
+        ------
+        ConfigError
+            If the file cannot be read, or its content is not a valid schema.
+        """
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -167,10 +245,17 @@ class DataSchema:
 
     @classmethod
     def read(cls, values: Any) -> DataSchema:
-        """Read a schema from plain values, as :meth:`as_dict` returns them, and check it."""
+        """Read a schema from JSON values, as :meth:`as_dict` returns them, and check the schema.
+
+        Raises
+        ------
+        ConfigError
+            If the values are not a valid schema.
+        """
         if not isinstance(values, Mapping):
             raise ConfigError(
-                f"a schema should be a table of inputs, labels and so on, got {shown(values)}"
+                f"a schema should be a table with keys such as inputs and labels, got "
+                f"{shown(values)}"
             )
         values = cast("Mapping[str, Any]", values)
         known = ("inputs", "target", "task", "labels", "words")
@@ -192,22 +277,32 @@ class DataSchema:
         )
         has_text = any(column.kind == TEXT for column in schema.inputs)
         if has_text and len(schema.inputs) > 1:
-            raise ConfigError("a text should be the only input of a schema, got other inputs, too")
+            names = [column.name for column in schema.inputs]
+            raise ConfigError(
+                "a column of kind 'text' should be the only input of a schema, got the inputs "
+                f"{show_names(names)}; leave the other inputs out"
+            )
         if not schema.inputs and not schema.words:
-            raise ConfigError("a schema should have inputs, or words of texts, got neither")
+            raise ConfigError("a schema should have inputs or words, got neither")
         return schema
 
     def completed_by(self, other: DataSchema) -> DataSchema:
-        """Return this schema; a missing target, task or labels are those of another schema."""
+        """Return this schema with a missing target, task or labels taken from another schema."""
         labels = other.labels if self.labels is None else self.labels
         return replace(
             self, target=self.target or other.target, task=self.task or other.task, labels=labels
         )
 
     def differences(
-        self, other: DataSchema, here: str = "its data", there: str = "the others' data"
+        self,
+        other: DataSchema,
+        here: str = "this client's data",
+        there: str = "the other clients' data",
     ) -> list[str]:
-        """Return in words how another schema differs from this one; empty if they are the same."""
+        """Describe in words how another schema differs from this schema; empty if both are equal.
+
+        ``here`` and ``there`` name the data of this schema and of the other schema.
+        """
         found: list[str] = []
         names = [column.name for column in self.inputs]
         other_names = [column.name for column in other.inputs]
@@ -226,6 +321,11 @@ class DataSchema:
             found += name_differences(
                 what, column.categories, opposite.categories, here=here, there=there
             )
+            if column.fill != opposite.fill or column.indicator != opposite.indicator:
+                found.append(
+                    f"empty cells of column {column.name!r} are {column.in_words} in {here} and "
+                    f"{opposite.in_words} in {there}"
+                )
         if self.target != other.target:
             found.append(
                 f"the target is {show_names(self.target)} in {here} and {show_names(other.target)} "
@@ -253,31 +353,55 @@ class DataSchema:
 def read_declared(
     declared: DataSchema | Mapping[str, Any] | str | Path | None,
 ) -> DataSchema | None:
-    """Return a schema that a user declares: an object, plain values, or the path of a JSON file."""
-    if declared is None or isinstance(declared, DataSchema):
-        return declared
-    if isinstance(declared, str | Path):
-        return DataSchema.load(declared)
-    return DataSchema.read(declared)
+    """Return the schema that a user declares, given as an object, a mapping or a path.
+
+    Returns None if ``declared`` is None. A path should name a JSON file.
+
+    Raises
+    ------
+    ConfigError
+        If the value is not a schema, or a column has the kind ``empty``, which only the proposals
+        of clients may have.
+    """
+    if declared is None:
+        return None
+    if isinstance(declared, DataSchema):
+        schema = declared
+    elif isinstance(declared, str | Path):
+        schema = DataSchema.load(declared)
+    else:
+        schema = DataSchema.read(declared)
+    for column in schema.inputs:
+        if column.kind == EMPTY:
+            raise _refuse_kind(column.name, column.kind)
+    return schema
 
 
 def show_label(label: Label) -> str:
-    """Return a label for people, and for files."""
+    """Format a label as text for reports and files."""
     if isinstance(label, str):
         return label
     return f"{label:g}"
 
 
 def show_names(names: Sequence[str]) -> str:
-    """Return names for people, quoted."""
+    """Format a list of names for a message, quoted and separated by commas."""
     return ", ".join(map(repr, names)) or "none"
 
 
 def show_some(found: Sequence[str]) -> str:
-    """Return the first few differences in one line."""
+    """Join the first few differences in one line, and count the remaining differences."""
     text = "; ".join(found[:SHOWN])
     if len(found) > SHOWN:
         text += f"; and {len(found) - SHOWN} more"
+    return text
+
+
+def join_some(names: Sequence[str]) -> str:
+    """Join the first few names in one line, and count the remaining names."""
+    text = ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        text += f" and {len(names) - SHOWN} more"
     return text
 
 
@@ -292,9 +416,11 @@ def _show_labels(labels: tuple[Label, ...] | int | None) -> str:
 def name_differences(
     what: str, names: Sequence[str], others: Sequence[str], *, here: str, there: str
 ) -> list[str]:
-    """Return the differences of two lists of names in words.
+    """Describe the differences of two lists of names in words.
 
-    These are the names that are in one list only; if there are none, the first difference in order.
+    These are the names that are in only one of the lists, or the first difference in order if both
+    lists have the same names. ``what`` is the kind of names, and ``here`` and ``there`` name the
+    origins of the lists.
     """
     own = set(names)
     foreign = set(others)
@@ -311,27 +437,70 @@ def name_differences(
 def _read_inputs(values: Any) -> tuple[InputColumn, ...]:
     if not isinstance(values, Mapping):
         raise ConfigError(
-            f"inputs of a schema should be a table of column names, got {shown(values)}"
+            "inputs of a schema should be a table with the type of each input column by its name, "
+            f'such as {{ age = "number", city = ["bern", "oslo"] }}, got {shown(values)}'
         )
     values = cast("Mapping[str, Any]", values)
     names = _read_names("inputs", list(values), MOST_COLUMNS)
     return tuple(_read_input(name, values[name]) for name in names)
 
 
-def _read_input(name: str, kind: Any) -> InputColumn:
+def _read_input(name: str, described: Any) -> InputColumn:
+    if not isinstance(described, Mapping):
+        return _read_kind(name, described)
+    described = cast("Mapping[str, Any]", described)
+    known = ("kind", "categories", "fill", "indicator")
+    for key in described:
+        if key not in known:
+            raise ConfigError(unknown(f"key of column {name!r} of a schema:", str(key), known))
+    column = _read_kind(name, described.get("categories", described.get("kind", NUMBER)))
+    if "categories" in described and described.get("kind", CATEGORY) != column.kind:
+        raise ConfigError(
+            f"column {name!r} of a schema has categories, so its kind should be 'category', got "
+            f"{shown(described['kind'])}"
+        )
+    fill = described.get("fill")
+    indicator = described.get("indicator", False)
+    is_number = type(fill) in (int, float) and math.isfinite(fill)
+    if fill is not None and (column.kind != NUMBER or not is_number):
+        raise ConfigError(
+            f"fill of column {name!r} of a schema should be a finite number in a column of kind "
+            f"'number', and left out in other columns, got fill = {shown(fill)} in a column of "
+            f"kind {column.kind!r}"
+        )
+    if type(indicator) is not bool or (indicator and column.kind == TEXT):
+        raise ConfigError(
+            f"indicator of column {name!r} of a schema should be true or false, and left out in a "
+            f"column of kind 'text', got indicator = {shown(indicator)} in a column of kind "
+            f"{column.kind!r}"
+        )
+    if fill is not None:
+        fill = float(fill)
+    return replace(column, fill=fill, indicator=indicator)
+
+
+def _read_kind(name: str, kind: Any) -> InputColumn:
+    """Read a column of a declared schema from its kind or from the list of its categories."""
     if isinstance(kind, list | tuple):
-        categories = _read_names(f"column {name!r}", cast("Sequence[Any]", kind), MOST_CATEGORIES)
+        categories = _read_names(
+            f"categories of column {name!r}", cast("Sequence[Any]", kind), MOST_CATEGORIES
+        )
         if not categories:
             raise ConfigError(
                 f"column {name!r} of a schema should have at least 1 category, got none"
             )
         return InputColumn(name, "category", categories)
-    if kind not in (NUMBER, TEXT):
-        raise ConfigError(
-            f"column {name!r} of a schema should be 'number', 'text' or a list of categories, got "
-            f"{shown(kind)}"
-        )
+    if kind not in (NUMBER, TEXT, EMPTY):
+        raise _refuse_kind(name, kind)
     return InputColumn(name, kind)
+
+
+def _refuse_kind(name: str, kind: object) -> ConfigError:
+    """Return the error that a column of a declared schema has an unknown kind."""
+    return ConfigError(
+        f"column {name!r} of a schema should be 'number', 'text' or a list of categories, got "
+        f"{shown(kind)}"
+    )
 
 
 def _read_labels(labels: Any) -> tuple[Label, ...] | int | None:
@@ -343,7 +512,7 @@ def _read_labels(labels: Any) -> tuple[Label, ...] | int | None:
         return labels
     if not isinstance(labels, list | tuple):
         raise ConfigError(
-            "labels of a schema should be a list of names, or how many there are, got "
+            "labels of a schema should be a list of names, or the number of labels, got "
             f"{shown(labels)}"
         )
     values = cast("Sequence[Any]", labels)
@@ -361,8 +530,10 @@ def _read_labels(labels: Any) -> tuple[Label, ...] | int | None:
 
 
 def _name_truth_value(label: Any) -> Any:
-    """Return a label; truth values have the names that Arrow gives them."""
-    return str(label).lower() if isinstance(label, bool) else label
+    """Name a truth value ``true`` or ``false``, as Arrow does; other labels do not change."""
+    if isinstance(label, bool):
+        return str(label).lower()
+    return label
 
 
 def _read_words(words: Any) -> tuple[str, ...]:
@@ -378,7 +549,10 @@ def _read_words(words: Any) -> tuple[str, ...]:
 
 
 def _read_names(what: str, names: Any, most: int) -> tuple[str, ...]:
-    """Check and read a list of different texts."""
+    """Read and check a list of distinct names of a declared schema.
+
+    ``what`` names the list in errors, and ``most`` is the largest number of names.
+    """
     if not isinstance(names, list | tuple):
         raise ConfigError(f"{what} of a schema should be a list of names, got {shown(names)}")
     names = cast("Sequence[Any]", names)

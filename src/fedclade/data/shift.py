@@ -1,4 +1,8 @@
-"""Shifts: different views of the same examples, which define the true clusters."""
+"""Shifts: different views of the examples of a pool, which define the true clusters.
+
+A *view* changes labels or images, such as by a label map or a rotation. Clients with the same view
+form a true cluster.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from fedclade.data.view import (
 
 @dataclass(frozen=True)
 class Shift:
-    """Definition of a shift.
+    """Definition of a shift: the function that creates the views, and facts about it.
 
     Parameters
     ----------
@@ -39,10 +43,11 @@ class Shift:
     description
         Line for ``fedclade ls shifts``.
     of_clients
-        Whether there is a view for each client: ``views(pool, clients, seed, ...)``. Clients with
-        equal views are a cluster, and the user cannot choose ``clusters``.
+        Whether the function returns a view for each client: ``views(pool, clients, seed, ...)``.
+        Clients with equal views form a cluster, and the user cannot choose ``clusters``.
     check
-        Function that checks the range of some arguments, by name, before data is loaded.
+        Function that checks the range of some options before data is loaded. The names of its
+        parameters are the names of these options. None if no option is checked.
     """
 
     views: Callable[..., list[View]]
@@ -54,16 +59,48 @@ class Shift:
 def shift_views(
     pool: Pool, name: str, *, clients: int, clusters: int = 1, seed: int = 0, **arguments: Any
 ) -> tuple[list[View], tuple[int, ...]]:
-    """Return the view of each cluster, and the cluster of each client, by a shift's name.
+    """Create the views of a shift, given by its name, and assign clients to them.
 
-    Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ in size by one client at
-    most; unless the shift draws a view for each client.
+    If the shift draws a view for each client, clients with equal views form a cluster. Otherwise
+    client ``i`` belongs to cluster ``i mod clusters``, so that clusters differ in size by at most
+    one client.
+
+    Parameters
+    ----------
+    pool
+        The examples of all clients.
+    name
+        Name of a shift, as for :func:`find_shift`.
+    clients, clusters
+        Number of clients and of clusters.
+    seed
+        Seed of all draws.
+    **arguments
+        Options of the shift.
+
+    Returns
+    -------
+    tuple
+        The view of each cluster, and the cluster of each client.
+
+    Raises
+    ------
+    ConfigError
+        If the name or an option is unknown, or a value is out of range.
+    DataError
+        If the shift cannot be applied to the pool, or the user's own shift returns an invalid
+        result.
     """
     shift = find_shift(name)
     check_arguments(f"shift {name!r}", shift.views, arguments)
     if shift.of_clients:
         require(
-            ("clusters", clusters, clusters == 1, f"left out with shift {name!r}, which draws them")
+            (
+                "clusters",
+                clusters,
+                clusters == 1,
+                f"left out with shift {name!r}, which draws the clusters",
+            )
         )
         each = shift.views(pool, clients, seed, **arguments)
         numbers: dict[tuple[Hashable, ...], int] = {}
@@ -89,12 +126,16 @@ def shift_views(
     return views, tuple(client % clusters for client in range(clients))
 
 
-def _none(_pool: Pool, clusters: int, _seed: int) -> list[View]:
+def _leave_unchanged(_pool: Pool, clusters: int, _seed: int) -> list[View]:
     return [View()] * clusters
 
 
 def _label_swap(pool: Pool, clusters: int, seed: int) -> list[View]:
-    """Swap two labels in each cluster, disjoint pairs first (Sattler et al. 2019, VI-A)."""
+    """Create views that swap two labels in each cluster.
+
+    The clusters swap different pairs of labels: first disjoint pairs, then overlapping pairs. This
+    is the division into clusters in the experiments of Sattler et al. 2019, section VI-A.
+    """
     labels = _count_labels(pool, "label_swap")
     _require_enough(math.comb(labels, 2), clusters, f"pairs of {labels} labels", "label_swap")
     draw = rng.generator(seed, "label_swap")
@@ -114,7 +155,10 @@ def _label_swap(pool: Pool, clusters: int, seed: int) -> list[View]:
 
 
 def _label_permutation(pool: Pool, clusters: int, seed: int) -> list[View]:
-    """Permute all labels, in each cluster in another way (Sattler et al. 2019, eqs. 52, 53)."""
+    """Create views that permute all labels differently in each cluster.
+
+    This is the division into clusters in the experiments of Sattler et al. 2019, eqs. 52 and 53.
+    """
     labels = _count_labels(pool, "label_permutation")
     _require_enough(
         math.factorial(labels), clusters, f"permutations of {labels} labels", "label_permutation"
@@ -122,14 +166,17 @@ def _label_permutation(pool: Pool, clusters: int, seed: int) -> list[View]:
     draw = rng.generator(seed, "label_permutation")
     maps: dict[
         tuple[int, ...], None
-    ] = {}  # a dict preserves the order of the draws, and has each permutation once
+    ] = {}  # A dict preserves the order of the draws, and stores each permutation once.
     while len(maps) < clusters:
         maps[tuple(draw.permutation(labels).tolist())] = None
     return [View(label_map=torch.tensor(label_map)) for label_map in maps]
 
 
 def _rotation(pool: Pool, clusters: int, _seed: int) -> list[View]:
-    """Turn the images of cluster ``j`` by ``j`` times 90° (as IFCA does, Ghosh et al. 2020)."""
+    """Create views that rotate the images of cluster ``j`` by ``j`` times 90°.
+
+    Source: IFCA, Ghosh et al. 2020.
+    """
     _require_square_images(pool, "rotation")
     rule = "at most 4 with shift 'rotation', which turns by 0°, 90°, 180° and 270°"
     require(("clusters", clusters, clusters <= 4, rule))
@@ -139,11 +186,12 @@ def _rotation(pool: Pool, clusters: int, _seed: int) -> list[View]:
 def _count_labels(pool: Pool, name: str) -> int:
     if pool.task == "language":
         raise DataError(
-            f"shift {name!r} needs labels, but {pool.name} is language data (next-word prediction)"
+            f"shift {name!r} needs labels, but {pool.name} is language data (next-word "
+            "prediction); choose another shift, or shift = 'none'"
         )
     rule = (
-        f"'none' or 'rotation' for {pool.name}: the targets of a {pool.task} task are no labels to "
-        "exchange"
+        f"'none' or 'rotation' for {pool.name}: the targets of a {pool.task} task are not "
+        "labels that can be exchanged"
     )
     require(("shift", name, pool.task == "classification", rule))
     return pool.outputs
@@ -153,19 +201,19 @@ def _require_square_images(pool: Pool, name: str) -> None:
     shape = pool.input_shape
     if len(shape) != 3 or shape[1] != shape[2]:
         raise DataError(
-            f"shift {name!r} needs square images [C, H, H], but inputs of {pool.name} are "
-            f"{list(shape)}"
+            f"shift {name!r} needs square images [C, H, H], but inputs of {pool.name} have the "
+            f"shape {list(shape)}; choose another shift"
         )
 
 
 def _require_enough(there: int, clusters: int, things: str, name: str) -> None:
-    rule = f"at most {there} with shift {name!r}: there are no more {things}"
+    rule = f"at most {there} with shift {name!r}, which is the number of {things}"
     require(("clusters", clusters, clusters <= there, rule))
 
 
 SHIFTS: Mapping[str, Shift] = MappingProxyType(
     {
-        "none": Shift(_none, "every client sees the data as it is"),
+        "none": Shift(_leave_unchanged, "every client sees the data as it is"),
         "label_swap": Shift(_label_swap, "each cluster swaps two labels"),
         "label_permutation": Shift(
             _label_permutation, "each cluster permutes all labels in its own way"
@@ -191,18 +239,30 @@ SHIFTS: Mapping[str, Shift] = MappingProxyType(
 
 
 def find_shift(name: object) -> Shift:
-    """Return a shift by its name: one of :data:`SHIFTS`, a package's, or ``module:function``.
+    """Find the definition of a shift by its name.
 
-    A user's own shift is a function ``views(pool, clusters, seed, *, ...)`` that returns a
-    :class:`View` for each cluster. Its keyword-only parameters are options in ``[data]``.
+    The name is in :data:`SHIFTS`, is registered by an installed package, or has the form
+    ``module:function``. A user's own shift is a function ``views(pool, clusters, seed, *, ...)``
+    that returns a :class:`View` for each cluster. Its keyword-only parameters are options in
+    ``[data]``.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown, cannot be imported, or does not name a shift.
     """
     return function_named(
-        "shifts", name, SHIFTS, Shift, "a View for each cluster", ("pool", "clusters", "seed")
+        "shifts",
+        name,
+        builtin=SHIFTS,
+        wrapper=Shift,
+        returns="a View for each cluster",
+        takes=("pool", "clusters", "seed"),
     )
 
 
 def _check_views(views: Any, pool: Pool, clusters: int, name: str) -> list[View]:
-    """Check what a user's own shift returned."""
+    """Check that a user's own shift returned a valid view for each cluster."""
     if (
         not isinstance(views, list | tuple)
         or len(views) != clusters
@@ -226,6 +286,8 @@ def _check_view(view: View, pool: Pool, name: str) -> View:
     what = f"the label_map by shift {name!r}"
     label_map = as_indices(view.label_map, what)
     if len(label_map) != labels:
-        raise DataError(f"{what} should have a label for each of {labels}, got {len(label_map)}")
+        raise DataError(
+            f"{what} should have an entry for each of the {labels} labels, got {len(label_map)}"
+        )
     check_range(label_map, labels, what)
     return replace(view, label_map=torch.from_numpy(label_map))

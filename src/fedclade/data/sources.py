@@ -1,4 +1,4 @@
-"""Every data source by its name."""
+"""Registry of the data sources of fedclade by name, and loading of a source as a pool."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from fedclade.data.texts import load_ag_news, load_sent140, load_tiny_shakespear
 
 @dataclass(frozen=True)
 class Source:
-    """One data source.
+    """Definition of a data source: the function that loads it, and its description.
 
     Parameters
     ----------
     load
-        ``load(data_dir, seed, **arguments)``; its keyword-only parameters are options.
+        Function ``load(data_dir, seed, **arguments)``, whose keyword-only parameters are options of
+        the user.
     description
         Line for ``fedclade ls datasets``.
     hub
-        Name on the Hugging Face Hub; None for bundled and synthetic data.
+        Name of the data set on the Hugging Face Hub; None for bundled and synthetic data.
     """
 
     load: Callable[..., Pool]
@@ -72,13 +73,13 @@ def load_pool(
     Parameters
     ----------
     name
-        One of :data:`SOURCES`.
+        Name in :data:`SOURCES`.
     data_dir
-        Folder with ``<name>/<split>.parquet`` in the Hub's layout. By default
-        ``FEDCLADE_DATA_DIR``; if that is not set either, the data comes from the Hub.
+        Folder with files ``<name>/<split>.parquet`` in the layout of the Hugging Face Hub. By
+        default the environment variable ``FEDCLADE_DATA_DIR``; if this is not set either, the data
+        is downloaded from the Hub.
     seed
-        Of data that is made up (``synthetic``); real data and its test split are the same for every
-        seed.
+        Seed of synthetic data. Real data and its test split do not depend on the seed.
     **arguments
         Options of the source, such as ``task="classification"`` of ``ag_news``.
 
@@ -87,19 +88,22 @@ def load_pool(
     ConfigError
         If the name or an argument is unknown, or an argument has a wrong value.
     DataError
-        If the data is missing or unreadable; with the file that was expected.
+        If the data is missing or unreadable; the message names the expected file.
     MissingExtraError
-        If reading it needs a package that is not installed.
+        If reading the data needs a package that is not installed.
     """
     if name not in SOURCES:
         raise ConfigError(unknown("data source", name, SOURCES))
     source = SOURCES[name]
     check_arguments(f"data source {name!r}", source.load, arguments)
     place = data_dir or os.environ.get("FEDCLADE_DATA_DIR")
-    folder = Path(place).expanduser() if place else None
+    if place:
+        folder = Path(place).expanduser()
+    else:
+        folder = None
     if folder is not None and source.hub and not folder.is_dir():
         raise DataError(
-            f"the data folder {folder} does not exist; it should hold {name}/; check --data-dir / "
-            "FEDCLADE_DATA_DIR"
+            f"the data folder {folder} does not exist; it should contain {name}/; check --data-dir "
+            "/ FEDCLADE_DATA_DIR"
         )
     return source.load(folder, seed, **arguments)

@@ -1,4 +1,4 @@
-"""Tables of a data source: parquet files in the Hub's layout, the Hub, and LEAF's JSON."""
+"""Reading of benchmark data sets: from the Hugging Face Hub, parquet files, and LEAF JSON files."""
 
 from __future__ import annotations
 
@@ -24,27 +24,33 @@ from fedclade.data.arrays import stamp_files
 
 @dataclass(frozen=True)
 class LeafFiles:
-    """The files of one source: training files, and test files if the source was split."""
+    """JSON files of one data source in the layout of LEAF (Caldas et al. 2018).
+
+    Parameters
+    ----------
+    train, test
+        Training files, and test files; ``test`` is empty if the source has no test split.
+    """
 
     train: tuple[Path, ...]
     test: tuple[Path, ...]
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All of them, training files first."""
+        """All files of the source, training files first."""
         return (*self.train, *self.test)
 
 
 @dataclass(frozen=True)
 class LeafExamples:
-    """Examples of several files.
+    """Concatenated examples of several LEAF files.
 
     Parameters
     ----------
     users
         Owner of each example.
     x, y
-        Input and target of each example, as in the files.
+        Input and target of each example, as stored in the files.
     """
 
     users: list[str]
@@ -53,9 +59,10 @@ class LeafExamples:
 
 
 def find_leaf(data_dir: Path | None, name: str) -> LeafFiles | None:
-    """Return the LEAF files of a source in a data folder; None if there are none.
+    """Find the LEAF files of a source in a data folder.
 
-    They are ``name/train/*.json`` and ``name/test/*.json``, or ``name/*.json``.
+    The files are ``<name>/train/*.json`` and ``<name>/test/*.json``, or ``<name>/*.json``. Returns
+    None if there are no such files, or no data folder.
     """
     if data_dir is None:
         return None
@@ -68,7 +75,13 @@ def find_leaf(data_dir: Path | None, name: str) -> LeafFiles | None:
 
 
 def read_leaf(files: tuple[Path, ...]) -> LeafExamples:
-    """Return the examples of LEAF files, in the order of the files and of the users in them."""
+    """Read the examples of LEAF files, in the order of the files and of the users in each file.
+
+    Raises
+    ------
+    DataError
+        If a file cannot be read, or has another layout.
+    """
     examples = LeafExamples([], [], [])
     for file in files:
         try:
@@ -80,11 +93,14 @@ def read_leaf(files: tuple[Path, ...]) -> LeafExamples:
             of_users = [(str(user), data[user]["x"], data[user]["y"]) for user in content["users"]]
         except (KeyError, TypeError) as error:
             layout = "users, user_data -> user -> x, y"
-            raise DataError(f"{file} is not laid out as LEAF JSON ({layout}): {error!r}") from error
+            raise DataError(
+                f"{file} should have the layout of LEAF JSON ({layout}): {error!r}"
+            ) from error
         for user, x, y in of_users:
             if len(x) != len(y):
                 raise DataError(
-                    f"{file}: user {user!r} has {len(x)} inputs x but {len(y)} targets y"
+                    f"{file}: user {user!r} should have as many inputs x as targets y, got "
+                    f"{len(x)} inputs and {len(y)} targets"
                 )
             examples.users.extend([user] * len(x))
             examples.x.extend(x)
@@ -111,62 +127,62 @@ _PARQUET_BRANCH = "refs/convert/parquet"
 
 
 class Tables(ABC):
-    """Tables of a data source, one for each split."""
+    """Interface of a data source that consists of a table for each split (train, test, ...)."""
 
     @property
     @abstractmethod
     def key(self) -> object:
-        """Key of the content, for the cache."""
+        """Key of the content in the cache of decoded arrays, which changes with the content."""
 
     @abstractmethod
     def has(self, split: str) -> bool:
-        """Return whether the source has a split."""
+        """Return whether the source has a split of the given name."""
 
     @abstractmethod
     def where(self, split: str) -> str:
-        """Return the place of a split's table, for messages."""
+        """Return the path or name of a split's table, for messages."""
 
     @abstractmethod
     def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
-        """Return the Arrow tables of one split, which have all of the columns; see :meth:`read`."""
+        """Read one split as a sequence of Arrow tables, each of which has the given columns."""
 
     def read(self, split: str, columns: Sequence[str]) -> Columns:
-        """Return columns of one split as lists with an entry for each row."""
+        """Read columns of one split by name, each as a list with an entry for each row."""
         parts = self.shards(split, columns)
         whole: Columns = {}
         for column in columns:
             whole[column] = [value for part in parts for value in part[column].to_pylist()]
         if not all(whole.values()):
-            raise DataError(f"{self.where(split)} has no rows")
+            raise DataError(f"{self.where(split)} should have at least 1 row, got none")
         return whole
 
 
 def open_tables(name: str, data_dir: Path | None) -> Tables:
-    """Return the tables of a source in a data folder, or on the Hub if there is no folder."""
+    """Return the tables of a source in a data folder, or on the Hub if no folder is given."""
     if data_dir is None:
         return open_hub(name)
     return FolderTables(data_dir / name)
 
 
 def open_hub(name: str) -> HubTables:
-    """Return the tables that a source has on the Hub."""
+    """Return the tables of a source on the Hugging Face Hub."""
     return HubTables(HUB_NAMES[name], _PARQUET_BRANCH if name in _HUB_SCRIPTS else None)
 
 
 @dataclass(frozen=True)
 class FolderTables(Tables):
-    """Parquet files ``<split>.parquet``, or shards ``<split>-*.parquet``, in one folder."""
+    """Tables in one folder: files ``<split>.parquet``, or shards ``<split>-*.parquet``."""
 
     folder: Path
 
     @property
     def key(self) -> object:
-        """Path, size and time of the last change of every file."""
+        """Path, size and modification time of every file, as the key of the cache."""
         return stamp_files(sorted(self.folder.glob("*.parquet")))
 
     def has(self, split: str) -> bool:
-        """Return whether there is a file of this split."""
-        return bool(self._files(split))
+        """Return whether the folder has a file of the split."""
+        return bool(self._find_files(split))
 
     def where(self, split: str) -> str:
         """Return the path of the split's file, or the pattern of its shards."""
@@ -176,8 +192,8 @@ class FolderTables(Tables):
         return str(self.folder / f"{split}-*.parquet")
 
     def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
-        """Read the columns of the split's files."""
-        if not (files := self._files(split)):
+        """Read the given columns from each file of the split."""
+        if not (files := self._find_files(split)):
             raise DataError(
                 f"no data in {self.folder}: expected the file {self.folder / split}.parquet or "
                 f"shards {split}-*.parquet (columns {', '.join(columns)}); check --data-dir / "
@@ -185,7 +201,7 @@ class FolderTables(Tables):
             )
         return [_read_parquet(file, columns) for file in files]
 
-    def _files(self, split: str) -> list[Path]:
+    def _find_files(self, split: str) -> list[Path]:
         whole = self.folder / f"{split}.parquet"
         if whole.exists():
             return [whole]
@@ -194,29 +210,41 @@ class FolderTables(Tables):
 
 @dataclass(frozen=True)
 class HubTables(Tables):
-    """Data set on the Hugging Face Hub, downloaded and stored by the package ``datasets``."""
+    """Tables of a data set on the Hugging Face Hub, downloaded by the package ``datasets``.
+
+    Parameters
+    ----------
+    hub
+        Name of the data set on the Hub.
+    revision
+        Branch of the data set; None for the default branch.
+    """
 
     hub: str
     revision: str | None = None
 
     @property
     def key(self) -> object:
-        """Name on the Hub. These data sets are frozen: a stored copy needs no network."""
+        """Name and branch on the Hub, as the key of the cache.
+
+        These data sets no longer change, so a cached copy can be used without a network.
+        """
         return [self.hub, self.revision]
 
     def has(self, split: str) -> bool:
-        """Return whether the data set has this split."""
+        """Return whether the data set has the split."""
         return split in self._splits
 
     def where(self, split: str) -> str:
-        """Name the data set and the split."""
+        """Return the names of the data set and of the split, for messages."""
         return f"Hub data set {self.hub} ({split})"
 
     def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
-        """Return the split as one table."""
+        """Return the whole split as a single Arrow table, which has at least the given columns."""
         if not self.has(split):
             raise DataError(
-                f"Hub data set {self.hub} has no split {split!r}, only {', '.join(self._splits)}"
+                f"Hub data set {self.hub} should have a split {split!r}, got the splits "
+                f"{', '.join(self._splits)}"
             )
         table = self._splits[split].with_format("arrow")[:]
         _require_columns(self.where(split), table.column_names, columns)
@@ -229,18 +257,18 @@ class HubTables(Tables):
             return datasets.load_dataset(self.hub, revision=self.revision)
         except (
             Exception
-        ) as error:  # the network, the Hub and its client fail in too many ways to list
+        ) as error:  # The network, the Hub and its client raise too many kinds of errors to list.
             lines = str(error).strip().splitlines()
             reason = lines[0] if lines else ""
             raise DataError(
                 f"cannot load {self.hub} from the Hugging Face Hub ({type(error).__name__}: "
-                f"{reason}); give a folder that has the data with --data-dir / FEDCLADE_DATA_DIR, "
+                f"{reason}); set a folder with the data by --data-dir or FEDCLADE_DATA_DIR, "
                 "or use the bundled data set 'digits'"
             ) from error
 
 
 def to_labels(values: list[Any], outputs: int, where: str, column: str) -> Indices:
-    """Return a column of labels as int64 ``[n]``."""
+    """Check that the values of a column are labels below ``outputs``, and convert them to int64."""
     rule = f"whole numbers from 0 to {outputs - 1}"
 
     def is_label(value: Any) -> bool:
@@ -251,7 +279,7 @@ def to_labels(values: list[Any], outputs: int, where: str, column: str) -> Indic
 
 
 def to_texts(values: list[Any], where: str, column: str) -> list[str]:
-    """Return a column of texts."""
+    """Check that the values of a column are texts, and return the texts."""
     require_values(values, lambda value: isinstance(value, str), where, column=column, rule="texts")
     return values
 
@@ -259,11 +287,23 @@ def to_texts(values: list[Any], where: str, column: str) -> list[str]:
 def require_values(
     values: Sequence[Any], fits: Callable[[Any], bool], where: str, *, column: str, rule: str
 ) -> None:
-    """Check each value of a column; a DataError names the first that does not fit, and its row."""
+    """Raise a DataError for the first value of a column that does not fulfil a requirement.
+
+    Parameters
+    ----------
+    values
+        Values of the column.
+    fits
+        Function of a value that returns whether the value fulfils the requirement.
+    where, column
+        Names of the table and of the column, for the message.
+    rule
+        The requirement in words.
+    """
     for row, value in enumerate(values):
         if not fits(value):
             raise DataError(
-                f"{where}: column {column!r} should hold {rule}, got {value!r} in row {row}"
+                f"{where}: column {column!r} should have {rule}, got {value!r} in row {row}"
             )
 
 
@@ -282,4 +322,6 @@ def _read_parquet(file: Path, columns: Sequence[str]) -> Any:
 def _require_columns(where: str, there: Sequence[str], needed: Sequence[str]) -> None:
     for column in needed:
         if column not in there:
-            raise DataError(f"{where} has no column {column!r}, only {', '.join(there)}")
+            raise DataError(
+                f"{where} should have a column {column!r}, got the columns {', '.join(there)}"
+            )

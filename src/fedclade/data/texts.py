@@ -1,4 +1,7 @@
-"""Text sources: ag_news, tiny_shakespeare and sent140 as int64 tokens ``[N, T]``."""
+"""Loaders of text data sets (ag_news, tiny_shakespeare, sent140), and their tokenization.
+
+Tokens are positions of words in a vocabulary, as int64 tensors ``[N, T]``: N examples of T tokens.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +52,15 @@ def split_words(text: str) -> list[str]:
     >>> split_words("We know't, we KNOW!")
     ['we', "know't", ',', 'we', 'know', '!']
     """
-    # a million tweets share the memory of their words
+    # Interned words share memory, which matters for a million tweets.
     return [sys.intern(word) for word in _WORD.findall(text.lower())]
 
 
 def build_vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
-    """Return the special tokens and the most frequent words, at most ``size`` in all.
+    """Return a vocabulary of the special tokens and the most frequent words of texts.
 
-    Words of equal frequency are in alphabetical order.
+    The vocabulary has at most ``size`` entries, and ``texts`` are sequences of words. Words of
+    equal frequency are in alphabetical order.
     """
     counts = Counter(word for words in texts for word in words)
     frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -64,7 +68,10 @@ def build_vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ..
 
 
 def encode(texts: Iterable[Sequence[str]], vocabulary: Sequence[str]) -> list[list[int]]:
-    """Replace words by their positions in the vocabulary, and unknown words by ``<unk>``."""
+    """Replace the words of texts by their positions in a vocabulary, and unknown words by 1.
+
+    Position 1 of the vocabulary is the special token ``<unk>``.
+    """
     place = {word: number for number, word in enumerate(vocabulary)}
 
     def encode_words(words: Sequence[str]) -> list[int]:
@@ -74,7 +81,7 @@ def encode(texts: Iterable[Sequence[str]], vocabulary: Sequence[str]) -> list[li
 
 
 def pad(sequences: Sequence[Sequence[int]], length: int, filler: int = PAD) -> Tokens:
-    """Return sequences cut or filled up at the end to one length: int64 ``[N, length]``."""
+    """Cut or pad N sequences of tokens at the end to one length, int64 ``[N, length]``."""
     tokens = np.full((len(sequences), length), filler, dtype=np.int64)
     for row, sequence in enumerate(sequences):
         cut = sequence[:length]
@@ -85,19 +92,19 @@ def pad(sequences: Sequence[Sequence[int]], length: int, filler: int = PAD) -> T
 def next_words(sequences: Sequence[Sequence[int]], length: int) -> tuple[Tokens, Tokens]:
     """Return inputs and targets of next-word prediction, each int64 ``[N, length]``.
 
-    The target at each place is the token at the next place of the input; where there is none, it is
-    :data:`IGNORED`. Sequences should have at least two tokens: shorter ones have no target, and a
-    batch of them no loss.
+    The target at each position is the token at the next position of the sequence, or
+    :data:`IGNORED` if the sequence has no next token. Sequences should have at least two tokens:
+    shorter sequences have no target, and a batch without any target has no loss.
     """
     x = pad([sequence[: min(length, len(sequence) - 1)] for sequence in sequences], length)
     return x, pad([sequence[1:] for sequence in sequences], length, filler=IGNORED)
 
 
 def cut_windows(sequence: list[T], length: int) -> list[list[T]]:
-    """Cut a sequence into runs of ``length`` targets.
+    """Cut a sequence into windows of ``length`` targets for next-word prediction.
 
-    A run starts at the last token of the previous run, so every token but the first is a target
-    exactly once. A sequence of fewer than two tokens has no runs.
+    A window starts at the last token of the previous window, so that every token except the first
+    is a target exactly once. A sequence of fewer than two tokens has no windows.
     """
     return [sequence[start : start + length + 1] for start in range(0, len(sequence) - 1, length)]
 
@@ -107,18 +114,18 @@ def cut_windows(sequence: list[T], length: int) -> list[list[T]]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts with labels and owners.
+    """Texts with their labels and owners, before conversion to tokens.
 
     Parameters
     ----------
     texts
         Words of each text.
     labels
-        Topic or sentiment of each text, ``[N]``; 0 if there is none.
+        Topic or sentiment of each text, ``[N]``; 0 for data without topics and sentiments.
     train
-        Number of texts for training, which come first.
+        Number of texts for training. The first texts are for training, the remaining for testing.
     owners
-        Owner of each text, if known.
+        Owner of each text; None if unknown.
     """
 
     texts: list[list[str]]
@@ -128,7 +135,7 @@ class Corpus:
 
 
 def join(parts: list[Corpus]) -> Corpus:
-    """Join the corpora of training and of test texts."""
+    """Concatenate a corpus of training texts and corpora of test texts."""
     texts = [text for part in parts for text in part.texts]
     owners = [owner for part in parts for owner in part.owners or []]
     return Corpus(
@@ -146,16 +153,16 @@ def pool_from_corpus(
     vocabulary_size: int,
     labels: int = 1,
 ) -> Pool:
-    """Read a corpus and convert it to tokens, or load these from the cache.
+    """Read a corpus and convert it to a pool of tokens, or load the tokens from the cache.
 
     Parameters
     ----------
     name
         Name of the source.
     key
-        Key of its content, for the cache.
+        Key of the content of the source, for the cache.
     read
-        Reads the corpus.
+        Function that reads the corpus; not called if the tokens are in the cache.
     task
         ``classification`` or ``language``.
     sequence_length
@@ -186,7 +193,10 @@ def pool_from_corpus(
         lambda: _build_arrays(read(), task, sequence_length, vocabulary_size),
     )
     vocabulary = tuple(arrays["vocabulary"].tolist())
-    outputs = len(vocabulary) if task == "language" else labels
+    if task == "language":
+        outputs = len(vocabulary)
+    else:
+        outputs = labels
     return Pool.of_arrays(
         name,
         arrays,
@@ -201,7 +211,7 @@ def pool_from_corpus(
 def _build_arrays(
     corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_size: int
 ) -> Arrays:
-    """Turn texts into tokens; the vocabulary is that of the training texts."""
+    """Convert a corpus to arrays of tokens, with the vocabulary of the training texts."""
     vocabulary = build_vocabulary(corpus.texts[: corpus.train], vocabulary_size)
     tokens = encode(corpus.texts, vocabulary)
     arrays: dict[str, NDArray[Any]] = {
@@ -223,19 +233,27 @@ def _build_arrays(
 
 
 def with_vectors(pool: Pool, file: Path) -> Pool:
-    """Replace the tokens ``[N, T]`` of a pool by their vectors, float32 ``[N, T, d]``.
+    """Replace the tokens ``[N, T]`` of a pool by pretrained word vectors, float32 ``[N, T, d]``.
 
-    A frozen embedding is the same for all clients and never changes, so vectors are looked up once
-    here. The embedding is then not part of any training step, message or mean. Padding, and words
-    without a vector, are zeros. As in GloVe's files, each line of the file has a word and the
-    numbers of its vector, separated by spaces.
+    The words are replaced once, before training, so that a model needs no embedding layer: the
+    vectors are neither trained nor sent nor aggregated. Padding, and words without a vector, become
+    zeros. As in GloVe's files, each line of the file has a word and the d numbers of its vector,
+    separated by spaces.
     """
     embedding = read_vectors(file, pool.vocabulary)
     return replace(pool, x=torch.from_numpy(embedding)[pool.x], vocabulary=())
 
 
 def read_vectors(file: Path, vocabulary: tuple[str, ...]) -> NDArray[np.float32]:
-    """Return the vectors of a vocabulary's words, ``[V, d]``; see :func:`with_vectors`."""
+    """Read the word vectors of a vocabulary's V words from a file, float32 ``[V, d]``.
+
+    Words without a vector in the file become zeros. :func:`with_vectors` describes the file.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, or has no vector of any word.
+    """
     place = {word: number for number, word in enumerate(vocabulary)}
     found: dict[int, NDArray[np.float32]] = {}
     width: int | None = None
@@ -253,14 +271,15 @@ def read_vectors(file: Path, vocabulary: tuple[str, ...]) -> NDArray[np.float32]
                         )
     except FileNotFoundError:
         raise DataError(
-            f"no word vectors: expected {file}, with a word and its numbers in each line"
+            f"cannot read word vectors: there is no file {file}; it should have a word and the "
+            "numbers of its vector in each line"
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the word vectors in {file}: {error}") from error
     if width is None:
         raise DataError(
-            f"{file} should have vectors of the {len(vocabulary)} words of the data, got none of "
-            "them"
+            f"{file} should have vectors of the {len(vocabulary)} words of the data, got no vector "
+            "of these words"
         )
     embedding = np.zeros((len(vocabulary), width), dtype=np.float32)
     for row, vector in found.items():
@@ -284,11 +303,11 @@ def load_ag_news(
     sequence_length: int = 32,
     vocabulary_size: int = 10_000,
 ) -> Pool:
-    """Return AG News: short articles on four topics (Zhang, Zhao, LeCun 2015).
+    """Load AG News: short news articles on four topics (Zhang, Zhao, LeCun 2015).
 
-    For ``language`` every article is one sequence whose next words are predicted, and the groups
-    are the topics; for ``classification`` the topic is the label. Without a training split, a tenth
-    of the test split is the test data.
+    With the task ``language`` every article is a sequence whose next words are predicted, and the
+    groups are the topics. With ``classification`` the topic is the label. If the data has no
+    training split, a tenth of the test split is the test data, and the rest is for training.
     """
     tables = open_tables("ag_news", data_dir)
     return pool_from_corpus(
@@ -305,9 +324,9 @@ def load_ag_news(
 def load_tiny_shakespeare(
     data_dir: Path | None, _seed: int, *, sequence_length: int = 32, vocabulary_size: int = 10_000
 ) -> Pool:
-    """Return the tiny Shakespeare corpus by speaker, for next-word prediction, without tests.
+    """Load the tiny Shakespeare corpus by speaker, for next-word prediction, without test split.
 
-    All lines of a speaker are one text, cut into sequences. The file is
+    All lines of a speaker form one text, which is cut into sequences. The file is
     ``tiny_shakespeare/input.txt``, with a line ``Speaker:`` above each speech.
     """
     if data_dir is None:
@@ -338,11 +357,11 @@ def load_sent140(
     vocabulary_size: int = 10_000,
     vectors: str | None = None,
 ) -> Pool:
-    """Return Sentiment140: tweets by user, negative (0) or positive (1).
+    """Load Sentiment140: tweets by user, with labels negative (0) and positive (1).
 
-    Neutral tweets (there are some in the Hub's test split) are left out. Tweets are cut or padded
-    to one length; LEAF's is 25 words. With ``vectors``, the name of a file in the folder of the
-    data such as ``glove.6B.300d.txt``, each word is given as its vector, as in FedProx and
+    Neutral tweets, which the Hub's test split contains, are left out. Tweets are cut or padded to
+    one length, which is 25 words in LEAF. With ``vectors``, the name of a file in the folder of the
+    data such as ``glove.6B.300d.txt``, each word is replaced by its vector, as in FedProx and
     FedGroup.
     """
     leaf = find_leaf(data_dir, "sent140")
@@ -375,7 +394,7 @@ def _read_ag_news(tables: Tables) -> Corpus:
     if tables.has("train"):
         return join([_read_ag_news_split(tables, split) for split in ("train", "test")])
     whole = _read_ag_news_split(tables, "test")
-    # The test examples are the same in every run: this seed is not the user's.
+    # The seed is fixed, so that the test examples are the same in every run.
     order = rng.generator(0, "ag_news held out").permutation(len(whole.texts))
     train = len(order) - max(1, round(HELD_OUT_FRACTION * len(order)))
     return Corpus([whole.texts[row] for row in order], whole.labels[order], train)
@@ -385,7 +404,7 @@ def _read_ag_news_split(tables: Tables, split: str) -> Corpus:
     columns = tables.read(split, ["text", "label"])
     labels = to_labels(columns["label"], TOPICS, tables.where(split), "label")
     texts = [split_words(text) for text in to_texts(columns["text"], tables.where(split), "text")]
-    # a single word has no next word
+    # A single word has no next word to predict.
     long_enough = [row for row, words in enumerate(texts) if len(words) >= 2]
     return Corpus([texts[row] for row in long_enough], labels[long_enough], len(long_enough))
 
@@ -395,8 +414,8 @@ def _read_text_file(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(
-            f"no data: expected the text file {file} with lines 'Speaker:'; check --data-dir / "
-            "FEDCLADE_DATA_DIR"
+            f"there is no file {file}, which should be a text with lines 'Speaker:'; check "
+            "--data-dir / FEDCLADE_DATA_DIR"
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {file}, which should be a text in UTF-8: {error}") from error
@@ -420,18 +439,21 @@ def _read_shakespeare(text: Callable[[], str], where: str, sequence_length: int)
     ]
     if not runs:
         raise DataError(
-            f"{where} should have lines 'Speaker:' above what the speaker says, got none"
+            f"{where} should have a line 'Speaker:' above each speech, got no such line"
         )
     speakers, texts = zip(*runs, strict=True)
     return Corpus(list(texts), np.zeros(len(runs), dtype=np.int64), len(runs), list(speakers))
 
 
 def _group_by_speaker(text: str) -> dict[str, list[str]]:
-    """Return the words of each speaker, in order of appearance, without the text above."""
+    """Collect the words of each speaker of a play, in order of appearance.
+
+    Text before the first speaker is left out.
+    """
     said: dict[str, list[str]] = {}
     speaker: str | None = None
     # A speaker's name follows an empty line, so that "He said:" in a speech is not mistaken for
-    # one.
+    # a speaker.
     above = ""
     for line in text.splitlines():
         if line.endswith(":") and not above.strip():
@@ -443,7 +465,7 @@ def _group_by_speaker(text: str) -> dict[str, list[str]]:
 
 
 def _read_sent140(tables: Tables) -> Corpus:
-    """Read the tweets in the Hub's layout."""
+    """Read the tweets of Sentiment140 from tables in the layout of the Hugging Face Hub."""
     splits = ["train"]
     if tables.has("test"):
         splits.append("test")
@@ -482,7 +504,10 @@ def _read_sent140_leaf(leaf: LeafFiles) -> Corpus:
 def _select_tweets(
     texts: list[str], users: list[Any], sentiments: list[Any], *, where: str, column: str
 ) -> Corpus:
-    """Return the tweets that are negative or positive, with labels 0 and 1."""
+    """Select the negative and positive tweets, with labels 0 and 1.
+
+    ``where`` and ``column`` name the source of the sentiments in errors.
+    """
     known = (NEGATIVE, NEUTRAL, POSITIVE)
     rule = f"{NEGATIVE}, {NEUTRAL} or {POSITIVE}"
     require_values(sentiments, lambda value: value in known, where, column=column, rule=rule)

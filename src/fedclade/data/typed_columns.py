@@ -1,13 +1,16 @@
-"""Conversion of text columns to numbers and dates, by all tables together.
+"""Conversion of the text columns of tables to numbers and dates, before columns are encoded.
 
-Tables of files and of data frames go through the same rules before their columns are encoded.
+The same rules apply to the tables of files and of data frames. All tables together determine the
+*notation* (decimal mark and date format) of ambiguous columns. A *reading* is an interpretation of
+a column by one notation.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,19 +37,22 @@ from fedclade.data.cell_values import (
 from fedclade.data.columns import Sheet, Table
 
 FEW_TEXTS = 10
-"""Number of different texts up to which a column is categories, however few rows it has."""
+"""Number of different texts up to which a column always counts as categories."""
 
 MANY_CATEGORIES = 50
-"""Columns that are encoded as more than this number of columns are reported."""
+"""Number of categories above which a column is reported, as it becomes as many columns."""
 
 MOST_STEPS = 0.95
-"""Share of steps of +1 between consecutive rows from which on a column is a row number.
+"""Share of steps of +1 between consecutive rows above which a column counts as a row number.
 
-The numbers may begin again with each client.
+The share is below 1, as the numbers may restart with each client.
 """
 
 _INDEX_NAME = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
-"""Names of unnamed columns: in CSV files, in CSV files read by pandas, in pandas' Parquet files."""
+"""Pattern of the names of unnamed columns in CSV files and in files that pandas wrote."""
+
+_ID_NAME = re.compile(r"(?i:(^|[^a-z])[a-z]?(id|nr|number)s?#?$)|[a-z]I[dD]s?$")
+"""Pattern of the names of columns that are ids of persons or rows."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,81 +66,128 @@ class ColumnRoles:
     targets
         Columns to predict.
     inputs
-        Columns to predict from; None: all others.
+        Columns from which the target is predicted; None for all other columns.
     as_texts
-        Columns whose texts are taken as they are: the client, and texts to learn from.
+        Columns whose texts are not converted: the client, and texts that are inputs.
     drop
         Columns to leave out.
+    typed
+        Columns that are no inputs, but whose values are needed as numbers or dates, such as a time
+        by which rows are ordered.
+    categorical
+        Input columns whose values are categories, even if the values are numbers.
     """
 
     targets: tuple[str, ...] = ()
     inputs: tuple[str, ...] | None = None
     as_texts: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
+    typed: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+
+    @property
+    def no_inputs(self) -> tuple[str, ...]:
+        """Columns that are not inputs: targets, columns of ``as_texts``, and ``typed`` columns.
+
+        A ``typed`` column is an input nevertheless if ``inputs`` lists it.
+        """
+        named = self.inputs or ()
+        typed = tuple(column for column in self.typed if column not in named)
+        return (*self.targets, *self.as_texts, *typed)
 
     def is_typed(self, column: str) -> bool:
         """Return whether the values of a column are used as numbers, dates or categories."""
         if column in self.as_texts:
             return False
-        return self.inputs is None or column in (*self.inputs, *self.targets)
+        return self.inputs is None or column in (*self.inputs, *self.targets, *self.typed)
 
 
 def prepare_sheets(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation) -> list[Sheet]:
-    """Drop columns and indices, and convert texts of numbers and dates to numbers.
+    """Drop unused columns of tables, and convert texts that are numbers or dates to numbers.
 
-    All assumptions are reported in one line.
+    All assumptions about the data are logged in one line.
 
     Raises
     ------
     DataError
-        If a column of ``drop`` is unknown, texts may be read in two ways and nothing decides
-        between them, a column of numbers has other texts, or nearly all texts of a column differ.
+        If a column of ``drop`` is unknown, the notation of texts is ambiguous, a column of numbers
+        has other texts, or nearly all texts of a column differ.
     """
-    report = Report(len(sheets))
+    with Report(len(sheets)).written() as report:
+        return prepare_reported(sheets, roles, notation, report)
+
+
+def prepare_reported(
+    sheets: Sequence[Sheet],
+    roles: ColumnRoles,
+    notation: Notation,
+    report: Report,
+    *,
+    are_roles_known: bool = True,
+) -> list[Sheet]:
+    """Prepare tables as :func:`prepare_sheets` does, and add all assumptions to a report.
+
+    If the roles are unknown, as in an inspection, text columns are not checked for ids and free
+    texts, since such columns are not known to be inputs.
+    """
     for sheet in sheets:
         if sheet.csv is None:
             continue
         for assumption in sheet.csv.assumed:
             report.add(assumption, sheet.where)
-    try:
-        return _prepare_all(sheets, roles, notation, report)
-    finally:  # also before an error, which an assumption may explain
-        report.log()
-
-
-def _prepare_all(
-    sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report
-) -> list[Sheet]:
     prepared = _drop_columns(sheets, roles.drop)
     if roles.inputs is None:
         used = (*roles.targets, *roles.as_texts)
         prepared = [_drop_index(sheet, used, report) for sheet in prepared]
     prepared = _convert_texts(prepared, roles, notation, report)
     prepared = [_convert_dates(sheet, roles, report) for sheet in prepared]
+    prepared = _convert_categories(prepared, roles.categorical)
+    if not are_roles_known:
+        return prepared
     _check_texts(prepared, roles, report)
-    _report_row_numbers(prepared, roles, report)
+    _report_numbered(prepared, roles, report)
     return prepared
 
 
 @dataclass
 class Report:
-    """Assumptions about tables, with the names of the tables."""
+    """Collection of the assumptions under which tables are read, for one line of the log.
+
+    Parameters
+    ----------
+    tables
+        Number of tables.
+    places
+        Names of the tables to which an assumption applies, by the text of the assumption.
+    """
 
     tables: int
     places: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     def add(self, assumption: str, where: str | None = None) -> None:
-        """Note an assumption about a table, or about all of them."""
+        """Add an assumption about one table, named ``where``, or about all tables if None."""
         places = self.places.setdefault(assumption, [])
         if where is not None and where not in places:
             places.append(where)
 
-    def log(self) -> None:
-        """Write all assumptions in one line."""
-        if self.places:
-            _log.warning("how the data is read: %s", "; ".join(map(self._in_words, self.places)))
+    @contextmanager
+    def written(self) -> Generator[Report]:
+        """Log all assumptions at the end of a ``with`` block, even if the block raises an error."""
+        try:
+            yield self
+        finally:  # An assumption may explain the error.
+            self.log()
 
-    def _in_words(self, assumption: str) -> str:
+    def log(self) -> None:
+        """Log all assumptions in one line, if there are assumptions."""
+        if self.places:
+            _log.warning("how the data is read: %s", "; ".join(self.in_words()))
+
+    def in_words(self) -> list[str]:
+        """Return the text of each assumption, with the tables to which it applies."""
+        return [self._show_assumption(assumption) for assumption in self.places]
+
+    def _show_assumption(self, assumption: str) -> str:
         places = self.places[assumption]
         if len(places) in (0, self.tables):
             return assumption
@@ -146,12 +199,12 @@ class Report:
 
 @dataclass(frozen=True)
 class _TextColumn:
-    """Column of texts with its possible readings.
+    """Column of texts in one table, with its possible readings as numbers or dates.
 
     Parameters
     ----------
     sheet, place
-        Number of the table, and position of the column in it.
+        Number of the table, and position of the column in the table.
     name
         Name of the column.
     texts
@@ -159,7 +212,7 @@ class _TextColumn:
     present
         Arrow array: whether each cell is not empty.
     readings
-        The possible readings.
+        All possible interpretations of the texts as numbers or dates.
     """
 
     sheet: int
@@ -171,14 +224,17 @@ class _TextColumn:
 
     @property
     def witness(self) -> Reading | None:
-        """The only possible reading, which also decides for other columns; None if not unique."""
+        """The reading if it is the only possible reading, otherwise None.
+
+        Such a reading shows which notation the table uses, also for ambiguous columns.
+        """
         if len(self.readings) == 1:
             return self.readings[0]
         return None
 
     @property
     def decided(self) -> Reading | None:
-        """The reading if it is the only one, or if all readings have the same values; else None."""
+        """The first reading if all possible readings have the same values; None if they differ."""
         first, *others = self.readings
         if all(first.values.equals(other.values) for other in others):
             return first
@@ -186,32 +242,38 @@ class _TextColumn:
 
     @property
     def may_have_decimal_commas(self) -> bool:
-        """Whether a comma may be the decimal mark, and this changes the values."""
+        """Whether a comma may be the decimal mark and this choice changes the values."""
         notations = [reading.notation for reading in self.readings]
         return "," in notations and (len(notations) == 1 or self.decided is None)
 
     @property
     def has_marks(self) -> bool:
-        """Whether a text is more than a sign and digits."""
+        """Whether a text has other characters than a sign and digits, such as a decimal mark."""
         pc = arrow_compute()
         written = self.texts.filter(self.present)
         return not pc.all(pc.match_substring_regex(written, r"^\s*[-+]?\d+\s*$")).as_py()
 
+    @property
+    def has_question_marks(self) -> bool:
+        """Whether a cell is a question mark, which denotes an empty cell."""
+        pc = arrow_compute()
+        return pc.any(pc.equal(pc.utf8_trim_whitespace(self.texts), "?")).as_py() is True
+
     def values(self, reading: Reading) -> Any:
-        """Return the values of all rows, null where a cell is empty."""
+        """Return the values of all rows by a reading, as an Arrow array; empty cells are null."""
         import pyarrow as pa
 
         present = self.present.to_numpy(zero_copy_only=False)
         return reading.values.take(pa.array(np.cumsum(present) - 1, mask=~present))
 
     def example(self) -> tuple[int, str]:
-        """Return the first row with a value, from 1 on, and its text."""
+        """Return the row (from 1) and the text of the first non-empty cell, for messages."""
         row = int(np.argmax(self.present.to_numpy(zero_copy_only=False)))
         return row + 1, self.texts[row].as_py()
 
 
 def is_text(column: Any) -> bool:
-    """Return whether an Arrow column has texts that are not declared categories."""
+    """Return whether an Arrow column has a text type that declares no categories."""
     import pyarrow.types as types
 
     return (
@@ -225,23 +287,26 @@ def _drop_columns(sheets: Sequence[Sheet], drop: Collection[str]) -> list[Sheet]
     known = {column for sheet in sheets for column in sheet.table.column_names}
     for column in drop:
         if column not in known:
-            raise DataError(unknown(f"column in drop, of {sheets[0].where}:", column, known))
+            raise DataError(unknown(f"column in exclude, of {sheets[0].where}:", column, known))
     if not drop:
         return list(sheets)
 
     def drop_columns(sheet: Sheet) -> Sheet:
-        return _keep(sheet, [name not in drop for name in sheet.table.column_names])
+        return _select_columns(sheet, [name not in drop for name in sheet.table.column_names])
 
     return [drop_columns(sheet) for sheet in sheets]
 
 
-def _keep(sheet: Sheet, kept: Sequence[bool]) -> Sheet:
+def _select_columns(sheet: Sheet, kept: Sequence[bool]) -> Sheet:
     places = [place for place, is_kept in enumerate(kept) if is_kept]
     return replace(sheet, table=sheet.table.select(places))
 
 
 def _drop_index(sheet: Sheet, used: Collection[str], report: Report) -> Sheet:
-    """Leave out unnamed columns that are empty or an index, as spreadsheets and pandas write."""
+    """Leave out unnamed columns that are empty or an index, as spreadsheets and pandas write them.
+
+    Columns in ``used`` are not left out.
+    """
     kept = [True] * sheet.table.num_columns
     for place, name in enumerate(sheet.table.column_names):
         if name in used or not _INDEX_NAME.fullmatch(name):
@@ -252,15 +317,20 @@ def _drop_index(sheet: Sheet, used: Collection[str], report: Report) -> Sheet:
             report.add("an empty column without a name is left out", sheet.where)
         elif _tells_rows_apart(column):
             kept[place] = False
-            what = f"column {name!r}" if name else "a column without a name"
-            report.add(f"{what} is an index and left out", sheet.where)
+            if name:
+                what = f"column {name!r}"
+            else:
+                what = "a column without a name"
+            report.add(f"{what} is an index and is left out", sheet.where)
         elif not name:
             raise DataError(
-                f"{sheet.where}: column {place + 1} has no name, but values, such as "
-                f"{shown(column[0].as_py())} in row 1; name it in the header, or leave it out by "
-                "drop = ['']"
+                f"{sheet.where}: column {place + 1} has values, such as {shown(column[0].as_py())} "
+                "in row 1, but no name; add a name to the header, or leave the column out by "
+                "exclude = ['']"
             )
-    return sheet if all(kept) else _keep(sheet, kept)
+    if all(kept):
+        return sheet
+    return _select_columns(sheet, kept)
 
 
 def _tells_rows_apart(column: Any) -> bool:
@@ -273,7 +343,10 @@ def _tells_rows_apart(column: Any) -> bool:
 def _convert_texts(
     sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report
 ) -> list[Sheet]:
-    """Replace columns of texts that are numbers or dates by their values."""
+    """Replace text columns that can be read as numbers or dates by their values.
+
+    Ambiguous columns are read in the notation of unambiguous columns; see :func:`_choose_reading`.
+    """
     texts = [
         column
         for number, sheet in enumerate(sheets)
@@ -283,11 +356,13 @@ def _convert_texts(
     texts = _leave_out_codes(sheets, texts)
     tables: list[Table] = [sheet.table for sheet in sheets]
     for column in texts:
-        reading = column.decided or _decide(sheets, column, texts)
+        reading = column.decided or _choose_reading(sheets, column, texts)
         where = sheets[column.sheet].where
         values = column.values(reading)
         table = tables[column.sheet]
         tables[column.sheet] = table.set_column(column.place, column.name, values)
+        if column.has_question_marks:
+            report.add(f"'?' in column {column.name!r} is an empty cell", where)
         if reading.kind == "date":
             order = f" ({reading.notation})"
             if notation.dates == reading.setting:
@@ -309,7 +384,10 @@ def _report_number(reading: Reading, column: _TextColumn, where: str, report: Re
 def _read_text_columns(
     number: int, sheet: Sheet, roles: ColumnRoles, notation: Notation
 ) -> Iterable[_TextColumn]:
-    """Yield the columns of texts that can be read as numbers or dates."""
+    """Yield the text columns of one table that can be read as numbers or dates.
+
+    ``number`` is the number of the table.
+    """
     names = sheet.table.column_names
     for place, name in enumerate(names):
         column = sheet.table.column(place)
@@ -324,7 +402,10 @@ def _read_text_columns(
 def _read_text_column(
     number: int, place: int, name: str, column: Any, *, notation: Notation
 ) -> _TextColumn:
-    """Return a column of texts with its possible readings."""
+    """Find the possible readings of one text column as numbers or dates.
+
+    ``number`` is the number of the table, and ``place`` the position of the column in the table.
+    """
     texts = as_strings(column)
     present = is_present(texts)
     readings = notation.readings(texts.filter(present))
@@ -332,7 +413,11 @@ def _read_text_column(
 
 
 def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation) -> None:
-    """Refuse texts that are numbers with the other decimal mark, or dates that need a format."""
+    """Raise a DataError for texts that are numbers or dates, but not in the given notation.
+
+    These are numbers with the other decimal mark, and dates with two-digit years, whose format the
+    user must specify.
+    """
     written = column.texts.filter(column.present)
     if not len(written):
         return
@@ -342,26 +427,31 @@ def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation)
         other = next(mark for mark in DECIMAL_MARKS if mark != notation.decimal)
         if read_numbers(written, other) is not None:
             raise DataError(
-                f"{where}, which is no number with decimal = {notation.decimal!r}; leave 'decimal' "
-                "out, or make all files alike"
+                f"{where}, which is not a number with decimal = {notation.decimal!r}; leave out "
+                "'decimal', or use the same decimal mark in all files"
             )
     if notation.dates is None:
         short = short_date_format(written.unique().to_pylist())
         if short is not None:
             raise DataError(
-                f"{where}, which looks like a date with a year of two digits; say by 'dates' what "
-                f"it is, such as dates = {short!r}"
+                f"{where}, which looks like a date with a year of two digits; set the format of "
+                f"dates, such as dates = {short!r}"
             )
 
 
 def _reread_numbers(
     sheets: Sequence[Sheet], texts: Sequence[_TextColumn], roles: ColumnRoles, notation: Notation
 ) -> list[_TextColumn]:
-    """Return the text columns of numbers in which a point may separate thousands.
+    """Read columns of numbers again as texts if a point may separate thousands.
 
-    Such columns are in tables with a number that may have a decimal comma, and in all tables with
-    the same cell separator, unless it is a comma. They are also in tables with semicolons between
-    cells, as written in countries with decimal commas.
+    The CSV reader takes 1.234 as a number with a decimal point. If the table has decimal commas,
+    the text means 1234. Columns are read again unless the user declares the decimal point, in
+    tables for which one of the following holds:
+
+    - The user declares the decimal comma.
+    - The table has a number that may have a decimal comma.
+    - The separator between cells, other than a comma, is the same as in such a table.
+    - The separator between cells is the semicolon, as is usual in countries with decimal commas.
     """
     with_commas = {column.sheet for column in texts if column.may_have_decimal_commas}
     separators = {_get_separator(sheets[number]) for number in with_commas} - {","} | {";"}
@@ -403,7 +493,9 @@ def _reread_sheet(
 
 
 def _get_separator(sheet: Sheet) -> str | None:
-    return None if sheet.csv is None else sheet.csv.format.separator
+    if sheet.csv is None:
+        return None
+    return sheet.csv.format.separator
 
 
 def _leave_out_codes(sheets: Sequence[Sheet], columns: Sequence[_TextColumn]) -> list[_TextColumn]:
@@ -420,13 +512,18 @@ def _leave_out_codes(sheets: Sequence[Sheet], columns: Sequence[_TextColumn]) ->
     return [column for column in columns if column.name in in_marks]
 
 
-def _decide(
+def _choose_reading(
     sheets: Sequence[Sheet], column: _TextColumn, columns: Sequence[_TextColumn]
 ) -> Reading:
-    """Choose one of several readings, by columns that can be read in one way only.
+    """Choose the reading of an ambiguous column by the notation of unambiguous columns.
 
-    The columns of the same table decide, and if it has none, those of all tables with the same
-    separator.
+    The unambiguous columns of the same table determine the notation. If they do not, the
+    unambiguous columns of all tables with the same separator between cells determine it.
+
+    Raises
+    ------
+    DataError
+        If these columns have none, or more than one, of the possible notations.
     """
     kind = column.readings[0].kind
     separator = _get_separator(sheets[column.sheet])
@@ -444,7 +541,7 @@ def _decide(
 
 
 def _report_ambiguous(sheet: Sheet, column: _TextColumn) -> DataError:
-    """Return the error of a column that can be read in several ways."""
+    """Return the error that the notation of a column of numbers or dates is ambiguous."""
     row, text = column.example()
     where = f"{sheet.where}: column {column.name!r} has {shown(text)} in row {row}"
     first, second, *_ = column.readings
@@ -452,20 +549,21 @@ def _report_ambiguous(sheet: Sheet, column: _TextColumn) -> DataError:
         first_value = f"{first.values[0].as_py():g}"
         second_value = f"{second.values[0].as_py():g}"
         return DataError(
-            f"{where}, which is {first_value} by decimal = {first.setting!r} and {second_value} by "
-            f"decimal = {second.setting!r}, and no other number decides; say which is right"
+            f"{where}, which is {first_value} with decimal = {first.setting!r} and {second_value} "
+            f"with decimal = {second.setting!r}, and no other number shows the decimal mark; set "
+            "'decimal'"
         )
     settings = [f"dates = {reading.setting!r}" for reading in column.readings]
     first_part = first.notation.partition(",")[0]
     second_part = second.notation.partition(",")[0]
     return DataError(
         f"{where}, which may begin with the {first_part} or the {second_part}, and no other date "
-        f"decides; say which by {' or '.join(settings)}"
+        f"shows the order; set {' or '.join(settings)}"
     )
 
 
 def _convert_dates(sheet: Sheet, roles: ColumnRoles, report: Report) -> Sheet:
-    """Replace columns of the types date and time by numbers."""
+    """Replace columns that have date, time or duration types by numbers."""
     import pyarrow.types as types
 
     table = sheet.table
@@ -491,26 +589,84 @@ def _convert_dates(sheet: Sheet, roles: ColumnRoles, report: Report) -> Sheet:
     return replace(sheet, table=table)
 
 
+def _convert_categories(sheets: Sequence[Sheet], categorical: Collection[str]) -> list[Sheet]:
+    """Convert the columns that the user declares categorical to texts.
+
+    Whole numbers are written without a fraction, so that 1, 1.0 and "1" are the same category in
+    all files.
+    """
+    known = {column for sheet in sheets for column in sheet.table.column_names}
+    for column in categorical:
+        if column not in known:
+            raise DataError(unknown(f"column in categorical, of {sheets[0].where}:", column, known))
+
+    def convert(sheet: Sheet) -> Sheet:
+        table = sheet.table
+        for place, name in enumerate(table.column_names):
+            if name in categorical:
+                table = table.set_column(place, name, _as_categories(table.column(place)))
+        return replace(sheet, table=table)
+
+    return [convert(sheet) for sheet in sheets]
+
+
+def _as_categories(column: Any) -> Any:
+    """Convert an Arrow column of categories to texts, with numbers in the shortest form."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if types.is_floating(column.type) or types.is_decimal(column.type):
+        numbers = column.cast(pa.float64()).to_pylist()
+        return pa.array([_show_number(number) for number in numbers], pa.string())
+    if types.is_integer(column.type) or types.is_null(column.type):
+        return column.cast(pa.string())
+    return column
+
+
+def _show_number(number: float | None) -> str | None:
+    if number is None or number != number:
+        return None
+    if number.is_integer():
+        return str(int(number))
+    return repr(number)
+
+
 def _check_texts(sheets: Sequence[Sheet], roles: ColumnRoles, report: Report) -> None:
-    """Refuse text columns that cannot be categories, and report those with many categories."""
-    inputs = sheets[0].table.column_names if roles.inputs is None else roles.inputs
+    """Check all text columns that would become categories; see :func:`_check_categories`."""
+    if roles.inputs is None:
+        inputs = sheets[0].table.column_names
+    else:
+        inputs = roles.inputs
     for name in dict.fromkeys([*roles.targets, *inputs]):
-        if not roles.is_typed(name):
+        is_target = name in roles.targets
+        if not roles.is_typed(name) or name in roles.categorical:
+            continue
+        if name in roles.no_inputs and not is_target:
             continue
         with_column = [sheet for sheet in sheets if sheet.table.column_names.count(name) == 1]
         if with_column and all(is_text(sheet.table[name]) for sheet in with_column):
-            _check_categories(with_column, name, name in roles.targets, report)
+            _check_categories(with_column, name, is_target, report)
 
 
 def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, report: Report) -> None:
-    """Refuse a text column that cannot be a category, and report one with many categories."""
+    """Check that a text column can be encoded by category, and report a column of many categories.
+
+    Raises
+    ------
+    DataError
+        If most texts are numbers or dates, or nearly all texts differ, as in ids and free texts.
+    """
     import pyarrow as pa
 
     texts = pa.concat_arrays([as_strings(sheet.table[name]) for sheet in sheets])
     unique = texts.filter(is_present(texts)).unique()
-    what = f"the target {name!r}" if is_target else f"column {name!r}"
+    if is_target:
+        what = f"the target {name!r}"
+    else:
+        what = f"column {name!r}"
     _check_marks(unique, what)
     if len(unique) <= FEW_TEXTS:
+        _report_few_texts(unique, what, is_target, report)
         return
     is_value = look_like_dates(unique.to_pylist())
     for mark in DECIMAL_MARKS:
@@ -519,9 +675,9 @@ def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, repor
         odd = unique[int(np.argmin(is_value))].as_py()
         where, row = _find_text(sheets, name, odd)
         raise DataError(
-            f"{where}: {what} has {shown(odd)} in row {row + 1} among numbers or dates (different "
-            f"texts of this kind: {int((~is_value).sum())}); fill it in, or leave the row or the "
-            "column out"
+            f"{where}: {what} has the text {shown(odd)} in row {row + 1}, but most of its texts "
+            f"are numbers or dates (different texts that are not: {int((~is_value).sum())}); "
+            "correct the text, or leave the row or the column out"
         )
     if 2 * len(unique) > len(texts):
         examples = " and ".join(shown(text) for text in unique[:2].to_pylist())
@@ -530,21 +686,36 @@ def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, repor
         )
         if is_value.all():
             raise DataError(
-                f"{many}, which are numbers or dates; make them such, or categories of pandas"
+                f"{many}, which are numbers or dates; convert the column to numbers or dates, or "
+                "to the categorical type of pandas"
             )
-        fix = "take another target"
+        fix = "choose another target"
         if not is_target:
             fix = (
-                f"leave it out by drop = [{name!r}], or take its words as the only input by text = "
-                f"{name!r}"
+                f"leave it out by exclude = [{name!r}], or use its words as the only input by "
+                f"text = {name!r}"
             )
-        raise DataError(f"{many}, so it is an id, a name or a free text and no category; {fix}")
+        raise DataError(
+            f"{many}, so it is an id, a name or a free text rather than a category; {fix}"
+        )
     if len(unique) > MANY_CATEGORIES and not is_target:
-        report.add(f"column {name!r} becomes {len(unique):,} columns, one for each of its texts")
+        report.add(f"column {name!r} becomes {len(unique):,} columns, one for each text")
+
+
+def _report_few_texts(unique: Any, what: str, is_target: bool, report: Report) -> None:
+    """Report that a column of few different texts, mostly numbers, is encoded by category."""
+    if len(unique) < 3 or is_target:
+        return
+    is_value = np.zeros(len(unique), dtype=bool)
+    for mark in DECIMAL_MARKS:
+        is_value |= are_numbers(unique, mark).to_numpy(zero_copy_only=False)
+    if 0.5 < is_value.mean() < 1:
+        odd = unique[int(np.argmin(is_value))].as_py()
+        report.add(f"{what} has {shown(odd)} among numbers, so all its values are categories")
 
 
 def _find_text(sheets: Sequence[Sheet], name: str, text: str) -> tuple[str, int]:
-    """Find the first cell of column ``name`` that equals ``text``; return its table and row."""
+    """Return table and row (from 0) of the first cell of column ``name`` equal to ``text``."""
     pc = arrow_compute()
     for sheet in sheets:
         row = pc.index(as_strings(sheet.table[name]), text).as_py()
@@ -554,7 +725,10 @@ def _find_text(sheets: Sequence[Sheet], name: str, text: str) -> tuple[str, int]
 
 
 def _check_marks(unique: Any, what: str) -> None:
-    """Refuse columns in which some numbers have a decimal point and others a decimal comma."""
+    """Raise a DataError if a column has numbers with decimal points and with decimal commas.
+
+    ``what`` names the column in the message.
+    """
     with_point, with_comma = (
         are_numbers(unique, mark).to_numpy(zero_copy_only=False) for mark in DECIMAL_MARKS
     )
@@ -566,25 +740,51 @@ def _check_marks(unique: Any, what: str) -> None:
     ):
         point, comma = (unique[int(np.argmin(fits))].as_py() for fits in (with_comma, with_point))
         raise DataError(
-            f"{what} has numbers with a decimal point and with a decimal comma, such as "
-            f"{shown(point)} and {shown(comma)}; write them alike"
+            f"{what} should have numbers with one decimal mark, got a decimal point and a decimal "
+            f"comma, such as in {shown(point)} and {shown(comma)}; write all numbers with the same "
+            "decimal mark"
         )
 
 
-def _report_row_numbers(sheets: Sequence[Sheet], roles: ColumnRoles, report: Report) -> None:
-    """Report inputs that number the rows, which may be the index of a table."""
-    names = sheets[0].table.column_names if roles.inputs is None else roles.inputs
+def _report_numbered(sheets: Sequence[Sheet], roles: ColumnRoles, report: Report) -> None:
+    """Report input columns that look like row numbers or ids, as models should not use them."""
+    if roles.inputs is None:
+        names = sheets[0].table.column_names
+    else:
+        names = roles.inputs
     for name in names:
-        if name in (*roles.targets, *roles.as_texts):
+        if name in (*roles.no_inputs, *roles.categorical):
             continue
-        if all(_is_row_number(sheet.table, name) for sheet in sheets):
-            report.add(
-                f"column {name!r} numbers the rows, but is an input (drop = [{name!r}] leaves it "
-                "out)"
-            )
+        advice = f"but is an input (exclude = [{name!r}] leaves it out)"
+        if all(numbers_rows(sheet.table, name) for sheet in sheets):
+            report.add(f"column {name!r} numbers the rows, {advice}")
+        elif looks_like_id(sheets, name):
+            report.add(f"column {name!r} looks like an id, {advice}")
 
 
-def _is_row_number(table: Table, name: str) -> bool:
+def looks_like_id(sheets: Sequence[Sheet], name: str) -> bool:
+    """Return whether a column of whole numbers has the name of an id and mostly distinct values."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if not is_id_name(name) or any(sheet.table.column_names.count(name) != 1 for sheet in sheets):
+        return False
+    columns = [sheet.table[name] for sheet in sheets]
+    if not all(types.is_integer(column.type) for column in columns):
+        return False
+    values = pa.chunked_array(
+        [chunk.cast(pa.int64(), safe=False) for each in columns for chunk in each.chunks]
+    )
+    return len(values) > FEW_TEXTS and 2 * len(values.unique()) > len(values)
+
+
+def is_id_name(name: str) -> bool:
+    """Return whether a column has the name of an id, such as ``patient_id`` or ``pid``."""
+    return _ID_NAME.search(name) is not None
+
+
+def numbers_rows(table: Table, name: str) -> bool:
+    """Return whether a column of a table numbers the rows consecutively."""
     import pyarrow.types as types
 
     if table.column_names.count(name) != 1 or table.num_rows <= FEW_TEXTS:

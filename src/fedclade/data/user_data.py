@@ -1,10 +1,15 @@
-"""Federations of clients with data of their own."""
+"""Federations built from users' own data: arrays, torch data sets, and texts.
+
+The module also has the settings and functions by which clients hold out test data, which tables use
+as well.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args
 
@@ -28,11 +33,11 @@ from fedclade.data.agreement import DataSource, Encoding, Proposal, sort_by_freq
 from fedclade.data.arrays import InputKind, check_input_kind, convert_inputs, count_outputs
 from fedclade.data.client_data import Augment, resolve_augment
 from fedclade.data.federation import ClientData, Federation
-from fedclade.data.partition import set_aside
+from fedclade.data.hold_out import HoldOut, HoldOutRule, Stratify, number_values
 from fedclade.data.pool import Columns, Pool
 from fedclade.data.reading import Examples, is_dataset, is_pair, read_parts
 from fedclade.data.schema import DataSchema, SchemaError, read_declared
-from fedclade.data.standardize import Standardize, standardize_inputs
+from fedclade.data.standardize import ScalingChoice, Standardize, StandardizeTarget, TableData
 from fedclade.data.texts import SPECIALS, build_vocabulary, encode, pad, split_words
 
 # Torch data sets as a pool, or as the data of one client.
@@ -46,20 +51,20 @@ def pool_from_torch(
     task: TaskKind = "classification",
     inputs_are: InputKind = "auto",
 ) -> Pool:
-    """Read a map-style torch data set of pairs ``(x, y)`` into a pool.
+    """Read a map-style torch data set of pairs ``(x, y)`` as a pool.
 
-    Every example is read once. A random transform is therefore applied only once; a warning reports
-    this.
+    Every example is read only once. A random transform is therefore applied only once, which is
+    reported by a warning.
 
     Parameters
     ----------
     dataset
-        Examples to train on. All ``x`` are tensors or arrays of one shape. Bytes become uint8
-        images (scaled to [0, 1] as input of the model), other whole numbers int64 tokens, the rest
-        float32. Labels may be whole numbers of any type; for the targets of other tasks see
-        :class:`Pool`.
+        Training examples. All ``x`` are tensors or arrays of the same shape. uint8 values are
+        images (scaled to [0, 1] as input of the model), other integers become int64 tokens, and all
+        other values float32. Labels may be whole numbers of any type; for the targets of other
+        tasks see :class:`Pool`.
     test
-        Examples to test on. None: every client holds back a part of its own examples.
+        Test examples. If None, every client holds out a part of its own examples.
     name
         Name of the data.
     task
@@ -72,15 +77,18 @@ def pool_from_torch(
     ConfigError
         If ``inputs_are`` is unknown.
     DataError
-        If there are no examples, they are not pairs, inputs differ in shape or kind, or a target
-        does not fit the task, such as a label that is not a whole number ≥ 0.
+        If there are no examples, an example is not a pair, inputs differ in shape or type, or a
+        target does not fit the task, such as a label that is not a whole number ≥ 0.
     """
     given = {f"data set {name!r}": dataset}
     if test is not None:
         given[f"test data of {name!r}"] = test
     read = read_parts(given, task)
     train = read.parts[0]
-    tested = train[:0] if test is None else read.parts[1]
+    if test is None:
+        tested = train[:0]
+    else:
+        tested = read.parts[1]
     check_input_kind(inputs_are)
     x = convert_inputs(_require_numbers(read), inputs_are, f"inputs of {name!r}")
     return Pool.of_examples(name, x, read.y, train=train, test=tested, task=task)
@@ -100,36 +108,36 @@ def one_client(
     std: float = 1.0,
     inputs_are: InputKind = "auto",
 ) -> Federation:
-    """Read the data sets of one client into a federation of this client, for a Flower client app.
+    """Build a federation of a single client from its data sets, for a Flower client app.
 
-    The name of its data, as a Flower server sees it, is ``custom``.
+    A Flower server sees the data under the name ``custom``.
 
     Parameters
     ----------
     train, test, validation
         Map-style torch data sets of pairs ``(x, y)``, as :func:`pool_from_torch` takes them.
     labels
-        Number of labels among all clients: a client that lacks the last of them needs the same
-        model as the others. For language data the size of the vocabulary; left out for other tasks.
+        Number of labels among all clients, since all clients need the same model even if a client
+        lacks some labels. For language data the size of the vocabulary; None for other tasks.
     task
         The task.
     name
-        Name of the client, for people.
+        Name of the client in reports.
     key
-        The client's own number for its random draws, such as the order of its batches; at least 0.
+        Number that seeds the client's random draws, such as the order of batches; at least 0.
     mean, std
-        Mean and standard deviation of the pixels in [0, 1], if ``x`` are bytes: the same for all
-        clients.
+        Mean and standard deviation of the pixels in [0, 1], if ``x`` are uint8 images; equal for
+        all clients.
     inputs_are
         ``numbers``, ``tokens`` or ``auto``; see :class:`OwnSettings`.
 
     Raises
     ------
     ConfigError
-        If ``labels`` is missing, or there are none; or if ``inputs_are`` is unknown.
+        If ``labels`` is missing, or given for a task without labels, or ``inputs_are`` is unknown.
     DataError
-        If a data set cannot be read, or does not look like ``train``, a label is not below
-        ``labels``, or the key is negative.
+        If a data set cannot be read, or differs from ``train`` in the type or shape of examples, a
+        label is not below ``labels``, or the key is negative.
 
     Examples
     --------
@@ -140,7 +148,10 @@ def one_client(
     1
     """
     labelled = task in ("classification", "language")
-    rule = "the number of labels among all clients" if labelled else f"left out for a {task} task"
+    if labelled:
+        rule = "the number of labels among all clients"
+    else:
+        rule = f"left out for a {task} task"
     require(("labels", labels, (labels is not None) == labelled, rule))
     given = {f"training data of {name!r}": train, f"test data of {name!r}": test}
     if validation is not None:
@@ -148,11 +159,14 @@ def one_client(
     read = read_parts(given, task)
     trained = read.parts[0]
     tested = read.parts[1]
-    validated = trained[:0] if validation is None else read.parts[2]
+    if validation is None:
+        validated = trained[:0]
+    else:
+        validated = read.parts[2]
     needed = count_outputs(read.y, task)
     if labels is not None and needed > labels:
         raise DataError(
-            f"client {name!r} has examples of label {needed - 1}, so labels should be above that, "
+            f"labels should be at least {needed}, as client {name!r} has the label {needed - 1}, "
             f"got {labels}"
         )
     if key < 0:
@@ -167,22 +181,27 @@ def one_client(
 
 
 def _require_numbers(read: Examples) -> torch.Tensor:
-    """Return inputs that are numbers; a ConfigError if they are texts."""
+    """Return the inputs of examples; raise a ConfigError if the inputs are texts."""
     if isinstance(read.x, torch.Tensor):
         return read.x
     raise ConfigError(
-        "inputs should be numbers, got texts; fedclade.federation makes a vocabulary of all "
-        "clients' texts"
+        "inputs should be numbers, got texts; use fedclade.federation, which builds a vocabulary "
+        "from the texts of all clients"
     )
 
 
 class OwnOptions(TypedDict, total=False):
-    """Fields of :class:`OwnSettings` as keyword arguments."""
+    """Fields of :class:`OwnSettings`, as keyword arguments of functions that build federations."""
 
     test_fraction: float
     validation_fraction: float
+    test: HoldOutRule
+    order: str | None
+    groups: str | None
+    stratify: Stratify
     samples_per_client: int | None
     standardize: Standardize
+    standardize_target: StandardizeTarget
     augment: Augment | str | None
     max_words: int
     vocabulary_size: int
@@ -194,45 +213,73 @@ class OwnOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSettings:
-    """Preparation of the examples of clients with data of their own.
+    """Settings of the preparation of users' own data: hold-out, scaling, texts and newcomers.
 
     Parameters
     ----------
     test_fraction, validation_fraction
-        Fractions of its training examples that a client sets aside for testing and validation, if
-        it has no test or validation data.
+        Fractions of a client's training examples that are set aside for testing and validation, if
+        the client has no test or validation data.
+    test
+        Examples that a client sets aside for testing and validation: ``random`` examples, or the
+        ``last`` examples in an order. With ``last``, validation data comes after training data, and
+        test data after both.
+    order
+        Column of a table by which its rows are ordered for ``last``, such as a time; None for the
+        order of the rows. The column is an input only if ``inputs`` lists it.
+    groups
+        Column of a table with the group of each row, such as a patient: all rows of a group are
+        training, validation or test data together. The column is an input only if ``inputs`` lists
+        it.
+    stratify
+        Strata of a random hold-out. ``labels``: the same share of a client's examples of each label
+        is set aside. ``none``: no strata. ``auto``: ``labels`` for tables without
+        ``groups`` whose target is a label, ``none`` for other data.
     samples_per_client
-        Largest number of training examples of each client, including examples that it sets aside.
+        Largest number of training examples of each client, including examples that are set aside.
     standardize
         Scaling of each column of inputs ``[N, F]`` by mean and standard deviation of training
-        examples. ``client``: each client by its own examples. ``federated``: all clients by the
-        examples of the whole federation, from sums that clients could send. Columns in which all
-        values are 0 or 1 are not scaled.
+        examples. ``client``: each client scales by its own examples. ``federated``: all clients
+        scale by the examples of the whole federation, of which each client needs to send only sums.
+        Columns in which all values are 0 or 1 are not scaled. ``none``: no scaling. ``auto``:
+        ``federated`` for tables, ``none`` for other data.
+    standardize_target
+        Scaling of the targets of a regression in training, ``none`` or ``federated``, as for
+        inputs. Metrics are in the user's unit nevertheless. ``auto``: ``federated`` for tables,
+        ``none`` for other data. Losses that do not measure a difference, such as ``poisson_nll`` or
+        a user's own loss, get unscaled targets.
     augment
-        Function of a batch of inputs, or its ``module:function``; see :class:`Federation`.
+        Function that changes the inputs of training batches, or its ``module:function``; see
+        :class:`Federation`.
     max_words, vocabulary_size
-        Length in words to which texts are cut or filled up, and number of words of the vocabulary:
-        the most frequent words in the training texts. Texts become int64 tokens.
+        Number of words to which texts are cut or padded, and largest size of the vocabulary, which
+        has the most frequent words in the training texts. Texts become int64 tokens.
     inputs_are
-        ``tokens``, such as words, which become int64. ``numbers``, which become float32. ``auto``:
-        bytes are pixels, and other whole numbers are tokens if the model takes whole numbers (its
-        first layer is an embedding).
+        Kind of inputs. ``tokens``, such as words, become int64. ``numbers`` become float32.
+        ``auto``: uint8 values are pixels, and other integers are tokens if the model takes integers
+        (its first layer is an embedding).
     newcomers, newcomer_samples
-        Number of clients, drawn at random, that are held back from training, and the largest number
-        of examples of each.
+        Number of clients, drawn at random, that are excluded from training, and the largest number
+        of examples of each of these clients.
     seed
-        Seed of all these draws.
+        Seed of the draws: of held-out examples, of newcomers, and of the examples that remain if
+        the number of examples is limited.
 
     Raises
     ------
     ConfigError
-        If a number is out of range, or ``augment`` is no function of the inputs.
+        If a number is out of range, or ``augment`` is not a function of the inputs.
     """
 
     test_fraction: float = 0.2
     validation_fraction: float = 0.0
+    test: HoldOutRule = "random"
+    order: str | None = None
+    groups: str | None = None
+    stratify: Stratify = "auto"
     samples_per_client: int | None = None
-    standardize: Standardize = "none"
+    standardize: Standardize = "auto"
+    standardize_target: StandardizeTarget = "auto"
     augment: Augment | str | None = None
     max_words: int = 50
     vocabulary_size: int = 10_000
@@ -249,8 +296,31 @@ class OwnSettings:
         has_words = self.vocabulary_size > len(SPECIALS)
         are_few = newcomer_samples is None or newcomer_samples >= 2
         check_input_kind(self.inputs_are)
+        if self.test not in get_args(HoldOutRule):
+            raise ConfigError(unknown("value of test:", self.test, get_args(HoldOutRule)))
+        if self.stratify not in get_args(Stratify):
+            raise ConfigError(unknown("value of stratify:", self.stratify, get_args(Stratify)))
+        is_stratified = self.stratify == "labels"
+        is_random = self.test == "random" and self.groups is None
+        rule = "'none' with groups or test = 'last', which determine the held-out rows"
+        require(
+            ("stratify", self.stratify, is_random or not is_stratified, rule),
+            (
+                "order",
+                self.order,
+                self.order is None or self.test == "last",
+                "left out unless test = 'last'",
+            ),
+        )
         if self.standardize not in get_args(Standardize):
-            raise ConfigError(unknown("standardize", self.standardize, get_args(Standardize)))
+            raise ConfigError(
+                unknown("value of standardize:", self.standardize, get_args(Standardize))
+            )
+        if self.standardize_target not in get_args(StandardizeTarget):
+            known = get_args(StandardizeTarget)
+            raise ConfigError(
+                unknown("value of standardize_target:", self.standardize_target, known)
+            )
         require(
             (
                 "test_fraction",
@@ -271,9 +341,17 @@ class OwnSettings:
 
 @dataclass(frozen=True, eq=False)
 class ClientRows:
-    """Examples of one client, as rows of the data of all clients.
+    """Examples of one client, as row numbers in the data of all clients.
 
-    If ``validation`` or ``test`` is None, the client sets aside some of its training examples.
+    Parameters
+    ----------
+    name
+        Name of the client.
+    train
+        Rows of the training examples.
+    validation, test
+        Rows of the validation and test examples; None if the client has no such data and sets aside
+        some of its training examples.
     """
 
     name: str
@@ -293,29 +371,29 @@ def federation(
     schema: DataSchema | str | Path | None = None,
     **options: Unpack[OwnOptions],
 ) -> Federation:
-    """Build a federation of clients with data of their own.
+    """Build a federation from the arrays, tensors or torch data sets of each client.
 
     Parameters
     ----------
     clients
-        Data of each client by its name: ``(train, test)`` or ``(train, validation, test)``, or
-        ``train`` alone. Each is a map-style torch data set of pairs ``(x, y)``, or a pair ``(x,
-        y)`` of arrays or tensors; ``x`` may be a list of texts. Without test data, or if it is
-        None, a client holds back some of its training examples.
+        Data of each client by its name: ``(train, test)`` or ``(train, validation, test)``, or only
+        ``train``. Each of these is a map-style torch data set of pairs ``(x, y)``, or a pair ``(x,
+        y)`` of arrays or tensors; ``x`` may be a list of texts. If test data is missing or None, a
+        client holds out some of its training examples.
     task
         The task. If left out: ``classification`` if targets are whole numbers, which are the
         labels, and ``regression`` for other numbers. ``binary`` and ``multilabel`` have to be
         specified.
     name
-        Name of the data, for people.
+        Name of the data in descriptions and reports.
     labels
-        Number of labels, or of words in language data, if the examples may lack some.
+        Number of labels, or of words in language data, if the examples may lack some labels.
     true_clusters
         True cluster of each client by its name, if known; for scoring only.
     schema
         For texts: a :class:`DataSchema` with the words of the vocabulary, or the path of a JSON
-        file with one. By default, the words of the training texts are used, and over a network all
-        clients agree on one vocabulary.
+        file with such a schema. By default, the words of the training texts are used, and over a
+        network all clients agree on one vocabulary.
     **options
         Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
 
@@ -325,7 +403,7 @@ def federation(
         If a setting is out of range, or the task is neither given nor clear from the targets.
     DataError
         If a client's data cannot be read, differs in shape or type from the other clients' data, or
-        is too little.
+        has too few examples.
 
     Examples
     --------
@@ -340,7 +418,8 @@ def federation(
     declared = read_declared(schema)
     if not isinstance(clients, Mapping) or not clients:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DataError(
-            "clients should be a mapping of names to data, of at least 1, got " + shown(clients)
+            "clients should be a mapping of the name of at least 1 client to its data, got "
+            + shown(clients)
         )
     given: dict[str, Any] = {}
     for client, data in clients.items():
@@ -362,7 +441,8 @@ def federation(
     if isinstance(read.x, Tensor):
         if declared is not None:
             raise ConfigError(
-                "a schema of federation() is for texts, got inputs that are numbers; leave it out"
+                "the schema of federation() can be set only if inputs are texts, but the inputs "
+                "are numbers; leave out the schema"
             )
         return build_federation(
             all_rows,
@@ -389,13 +469,13 @@ def federation(
 
 
 def _name_part(client: str, split: str) -> str:
-    """Return the name of a client's data in messages."""
+    """Return the name of a client's data in one split, for messages."""
     return f"{split} data of {client!r}"
 
 
 @dataclass(frozen=True, eq=False)
 class TextSource(DataSource):
-    """Texts that are in no table, and the settings to build a federation from them."""
+    """Texts of clients outside of tables, and the settings to build a federation from them."""
 
     clients: Sequence[ClientRows]
     texts: list[str]
@@ -410,35 +490,51 @@ class TextSource(DataSource):
     def federation(self) -> Federation:
         """Build the federation, encoded by the declared words or those of the training texts."""
         if self.schema is None:
-            return self._encode(DataSchema())
+            return self._build_encoded(DataSchema())
         return self.encode(self.schema)
 
     def propose(self) -> Proposal:
-        """Return the vocabulary of this client's training texts, or the declared one."""
+        """Return the client's proposal: the declared schema, or the words of its training texts."""
         if self.schema is not None:
-            return Proposal(self._complete(self.schema), is_fixed=True)
-        words, counts = count_words(self.clients, self.texts, self.settings)
-        schema = self._complete(DataSchema(words=words))
+            return Proposal(self._complete_schema(self.schema), is_fixed=True)
+        hold_out = hold_out_of_arrays(self.settings, self.y if self.task in LABELLED else None)
+        words, counts = count_words(self.clients, self.texts, self.settings, hold_out=hold_out)
+        schema = self._complete_schema(DataSchema(words=words))
         return Proposal(schema, word_counts=counts, vocabulary_size=self.settings.vocabulary_size)
 
     def encode(self, schema: DataSchema) -> Federation:
-        """Build the federation, encoded by the words of a schema."""
-        if not schema.words or schema.inputs:
-            raise SchemaError("the schema is of a table, and the data is texts outside of a table")
-        if schema.task not in (None, self.task):
-            raise SchemaError(f"the task is {self.task}, and that of the schema is {schema.task}")
-        return self._encode(schema)
+        """Build the federation, encoded by the words of a schema.
 
-    def _complete(self, schema: DataSchema) -> DataSchema:
-        """Return a schema with task and labels, which a declared schema may leave out."""
+        Raises
+        ------
+        SchemaError
+            If the schema is for a table, or has another task.
+        """
+        if not schema.words or schema.inputs:
+            raise SchemaError(
+                "the schema is for a table, but the data is texts outside of a table; use a schema "
+                "with words and without inputs"
+            )
+        if schema.task not in (None, self.task):
+            raise SchemaError(
+                f"the task is {self.task}, but the task of the schema is {schema.task}; set both "
+                "to the same task"
+            )
+        return self._build_encoded(schema)
+
+    def _complete_schema(self, schema: DataSchema) -> DataSchema:
+        """Return a schema with the task and labels, which a declared schema may leave out."""
         labels = schema.labels
         if labels is None and self.task == "classification":
             labels = self.labels or int(self.y.max()) + 1
         return replace(schema, task=self.task, labels=labels)
 
-    def _encode(self, schema: DataSchema) -> Federation:
-        """Build the federation by a schema, or by the training texts if it has no words."""
-        schema = self._complete(schema)
+    def _build_encoded(self, schema: DataSchema) -> Federation:
+        """Build the federation, encoded by the words of a schema.
+
+        If the schema has no words, the words of the training texts are used.
+        """
+        schema = self._complete_schema(schema)
         federation = build_federation(
             self.clients,
             self.texts,
@@ -469,17 +565,19 @@ def build_federation(
     columns: Columns | None = None,
     words: tuple[str, ...] = (),
     first_key: int = 0,
+    is_table: bool = False,
+    hold_out: HoldOut | None = None,
     **pool_options: Any,
 ) -> Federation:
-    """Build a federation of clients with data of their own.
+    """Build a federation from the inputs and targets of all clients and the rows of each client.
 
-    Clients set aside examples for the splits that they bring no data for, and newcomers are held
-    back.
+    Clients without test or validation data set aside some of their training examples, inputs are
+    scaled or texts encoded, and newcomers are excluded from training.
 
     Parameters
     ----------
     all_rows
-        Rows of each client.
+        Rows of each client in ``x`` and ``y``.
     x, y
         Inputs ``[N, ...]``, or N texts, and targets of all clients.
     settings
@@ -489,13 +587,98 @@ def build_federation(
     name
         Name of the data.
     columns
-        Names of the columns of a table, if any.
+        Names of the columns of a table; None for other data.
     words
-        Vocabulary of texts; empty: the words of the training texts.
+        Vocabulary of texts; if empty, the words of the training texts are used.
     first_key
-        Key of the first client for its random draws; the others follow.
+        Key of the first client, which seeds its random draws; the next clients have the next keys.
+    is_table
+        Whether the data is a table, whose numbers are scaled by default.
+    hold_out
+        Rule by which clients set examples aside. If None, :func:`hold_out_of_arrays` returns the
+        rule.
     **pool_options
         Further fields of the pool.
+
+    Raises
+    ------
+    ConfigError
+        If there are as many newcomers as clients.
+    DataError
+        If a client has too few examples.
+    """
+    if hold_out is None:
+        labels = y if pool_options.get("task") in LABELLED else None
+        hold_out = hold_out_of_arrays(settings, labels)
+    members, trained = prepare_clients(all_rows, settings, first_key, hold_out=hold_out)
+    train = np.concatenate([client.train for client in members[:trained]])
+    test = np.concatenate([client.test for client in members[:trained]])
+    vocabulary: tuple[str, ...] = ()
+    if isinstance(x, Tensor):
+        x = convert_inputs(x, settings.inputs_are, "inputs")
+    else:
+        x, vocabulary = _tokenize(x, train, settings, words)
+    table = TableData(x, y, columns)
+    how = settings.standardize_target
+    is_regression = pool_options.get("task") == "regression"
+    is_possible = is_regression or how != "federated"
+    rule = "'auto' or 'none' for a task other than regression"
+    require(("standardize_target", how, is_possible, rule))
+    choice = ScalingChoice(settings.standardize, how if is_regression else "none", is_table)
+    table = choice.scale(table, members[:trained], members[trained:])
+    pool = Pool.of_examples(
+        name,
+        table.x,
+        y,
+        train=train,
+        test=test,
+        vocabulary=vocabulary,
+        columns=table.columns,
+        raw=table.raw,
+        **pool_options,
+    )
+    if true_clusters is not None:
+        _check_true_clusters(members, true_clusters)
+
+    def build(some: Sequence[ClientData], late: Federation | None = None) -> Federation:
+        """Build the federation of the clients ``some``, with newcomers ``late``."""
+        known = None
+        if true_clusters is not None:
+            known = {client.id: true_clusters[client.name] for client in some}
+        plural = "s" if len(some) > 1 else ""
+        description = f"{pool.name}, {len(some)} client{plural}"
+        augment = resolve_augment(settings.augment)
+        return Federation(
+            pool, tuple(some), known, description=description, newcomers=late, augment=augment
+        )
+
+    if settings.newcomers:
+        late = build(members[trained:])
+    else:
+        late = None
+    return build(members[:trained], late)
+
+
+def prepare_clients(
+    all_rows: Sequence[ClientRows], settings: OwnSettings, first_key: int = 0, *, hold_out: HoldOut
+) -> tuple[list[ClientData], int]:
+    """Set aside test and validation examples of each client, and choose the newcomers.
+
+    Parameters
+    ----------
+    all_rows
+        Rows of each client.
+    settings
+        Settings of users' own data.
+    first_key
+        Key of the first client, which seeds its random draws; the next clients have the next keys.
+    hold_out
+        Rule by which clients set examples aside.
+
+    Returns
+    -------
+    tuple
+        The clients with newcomers at the end, and the number of clients that are no newcomers.
 
     Raises
     ------
@@ -517,47 +700,25 @@ def build_federation(
         limit = settings.samples_per_client
         if number >= trained and settings.newcomer_samples is not None:
             limit = settings.newcomer_samples
-        client = _prepare_client(number, first_key + place, all_rows[place], settings, limit=limit)
+        client = _prepare_client(
+            number,
+            first_key + place,
+            all_rows[place],
+            settings=settings,
+            limit=limit,
+            hold_out=hold_out,
+        )
         members.append(client)
-    train = np.concatenate([client.train for client in members[:trained]])
-    test = np.concatenate([client.test for client in members[:trained]])
-    vocabulary: tuple[str, ...] = ()
-    if isinstance(x, Tensor):
-        x = convert_inputs(x, settings.inputs_are, "inputs")
-    else:
-        x, vocabulary = _tokenize(x, train, settings, words)
-    if settings.standardize != "none":
-        x, columns = standardize_inputs(
-            x, columns, members[:trained], members[trained:], how=settings.standardize
-        )
-    pool = Pool.of_examples(
-        name, x, y, train=train, test=test, vocabulary=vocabulary, columns=columns, **pool_options
-    )
-    if true_clusters is not None:
-        _check_true_clusters(members, true_clusters)
-
-    def build(some: Sequence[ClientData], late: Federation | None = None) -> Federation:
-        """Build the federation of some of the clients."""
-        known = None
-        if true_clusters is not None:
-            known = {client.id: true_clusters[client.name] for client in some}
-        plural = "s" if len(some) > 1 else ""
-        description = f"{pool.name}, {len(some)} client{plural}"
-        augment = resolve_augment(settings.augment)
-        return Federation(
-            pool, tuple(some), known, description=description, newcomers=late, augment=augment
-        )
-
-    late = build(members[trained:]) if newcomers else None
-    return build(members[:trained], late)
+    return members, trained
 
 
 def _tokenize(
     texts: Sequence[str], train: Indices, settings: OwnSettings, vocabulary: tuple[str, ...]
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return texts as tokens ``[N, max_words]``, and their vocabulary.
+    """Encode N texts as tokens ``[N, max_words]``.
 
-    If the vocabulary is empty, that of the training texts is used.
+    If the given vocabulary is empty, a vocabulary of the training texts (rows ``train``) is built.
+    Returns the tokens and the vocabulary.
     """
     words = [split_words(text) for text in texts]
     if not vocabulary:
@@ -567,17 +728,77 @@ def _tokenize(
     return torch.from_numpy(tokens), vocabulary
 
 
-def count_words(
-    all_rows: Sequence[ClientRows], texts: Sequence[str], settings: OwnSettings, first_key: int = 0
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the vocabulary of the clients' training texts, and the count of each word.
+LABELLED: tuple[TaskKind, ...] = ("classification", "binary")
+"""Tasks whose targets are labels, which can be the strata of a hold-out."""
 
-    The special tokens at the beginning of the vocabulary have no count.
+
+def hold_out_of_arrays(settings: OwnSettings, labels: Tensor | None) -> HoldOut:
+    """Return the rule by which clients with arrays or texts (not tables) set examples aside.
+
+    Parameters
+    ----------
+    settings
+        Settings of users' own data.
+    labels
+        Label of each example, ``[N]``; None if the targets are not labels.
+
+    Raises
+    ------
+    ConfigError
+        If the settings name columns of a table, or request strata although targets are not labels.
+    """
+    for key in ("order", "groups"):
+        column = getattr(settings, key)
+        rule = "left out for data other than tables, since it names a column"
+        require((key, column, column is None, rule))
+    return HoldOut(settings.test, labels=strata_of(settings, labels))
+
+
+def strata_of(settings: OwnSettings, labels: Any, *, by_default: bool = False) -> Indices | None:
+    """Return the stratum of each example, or None if the settings request no strata.
+
+    Parameters
+    ----------
+    settings
+        Settings of users' own data.
+    labels
+        Label of each example; None if the targets are not labels.
+    by_default
+        Whether ``stratify = "auto"`` requests strata.
+    """
+    is_asked = settings.stratify == "labels"
+    rule = "'none' for targets that are not labels"
+    require(("stratify", settings.stratify, labels is not None or not is_asked, rule))
+    is_random = settings.test == "random" and settings.groups is None
+    if is_asked or (settings.stratify == "auto" and by_default and is_random):
+        if labels is None:
+            return None
+        return number_values(np.asarray(labels))
+    return None
+
+
+def count_words(
+    all_rows: Sequence[ClientRows],
+    texts: Sequence[str],
+    settings: OwnSettings,
+    first_key: int = 0,
+    *,
+    hold_out: HoldOut,
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Count the words of the clients' training texts.
+
+    Returns
+    -------
+    tuple
+        The vocabulary of special tokens and most frequent words, and the count of each of these
+        words (not of the special tokens).
     """
     counts: Counter[str] = Counter()
     limit = settings.samples_per_client
     for place, rows in enumerate(all_rows):
-        client = _prepare_client(place, first_key + place, rows, settings, limit=limit)
+        client = _prepare_client(
+            place, first_key + place, rows, settings=settings, limit=limit, hold_out=hold_out
+        )
         for row in client.train.tolist():
             counts.update(split_words(texts[int(row)]))
     frequent = sort_by_frequency(counts)[: settings.vocabulary_size - len(SPECIALS)]
@@ -586,32 +807,45 @@ def count_words(
 
 
 def _prepare_client(
-    number: int, key: int, rows: ClientRows, settings: OwnSettings, *, limit: int | None
+    number: int,
+    key: int,
+    rows: ClientRows,
+    *,
+    settings: OwnSettings,
+    limit: int | None,
+    hold_out: HoldOut,
 ) -> ClientData:
-    """Limit a client's examples, and set aside the splits that it does not bring."""
+    """Limit a client's examples, and set aside test and validation data that the client lacks.
+
+    ``number`` becomes the id of the client, and ``key`` seeds its draws.
+    """
     seed = settings.seed
     train = rows.train
     if limit is not None:
         train = rng.generator(seed, "samples_per_client", key).permutation(train)[:limit]
     needed = 2 if rows.test is None else 1
     if len(train) < needed:
-        plural = "s" if len(train) > 1 else ""
+        plural = "" if len(train) == 1 else "s"
         hint = ""
         if rows.test is None:
-            hint = ", one to be tested on; leave it out, or give it test data"
+            hint = (
+                " and one for testing; leave the client out (fewest_rows = 2 for tables), or give "
+                "it test data"
+            )
         raise DataError(
             f"client {rows.name!r} has {len(train)} example{plural}, but needs {needed}: "
-            f"one to train on{hint}"
+            f"one for training{hint}"
         )
+    hold = partial(hold_out.set_aside, seed=seed, client=key, name=rows.name)
     test = rows.test
     if test is None:
-        train, test = set_aside(train, settings.test_fraction, "test", seed=seed, client=key)
+        train, test = hold(train, settings.test_fraction, "test")
     validation = rows.validation
     if validation is None:
         validation = train[:0]
         fraction = settings.validation_fraction
         if fraction:
-            train, validation = set_aside(train, fraction, "validation", seed=seed, client=key)
+            train, validation = hold(train, fraction, "validation")
     return ClientData(number, rows.name, key, train=train, validation=validation, test=test)
 
 
@@ -626,7 +860,15 @@ def _check_true_clusters(members: Sequence[ClientData], true_clusters: Mapping[s
 
 
 def _separate_splits(client: str, given: Any) -> Mapping[str, Any]:
-    """Return a client's data by split; None for a split that it does not bring."""
+    """Separate a client's data into training, validation and test data, by name.
+
+    The value is None for data that the client lacks. ``client`` is the name of the client.
+
+    Raises
+    ------
+    DataError
+        If the data has another form, or no training data.
+    """
     train = validation = test = None
     data = given if isinstance(given, tuple) else (given,)
     if all(part is None or is_dataset(part) or is_pair(part) for part in data):
@@ -640,14 +882,14 @@ def _separate_splits(client: str, given: Any) -> Mapping[str, Any]:
         train = data
     if train is None:
         raise DataError(
-            f"the data of client {client!r} should be (train, test), each a torch data set or a "
-            f"pair (x, y) of arrays, got {_show_kinds(given)}"
+            f"the data of client {client!r} should be (train, test), each of which is a torch data "
+            f"set or a pair (x, y) of arrays, got {_show_kinds(given)}"
         )
     return {"training": train, "validation": validation, "test": test}
 
 
 def _show_kinds(data: Any) -> str:
-    """Return the types of a client's data, for a message."""
+    """Describe the types of a client's data, for an error message."""
     if isinstance(data, tuple):
         return f"({', '.join(_show_kinds(part) for part in data)})"
     return type(data).__name__

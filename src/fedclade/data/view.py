@@ -1,4 +1,7 @@
-"""Views of the examples of a pool by the clients of one true cluster."""
+"""Views: changes of labels and images that define how the clients of a cluster see examples.
+
+The module also has the shifts that change the look of images, and the shift ``anda``.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,20 @@ from fedclade.core import DataError, Indices, checked, require, rng
 from fedclade.data.pool import Pool
 
 Pixels = NDArray[np.uint8]
-"""Images, ``[n, C, H, W]``."""
+"""Images as a uint8 array ``[n, C, H, W]``: images, channels, height, width."""
 
 
 class Transform(Protocol):
-    """Change of images: ``transform(images, labels, rows)`` returns uint8 images ``[n, C, H, W]``.
+    """Interface of a change of images by a view, such as blurring.
 
-    ``images`` are those of the pool, uint8 ``[n, C, H, W]``, with their ``labels`` and their
-    ``rows`` in the pool. The result for an image does not depend on the others. All views of a
-    shift return the same number of channels.
+    ``transform(images, labels, rows)`` gets images of the pool, uint8 ``[n, C, H, W]``, with their
+    labels and their rows in the pool, and returns uint8 images ``[n, C, H, W]``. The result for an
+    image does not depend on the other images. All views of a shift return the same number of
+    channels.
     """
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images as this view shows them."""
+        """Return changed images ``[n, C, H, W]``, given images, labels and rows of the pool."""
         ...
 
 
@@ -37,18 +41,20 @@ class Transform(Protocol):
 @checked("label_map")
 @dataclass(frozen=True, eq=False)
 class View:
-    """View of a pool by the clients of one cluster.
+    """Change of labels and images by which the clients of one cluster see the examples of a pool.
 
     Parameters
     ----------
     label_map
-        int64 ``[outputs]``: clients see label ``label_map[y]`` in place of ``y``.
+        int64 ``[outputs]``: clients see label ``label_map[y]`` in place of ``y``. None if labels do
+        not change.
     quarter_turns
         Number of rotations of the images by 90°, counter-clockwise.
     transform
-        Change of the images, before they are rotated.
+        Change of the images before the rotation; None for no change.
     classes
-        The only labels of the pool that clients have. Examples of others are replaced by draws.
+        Labels that the clients have; None for all labels. Examples with other labels are replaced
+        by draws from the client's examples with these labels.
     """
 
     label_map: Tensor | None = None
@@ -58,40 +64,45 @@ class View:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """Key that is equal for equal views."""
-        labels = None if self.label_map is None else tuple(self.label_map.tolist())
+        """Hashable key that is equal for equal views, by which clients are grouped."""
+        if self.label_map is None:
+            labels = None
+        else:
+            labels = tuple(self.label_map.tolist())
         return labels, self.quarter_turns, self.transform, self.classes
 
     def choose(self, indices: Indices, pool: Pool, draw: np.random.Generator) -> Indices:
-        """Return the examples, with examples of other classes replaced by draws from the rest.
+        """Restrict a client's examples to the labels in ``classes``, without changing their number.
 
-        The number of examples does not change.
+        Each example with another label is replaced by a draw, with replacement, from the client's
+        examples with labels in ``classes``.
         """
         if self.classes is None or not len(indices):
             return indices
         kept = indices[np.isin(pool.y.numpy()[indices], self.classes)]
         if not len(kept):
             raise DataError(
-                f"none of {len(indices)} examples of {pool.name} is of the classes "
-                f"{list(self.classes)}"
+                f"a client should have at least 1 example of the classes {list(self.classes)}, got "
+                f"none among its {len(indices)} examples of {pool.name}; use more examples per "
+                "client"
             )
         return np.concatenate([kept, draw.choice(kept, len(indices) - len(kept))])
 
 
 def require_images(pool: Pool, name: str) -> None:
-    """Check that inputs are images of bytes, as a shift of their look needs; else a DataError."""
+    """Check that inputs are uint8 images, as a shift that changes images needs."""
     if pool.x.dtype != torch.uint8 or pool.x.dim() != 4:
         raise DataError(
-            f"shift {name!r} needs images of whole bytes, uint8 [C, H, W], but inputs of "
+            f"shift {name!r} needs images of type uint8 and shape [C, H, W], but inputs of "
             f"{pool.name} are {pool.x.dtype} {list(pool.input_shape)}"
         )
 
 
 def rotate_images(images: Pixels, degrees: float) -> Pixels:
-    """Rotate images ``[n, C, H, W]`` counter-clockwise, as PIL's ``Image.rotate`` by default.
+    """Rotate images ``[n, C, H, W]`` counter-clockwise, exactly as PIL's ``Image.rotate``.
 
-    Interpolation is by nearest neighbours, the size does not change, and uncovered pixels are
-    black. PIL's fixed-point numbers are used, so that every pixel is the same as PIL's.
+    As with PIL's default options, interpolation is by nearest neighbours, the size does not change,
+    and uncovered pixels are black. Fixed-point numbers are used, so that every pixel equals PIL's.
     """
     degrees %= 360
     height, width = images.shape[2:]
@@ -103,15 +114,19 @@ def rotate_images(images: Pixels, degrees: float) -> Pixels:
     x0 = a * -width / 2 + b * -height / 2 + width / 2
     y0 = -b * -width / 2 + a * -height / 2 + height / 2
     y, x = np.mgrid[:height, :width]
-    from_x = (_fixed(x0 + a / 2 + b / 2) + _fixed(a) * x + _fixed(b) * y) >> 16
-    from_y = (_fixed(y0 - b / 2 + a / 2) + _fixed(-b) * x + _fixed(a) * y) >> 16
+    from_x = (
+        _to_fixed_point(x0 + a / 2 + b / 2) + _to_fixed_point(a) * x + _to_fixed_point(b) * y
+    ) >> 16
+    from_y = (
+        _to_fixed_point(y0 - b / 2 + a / 2) + _to_fixed_point(-b) * x + _to_fixed_point(a) * y
+    ) >> 16
     inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
     found = np.zeros_like(images)
     found[:, :, inside] = images[:, :, from_y[inside], from_x[inside]]
     return found
 
 
-def _fixed(value: float) -> int:
+def _to_fixed_point(value: float) -> int:
     return math.floor(value * 65536 + 0.5)
 
 
@@ -122,33 +137,37 @@ CHANNELS = 3
 
 @dataclass(frozen=True)
 class Inverted:
-    """Negatives: black is white."""
+    """Transform of images to negatives: black becomes white."""
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images as this view shows them."""
+        """Return the negatives of images ``[n, C, H, W]``."""
         return 255 - images
 
 
 @dataclass(frozen=True)
 class Blurred:
-    """Images under a Gaussian filter, of a standard deviation in pixels."""
+    """Transform that blurs images by a Gaussian filter of ``sigma`` pixels."""
 
     sigma: float
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images as this view shows them."""
+        """Return blurred images ``[n, C, H, W]``."""
         return cast(Pixels, scipy.ndimage.gaussian_filter(images, (0, 0, self.sigma, self.sigma)))
 
 
 @dataclass(frozen=True)
 class Noisy:
-    """Images with fixed Gaussian noise, of a standard deviation relative to the range."""
+    """Transform that adds Gaussian noise to images, which is fixed for each image.
+
+    ``sigma`` is the standard deviation relative to the range of pixels, and ``seed`` the seed of
+    the noise.
+    """
 
     sigma: float
     seed: int
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images as this view shows them."""
+        """Return images ``[n, C, H, W]`` with noise, which depends on the rows of the pool."""
         shape = images.shape[1:]
         noise = [
             rng.generator(self.seed, "noise", row).standard_normal(shape, np.float32)
@@ -161,12 +180,15 @@ class Noisy:
 
 @dataclass(frozen=True)
 class Coloured:
-    """Images in three channels: grey images unchanged, or with one channel full."""
+    """Transform of images to three channels, one of which may be set to 255.
+
+    ``channel`` is the channel to set (0, 1, 2 for red, green, blue); None if no channel is set.
+    """
 
     channel: int | None
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images ``[n, 3, H, W]``."""
+        """Return images ``[n, 3, H, W]``, with one channel set to 255 unless they remain grey."""
         found = np.broadcast_to(images, (len(images), CHANNELS, *images.shape[2:])).copy()
         if self.channel is not None:
             found[:, self.channel] = 255
@@ -175,12 +197,15 @@ class Coloured:
 
 @dataclass(frozen=True)
 class Thick:
-    """Bright strokes wider by a number of pixels on each side, or narrower if it is negative."""
+    """Transform that widens bright strokes by a number of pixels on each side.
+
+    A negative number narrows the strokes.
+    """
 
     pixels: int
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images as this view shows them."""
+        """Return images ``[n, C, H, W]`` with wider or narrower strokes."""
         size = (1, 1, 2 * abs(self.pixels) + 1, 2 * abs(self.pixels) + 1)
         if self.pixels > 0:
             return cast(Pixels, scipy.ndimage.grey_dilation(images, size))
@@ -188,12 +213,12 @@ class Thick:
 
 
 def invert(pool: Pool, clusters: int, seed: int) -> list[View]:
-    """Show images as negatives to one of two clusters."""
+    """Create views in which one of two clusters sees images as negatives."""
     return _build_views("invert", pool, clusters, most=2, transform=lambda _: Inverted())
 
 
 def blur(pool: Pool, clusters: int, seed: int, *, strength: float = 1.0) -> list[View]:
-    """Blur the images of cluster j by a Gaussian filter of j·strength pixels."""
+    """Create views that blur the images of cluster j by a Gaussian filter of j·strength pixels."""
     _require_positive(strength)
     return _build_views(
         "blur", pool, clusters, most=clusters, transform=lambda j: Blurred(j * strength)
@@ -201,7 +226,10 @@ def blur(pool: Pool, clusters: int, seed: int, *, strength: float = 1.0) -> list
 
 
 def noise(pool: Pool, clusters: int, seed: int, *, strength: float = 0.1) -> list[View]:
-    """Add noise to the images of cluster j, of a standard deviation of j·strength of the range."""
+    """Create views that add Gaussian noise to the images of cluster j.
+
+    Its standard deviation is j·strength times the range of pixel values.
+    """
     _require_positive(strength)
     return _build_views(
         "noise", pool, clusters, most=clusters, transform=lambda j: Noisy(j * strength, seed)
@@ -209,7 +237,10 @@ def noise(pool: Pool, clusters: int, seed: int, *, strength: float = 0.1) -> lis
 
 
 def colour(pool: Pool, clusters: int, seed: int) -> list[View]:
-    """Show images in grey, red, green or blue, in three channels."""
+    """Create views that show the images of clusters 0 to 3 in grey, red, green and blue.
+
+    All images get three channels.
+    """
     require_images(pool, "colour")
     rule = f"with images of 1 or {CHANNELS} channels"
     require(("shift", "colour", pool.input_shape[0] in (1, CHANNELS), rule))
@@ -220,7 +251,10 @@ def colour(pool: Pool, clusters: int, seed: int) -> list[View]:
 
 
 def thickness(pool: Pool, clusters: int, seed: int, *, strength: int = 1) -> list[View]:
-    """Leave strokes as they are, widen them, or narrow them, by ``strength`` pixels per side."""
+    """Create views with unchanged, wider and narrower strokes, by ``strength`` pixels per side.
+
+    Strokes are unchanged in cluster 0, wider in cluster 1 and narrower in cluster 2.
+    """
     require(("strength", strength, strength >= 1, "at least 1"))
 
     def change_strokes(cluster: int) -> Thick:
@@ -232,7 +266,10 @@ def thickness(pool: Pool, clusters: int, seed: int, *, strength: int = 1) -> lis
 def _build_views(
     name: str, pool: Pool, clusters: int, *, most: int, transform: Callable[[int], object]
 ) -> list[View]:
-    """Return the view of each cluster; the first cluster's view changes nothing."""
+    """Create the view of each cluster from a function ``transform(j)`` of the cluster's number j.
+
+    The view of cluster 0 changes nothing. ``most`` is the largest number of clusters of the shift.
+    """
     require_images(pool, name)
     require(("clusters", clusters, clusters <= most, f"at most {most} with shift {name!r}"))
     return [View(), *(View(transform=transform(j)) for j in range(1, clusters))]  # pyright: ignore[reportArgumentType]
@@ -270,33 +307,33 @@ def _require_positive(strength: float) -> None:
 Kind = Literal["P(X)", "P(Y)", "P(Y|X)", "P(X|Y)"]
 
 ANGLES = (2, 3, 4, 5, 2, 3, 4, 5)
-"""Number of angles to draw from, by level."""
+"""Number of rotation angles from which a client draws, by level 1 to 8."""
 
 COLOURS = (1, 1, 1, 1, 3, 3, 3, 3)
 
 CLASS_SETS = 5
-"""Number of sets of classes to draw from."""
+"""Number of sets of classes from which a client draws."""
 
 LEVELS = 8
 
 
 @dataclass(frozen=True)
 class Turned:
-    """Images rotated by label, in three channels: grey, or one channel full.
+    """Transform that rotates images by an angle that depends on the label, in three channels.
 
     Parameters
     ----------
     degrees
-        Label and angle in degrees; images of other labels stay.
+        Pairs of label and angle in degrees. Images of other labels are not rotated.
     channel
-        The full channel: red, green or blue; None: grey.
+        Channel that is set to 255 (0, 1, 2 for red, green, blue); None for grey images.
     """
 
-    degrees: tuple[tuple[int, float], ...]  # by label; others stay as they are
-    channel: int | None = None  # which is full: red, green or blue
+    degrees: tuple[tuple[int, float], ...]
+    channel: int | None = None
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images ``[n, 3, H, W]``."""
+        """Return rotated images ``[n, 3, H, W]``, given images ``[n, C, H, W]`` and labels."""
         found = images.copy()
         for label, degrees in self.degrees:
             mine = labels == label
@@ -308,32 +345,38 @@ class Turned:
 
 
 def check_level(level: int) -> None:
-    """Check that a level exists."""
+    """Check that the level of the shift ``anda`` is in its range of 1 to 8."""
     require(("level", level, 1 <= level <= LEVELS, f"from 1 to {LEVELS}"))
 
 
 def anda(
     pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: int = LEVELS
 ) -> list[View]:
-    """Draw how each client sees a pool.
+    """Draw a view for each client by a shift of ANDA, the generator used to evaluate FLUX.
+
+    Source: FLUX, NeurIPS 2025.
 
     Parameters
     ----------
     pool, clients, seed
         As for all shifts.
     kind
-        What differs between clients: ``P(X)``, ``P(Y)``, ``P(Y|X)`` or ``P(X|Y)``.
+        Distribution that differs between clients: of inputs ``P(X)``, of labels ``P(Y)``, of labels
+        by input ``P(Y|X)``, or of inputs by label ``P(X|Y)``.
     level
-        From 1 to 8: how strongly.
+        Strength of the shift, from 1 to 8.
     """
     check_level(level)
     if pool.task != "classification":
-        raise DataError(f"shift 'anda' needs labels, but {pool.name} is {pool.task} data")
+        raise DataError(
+            f"shift 'anda' needs labels, but the task of {pool.name} is {pool.task}; choose "
+            "another shift"
+        )
     if kind in ("P(X)", "P(X|Y)"):
         require_images(pool, "anda")
         if pool.input_shape[0] not in (1, 3):
             raise DataError(
-                f"shift 'anda' needs images of 1 or 3 channels, and {pool.name} has "
+                f"shift 'anda' needs images of 1 or 3 channels, but images of {pool.name} have "
                 f"{pool.input_shape[0]}"
             )
     purpose = f"anda {kind}"
@@ -362,7 +405,7 @@ def anda(
 
 
 def _draw_rotation(draw: np.random.Generator, level: int, labels: int) -> View:
-    """Draw one angle for all labels, and at high levels a colour."""
+    """Draw a view with one rotation angle for all labels, and at levels 5 to 8 also a colour."""
     angles = ANGLES[level - 1]
     colours = COLOURS[level - 1]
     degrees = int(draw.integers(angles)) * 360 / angles

@@ -1,7 +1,8 @@
 """Clustered federated learning over a network, with Flower and the algorithms of a simulation.
 
-The package has the server's side, the client's side, and the messages between them. In fedclade,
-only the command line may import it.
+The package contains the Flower apps of server and clients, and the messages between them. Within
+fedclade, only the command-line package may import this package, since Flower is an optional
+dependency.
 
 >>> from fedclade.flower import client_app, server_app  # doctest: +SKIP
 >>> server = server_app("cfl", "mlp", rounds=20, folder="runs/federation")  # doctest: +SKIP
@@ -17,7 +18,7 @@ from fedclade.flower.requirement import check_flower
 check_flower()  # before anything of Flower is imported
 
 from fedclade.flower.client_app import client_app  # noqa: E402
-from fedclade.flower.federate import Network, federate  # noqa: E402
+from fedclade.flower.federate import federate  # noqa: E402
 from fedclade.flower.from_config import (  # noqa: E402
     client_app_from_config,
     finish_run,
@@ -25,6 +26,7 @@ from fedclade.flower.from_config import (  # noqa: E402
     server_app_from_config,
 )
 from fedclade.flower.grid_clients import GridClients  # noqa: E402
+from fedclade.flower.network import Network  # noqa: E402
 
 if TYPE_CHECKING:
     from fedclade.flower.local_grid import LocalGrid, LocalNode
@@ -44,9 +46,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the local grid on first use.
+    """Import ``LocalGrid`` or ``LocalNode`` when the name is first used (PEP 562).
 
-    It needs parts of Flower that may change, and no app needs it.
+    Both classes are in a module that uses internals of Flower, which may change between versions.
+    Apps do not need the classes, so an import of the package must not import that module.
     """
     if name in ("LocalGrid", "LocalNode"):
         from fedclade.flower import local_grid

@@ -1,4 +1,8 @@
-"""Flower ``ClientApp`` for one client's data."""
+"""Flower ``ClientApp`` of a client that trains and evaluates on its own data.
+
+:func:`client_app` builds the app that each SuperNode runs. :class:`LyingHandler` replaces the
+honest client in experiments with malicious clients.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,15 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedclade.channel import Adversary, Budget, ExamplePrivacy, Lying, Mechanism
+from fedclade.channel import Adversary, Budget, ExamplePrivacy, Lying, Mechanism, Middleware
 from fedclade.core import (
     ConfigError,
     DataError,
     FedcladeError,
     ModelError,
-    Round,
     RowQuery,
+    SplitPart,
+    TrainQuery,
     checked,
     require,
 )
@@ -45,30 +50,43 @@ from fedclade.runs import Maker, check_inputs_apart
 from fedclade.tasks import Task, build_task
 from fedclade.training import choose_device
 
-# An adversary over a network, for experiments on a federation's robustness.
+# Malicious client in a network, for experiments on the robustness of a federation.
 
 
 class _LyingToServer(Lying):
-    def claims(self, this_round: Round) -> int | None:
-        """Return the number of examples that an adversary claims; None for the truth.
+    """Middleware of a malicious client in a network, which falsifies the client's replies.
 
-        For equal splits it is the truth: the server knows the number of examples in its request.
+    Some attacks claim a false number of training examples. The server of a network rejects a false
+    number if it knows the true one, so the client then claims the true number.
+    """
+
+    def claims(self, query: TrainQuery) -> int | None:
+        """Return the number of examples that the malicious client claims; None for the true one.
+
+        If a query requests updates from parts of the client's data that have a fixed size, the
+        client claims the true number, since the server knows this size and would reject any other.
         """
-        return None if this_round.part_size else super().claims(this_round)
+        data = query.work.data
+        is_equal_part = isinstance(data, SplitPart) and data.size > 0
+        return None if is_equal_part else super().claims(query)
 
 
 class LyingHandler(ClientHandler):
-    """:class:`ClientHandler` of an adversary, regardless of the adversary's ``share``.
+    """:class:`ClientHandler` of a malicious client, for experiments.
 
-    It knows no other client. So its attack can neither depend on other updates, nor begin when its
-    cluster is split, and γ of its backdoor is 1 by default. Queries for scores, subspaces and
-    descriptors have no round number: its replies to them are false once it has trained in its first
-    round as an adversary, or from the start if that is round 1.
+    The client is always malicious: the adversary's ``share``, the fraction of malicious clients, is
+    ignored. A client in a network knows neither the other clients nor when its cluster is split. So
+    its attack cannot depend on the updates of other clients, and cannot begin with the split. The
+    factor γ by which a backdoor attack scales updates is 1 by default.
+
+    Queries for scores, subspaces and descriptors have no round number. If the attack begins in
+    round 1, all replies to these queries are false. If it begins later, they are false once the
+    client has received a query with the number of that round or of a later round.
 
     Raises
     ------
     ConfigError
-        If the adversary needs other clients.
+        If the attack depends on other clients.
     """
 
     def __init__(
@@ -80,7 +98,7 @@ class LyingHandler(ClientHandler):
         **settings: Any,
     ) -> None:
         kind = adversary.kind
-        rule = "one that needs no other clients, where each is alone"
+        rule = "an attack that needs no other clients, since a client in a network knows none"
         is_adversary = bool(kind or adversary.lies)
         require(
             (
@@ -93,7 +111,8 @@ class LyingHandler(ClientHandler):
                 "adversary.sleeper",
                 adversary.sleeper,
                 not adversary.sleeper,
-                "false over a network; set from_round",
+                "false in a network, where a client does not learn of splits; set "
+                "adversary.from_round",
             ),
         )
         self._adversary = adversary
@@ -101,13 +120,14 @@ class LyingHandler(ClientHandler):
         self._lying.begin(1)
         super().__init__(federation, model, **settings)
         self._client_side = partial(self._client_side, lying=self._lying)
-        if self._trainer.needs_all:  # until here its statistics were those of an honest client
+        # The constructor above has computed the statistics without the attack.
+        if self._trainer.needs_all:
             self._sums = self._clients().ask(self._trainer.needs)
 
     def answer(
         self, content: Content, state: RecordDict | None = None, key: Key | None = None
     ) -> RecordDict:
-        """Return the reply to a query; from some round on it may be false.
+        """Return the client's reply to a query; the reply may be false once the attack has begun.
 
         See :class:`ClientHandler` for the parameters.
         """
@@ -116,7 +136,7 @@ class LyingHandler(ClientHandler):
         return super().answer(content, state, key)
 
     def _held(self, federation: Federation) -> Federation:
-        """Return the client's data, poisoned if its attack poisons data."""
+        """Return the client's data, poisoned if the attack is label flipping or a backdoor."""
         if self._adversary.kind == "label_flip":
             return poison_federation(federation, federation.ids, LabelFlip.of(federation.pool), 0)
         if self._adversary.kind == "backdoor":
@@ -127,7 +147,8 @@ class LyingHandler(ClientHandler):
         return federation
 
 
-# Clients that one process has ready; in Flower's simulation a process may be many clients in turn.
+# Largest number of clients that one process keeps in memory. In Flower's simulation one process may
+# run many clients in turn.
 MOST_READY = 256
 
 DataFn = Callable[[Context], Federation]  # returns the client's own data, a federation of one
@@ -136,7 +157,12 @@ MakeClient = Callable[[Context, DataSchema | None], ClientHandler | Proposer]
 
 
 class NodeSettings(TypedDict):
-    """Settings of one client alone, from its node's config."""
+    """Settings of a single client, read from the node config of its SuperNode.
+
+    The fields are the client's number (None if the server chooses it), the folder for data that
+    must survive a restart, the secret that clients share, the policy that limits the server's
+    queries, and the number of each other client by public key. All but the policy may be None.
+    """
 
     number: int | None
     folder: Path | None
@@ -165,16 +191,18 @@ def client_app(
     seed: int = 0,
     adversary: Adversary | None = None,
     queries: Sequence[type[RowQuery]] = (),
+    middleware: Sequence[Middleware] = (),
 ) -> ClientApp:
-    """Make the app that every SuperNode runs.
+    """Make the Flower app that every SuperNode runs.
 
-    The settings of one client alone are in its node config:
+    Settings of a single client are in the node config of its SuperNode:
 
     - ``folder``, for data that must survive a restart;
-    - ``secret-file``, the secret that clients share and the server does not know, by which all
-      models and updates in messages are permuted (CFL eqs. 45, 46);
-    - ``partition-id``, the client's number for the server, if it has one;
-    - ``peers-file``, a list of the other clients' keys in the format of ``network.keys``;
+    - ``secret-file``, a file with a secret that clients share and the server does not know; it
+      determines the permutation of all models and updates in messages (CFL eqs. 45, 46);
+    - ``partition-id``, the number that the client reports to the server; if unset, the server
+      chooses a number;
+    - ``peers-file``, a list of the other clients' public keys in the format of ``network.keys``;
     - the fields of the client's policy, which limits the server's queries
       (:class:`~fedclade.flower.policy.Policy`).
 
@@ -182,14 +210,15 @@ def client_app(
     ----------
     model
         A module, or a name in ``fedclade ls models``, or a function that makes a module from a
-        seed. Only its structure is used; if clients share a secret, its initialization, too.
+        seed. Only the structure of the model is used, and if clients share a secret also its
+        initialization.
     data_fn
         Function that takes Flower's context and returns a federation of one client, such as
-        ``federation.alone(number)`` or :func:`fedclade.one_client`. Tables and texts are encoded
-        again by the schema that all clients agree on.
+        ``federation.alone(number)`` or the result of :func:`fedclade.one_client`. Tables and texts
+        are encoded again by the schema that all clients agree on.
     engine, device
-        Engine and device of training, see :func:`fedclade.simulate`; engines that train clients
-        together are not faster for one client.
+        Engine and device of training, see :func:`fedclade.simulate`. Engines that batch several
+        clients are not faster for a single client.
     encoding
         Encoding of updates in messages: ``float32``, ``float16`` or ``int8``, the last two with
         error feedback.
@@ -197,26 +226,30 @@ def client_app(
         Differential privacy, see :mod:`fedclade.channel.privacy`; needs a ``folder`` and a
         ``budget``.
     budget
-        Privacy budget of a client for its lifetime.
+        Privacy budget of the client over its lifetime.
     task
-        Loss and metrics, or the name of a task, the same as the server's; by default the task of
-        the data.
+        Loss and metrics, or the name of a task; must equal the server's task. By default the task
+        of the data.
     freeze, personal, adapter
-        Parts of the model, the same as in the server's :class:`~fedclade.RunSettings`.
+        Frozen and personal parts and adapters of the model; must equal the values in the server's
+        :class:`~fedclade.RunSettings`.
     seed
-        Seed of the run, which draws the frozen values of a model that is made from a seed.
+        Seed of the run, which determines the frozen values of a model that is made from a seed.
     adversary
-        Attack of the client, of a kind that needs no other clients, for experiments; None for an
-        honest client.
+        Attack of a malicious client, for experiments; it must not depend on other clients. None for
+        an honest client.
     queries
         Classes of queries that a method outside of fedclade needs, see :class:`fedclade.RowQuery`.
-        A client replies to such a query if its policy allows its kind.
+        The client replies to such a query if its policy allows the kind of query.
+    middleware
+        User-defined middleware, which may change each query that the client's policy has accepted,
+        and each reply; see :class:`~fedclade.Middleware`. Replies pass through the middleware in
+        the given order, after clipping and noise and before the masks of secure aggregation.
 
     Returns
     -------
     ClientApp
-        App that replies to every query. It refuses a query that it cannot reply to, with the
-        reason.
+        App that replies to every query, or refuses the query and reports the reason.
     """
     for query in queries:
         register_query(query)
@@ -228,7 +261,8 @@ def client_app(
             node["policy"], privacy is not None or budget is not None, by_example
         )
         federation = _federation(sharing.encode(partial(data_fn, context)))
-        # The vocabulary of texts is checked when the client proposes it: here it counts as agreed.
+        # SchemaSharing.check() checks the vocabulary of texts before it is proposed, so this check
+        # treats the vocabulary as agreed.
         check_inputs_apart(privacy, federation, agreed=True)
         if agreed is not None:
             federation = sharing.encode(partial(encode_federation, federation, agreed))
@@ -236,6 +270,7 @@ def client_app(
             proposal = federation.encoding.proposal
             if not federation.encoding.is_declared:
                 sharing.check(proposal, len(federation.pool.x))
+            proposal = sharing.limit(proposal, len(federation.pool.x))
             return Proposer(proposal, node["number"])
         handler = ClientHandler if adversary is None else partial(LyingHandler, adversary=adversary)
         return handler(
@@ -250,6 +285,7 @@ def client_app(
             parts=Parts(freeze=freeze, personal=personal, adapter=adapter),
             seed=seed,
             agreed=agreed,
+            middleware=middleware,
             **node,
         )
 
@@ -257,14 +293,20 @@ def client_app(
 
 
 def app_for(make: MakeClient, private: bool = False) -> ClientApp:
-    """Return a ClientApp around a function that makes a client.
+    """Return a Flower ClientApp that makes the client of a node when the first message arrives.
 
-    The function's arguments are Flower's context and the schema that all clients have agreed on.
-    The latest clients stay ready in memory.
+    The most recently used clients stay in memory for later messages.
 
-    The client of a node with ``epsilon`` in its config, or any client if ``private``, has
-    differential privacy: the reason why its data or its model cannot be used is written only to
-    its own log, since the reason may quote data.
+    Parameters
+    ----------
+    make
+        Function that makes a client from Flower's context and the schema that all clients have
+        agreed on, which is None before they have agreed.
+    private
+        Whether all clients of the app have differential privacy. A client with ``epsilon`` in its
+        node config has differential privacy in any case. If the data or the model of a client with
+        differential privacy cannot be used, the reason is written only to the client's own log,
+        since the reason may quote data.
     """
     ready: OrderedDict[object, ClientHandler | Proposer] = OrderedDict()
 
@@ -291,8 +333,8 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
             answered = signed(client.answer(content, context.state, key), message, key)
         except (FedcladeError, OSError) as error:
             # Reasons are, for example, missing data, a full disk, or the client's policy. The
-            # server chooses a part of both texts: without control characters they cannot forge
-            # lines of the log.
+            # server can influence the message type and the reason. Without control characters
+            # neither can forge a line of the log.
             _log.warning(
                 "refused %s: %s",
                 clean(message.metadata.message_type),
@@ -308,7 +350,7 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
             answered = unsigned(refusal(reason), message)
         except Exception:
             # Flower would send the error's type and text, which may contain data, to the server.
-            _log.exception("an error that fedclade did not expect")
+            _log.exception("an unexpected error occurred while the client computed a reply")
             answered = unsigned(refusal(FAILED), message)
         return Message(answered, reply_to=message)
 
@@ -319,28 +361,28 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
 
 
 def _federation(data: object) -> Federation:
-    """Check the return value of a user's ``data_fn``."""
+    """Return the result of a user's ``data_fn``; raise a DataError if it is no federation."""
     if not isinstance(data, Federation):
         raise DataError(
-            f"data_fn should return a federation of one client, got a {type(data).__name__}"
+            f"data_fn should return a Federation with one client, got a {type(data).__name__}"
         )
     return data
 
 
 def node_settings(context: Context) -> NodeSettings:
-    """Return the settings of one client alone, from its node's config.
+    """Read the settings of a single client from the node config of its SuperNode.
 
     Raises
     ------
     ConfigError
-        If a value cannot be used.
+        If a value is invalid, a file cannot be read, or the folder cannot be made.
     """
     folder, secret, peers = (
         context.node_config.get(name) for name in ("folder", "secret-file", "peers-file")
     )
     return {
         "number": _partition_of(context),
-        "folder": None if folder is None else _made(Path(str(folder))),
+        "folder": None if folder is None else _make_folder(Path(str(folder))),
         "secret": None if secret is None else read_secret(Path(str(secret))),
         "policy": Policy.of(context.node_config),
         "peers": None if peers is None else read_keys(Path(str(peers))),
@@ -348,19 +390,24 @@ def node_settings(context: Context) -> NodeSettings:
 
 
 def _partition_of(context: Context) -> int | None:
+    """Return the client's number, ``partition-id`` in the node config; None if it is unset."""
     number = context.node_config.get("partition-id")
     if number is None:
         return None
     if type(number) is not int or number < 0:  # for isinstance, True is an int
         raise ConfigError(
-            f"partition-id in the node config should be a number of at least 0, got {number!r}"
+            "partition-id in the node config should be a whole number of at least 0, got "
+            f"{number!r}"
         )
     return number
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
+    """Make a client's folder, readable by its owner only, if it does not exist; return its path."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot make the client's folder {folder}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot create the client's folder {folder}: {error.strerror}"
+        ) from error
     return folder

@@ -1,6 +1,7 @@
-"""One client of a network: it replies to the server's queries from its own data.
+"""Client of a network, which replies to the server's queries from its own data.
 
-Only what a query requests leaves the client.
+Each query is first checked against the client's policy and counted. A reply contains only the
+values that the query requests.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from fedclade.channel import (
     check_local,
     client_side,
     multiplier_for,
-    refusal,
+    pack_parts,
+    refusal_to_reveal,
 )
 from fedclade.core import (
     FORBIDS,
@@ -57,7 +59,13 @@ from fedclade.core import (
     Updates,
     importing_only,
 )
-from fedclade.data import DataSchema, Federation, StatisticsQuery, rescale_federation
+from fedclade.data import (
+    DataSchema,
+    Federation,
+    StatisticsQuery,
+    rescale_federation,
+    undo_default_scaling,
+)
 from fedclade.flower import wire
 from fedclade.flower.closed_scores import ClosedScores, ScoreNoise, is_mean
 from fedclade.flower.data_splits import SplitLog
@@ -69,35 +77,73 @@ from fedclade.flower.private_replies import ErrorShield, without_details
 from fedclade.flower.replies import as_values, read_statistics, size_class
 from fedclade.flower.row_messages import read_query, reply_with
 from fedclade.flower.schema_exchange import encoding_digest
-from fedclade.flower.secure.member import Member, joined, training_of
+from fedclade.flower.secure.member import Member, training_of
 from fedclade.flower.signing import Key, secret_digest, secret_model, seed_of
 from fedclade.flower.sketch_log import Projection, Sketched, SketchLog
 from fedclade.flower.training_asked import TrainingAsked, TrainingFailedError
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
-from fedclade.runs import Maker, check_inputs_apart, module_for
+from fedclade.runs import (
+    PRIVATE_CLIENTS,
+    Maker,
+    check_inputs_apart,
+    module_for,
+    target_scale_of,
+    with_targets_for,
+)
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers
 
-# Objects that a client makes itself for a query: its model and sketches.
+# Model and sketches, which a client builds itself. A sketch is a random projection of an update, by
+# which the server compares clients.
 
 
 def maker_of(model: nn.Module | str | Maker, federation: Federation, parts: Parts) -> Maker:
-    """Return a function that makes a model with the given parts from a seed.
+    """Return a function that makes a client's model from a seed.
 
-    If ``model`` is a module, the result is the same for every seed.
+    Parameters
+    ----------
+    model
+        A module, which the function returns for every seed; or the name of a model; or a function
+        that makes a module from a seed.
+    federation
+        Data of the client. The structure of a named model depends on the shape of the data.
+    parts
+        Frozen and personal parts and adapters, which the function applies to the model.
     """
 
     def make(seed: int) -> nn.Module:
         if isinstance(model, str):
             return module_for(model, federation.pool.schema, seed)
-        return model if isinstance(model, nn.Module) else model(seed)
+        if isinstance(model, nn.Module):
+            return model
+        return model(seed)
 
     return lambda seed: parts.applied(make(seed), seed)
 
 
 def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> Sketch | None:
-    """Return the sketch by which the server compares updates, as a query requests it."""
+    """Return the sketch, a random projection, that a training query requests.
+
+    The server compares updates by their sketches.
+
+    Parameters
+    ----------
+    content
+        Content of the query, with the dimension of the sketch and the patterns of the compared
+        parameters.
+    seed
+        Seed of the random projection.
+    layout
+        Layout of the model.
+    permuted
+        Whether the client permutes its updates.
+
+    Returns
+    -------
+    Sketch or None
+        The sketch; None if whole updates are compared.
+    """
     dim = content.get("dim", int)
     of = read_patterns(content, permuted)
     if content.values.get("compared") == "signs":
@@ -107,83 +153,113 @@ def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> 
 
 
 def read_signs(content: Content, seed: int, layout: Layout, permuted: bool) -> SignSketch:
-    """Return the sketch of a masked update, or of a split's update; it has only signs."""
+    """Return the sketch that contains only the signs of a random projection.
+
+    It is used in two cases: for updates under secure aggregation, and if a query compares the
+    updates from splits of the data by signs. The parameters are those of :func:`read_sketch`.
+
+    Raises
+    ------
+    UpdateError
+        If the dimension of the projection in the query is less than 1.
+    """
     dim = content.get("dim", int)
     of = read_patterns(content, permuted)
     if dim < 1:
-        raise UpdateError("asked for the signs of no projection of an update")
+        raise UpdateError(
+            "the query requests the signs of a projection without dimensions; expected a value "
+            "'dim' of at least 1"
+        )
     return Signature(kind="signs", dim=dim, of=of).signs(seed, layout)
 
 
 def read_patterns(content: Content, permuted: bool) -> tuple[str, ...]:
-    """Return the patterns of the parameters that are compared."""
+    """Return the name patterns of the parameters by which a query compares updates.
+
+    The result is empty if the query compares all parameters.
+
+    Raises
+    ------
+    UpdateError
+        If the query has no list of patterns, or selects parameters although the client permutes its
+        updates.
+    """
     of = content.values.get("of", [])
     if not isinstance(of, list) or not all(isinstance(pattern, str) for pattern in of):
-        raise UpdateError(f"'of' should be a list of patterns, got {shown(of)}")
+        raise UpdateError(f"'of' in a query should be a list of name patterns, got {shown(of)}")
     if of and permuted:
         raise UpdateError(
-            "asked for the updates of single parameters, which its permutation is there to hide"
+            "the query compares the updates of selected parameters ('of'), but this client "
+            "permutes its updates to hide their parameters; leave signature.of out of the run "
+            "config"
         )
     return tuple(of)
 
 
-# Privacy of a real client: noise that no other party knows, and a ledger of all that leaves the
-# client.
+# Privacy of a client in a network: noise that no other party knows, and a ledger, which records the
+# privacy cost of every reply.
 
 SCORES_SHARE = 0.1
-"""Share of a client's ε that its scores may cost, unless its policy sets their cost."""
+"""Share of the client's ε that its scores may cost, unless its policy sets ``scores-epsilon``."""
 
 SCORES_EPSILON = 1.0
-"""Privacy cost ε of a client's scores if the client's own ε has no bound."""
+"""Privacy cost ε of a client's scores if the ε of its privacy budget is infinite."""
 
 
 def privatizing_of(
     privacy: Mechanism | None, budget: Budget | None, folder: Path | None, sizes: Mapping[int, int]
 ) -> Privatizing | PrivateExamples | None:
-    """Return the middleware that makes a client's replies private; None if it is not private.
+    """Return the middleware that adds noise to a client's replies and records their privacy cost.
+
+    The result is None for a client without differential privacy.
 
     Parameters
     ----------
     privacy
         Mechanism of the run; None if the run adds no noise.
     budget
-        Budget of the client; None if the client has none.
+        Privacy budget of the client; None if the client has no budget.
     folder
-        Folder for the client's ledger.
+        Folder for the client's privacy ledger; None if the client has no folder.
     sizes
-        Number of the client's training examples, by client.
+        Number of training examples, by client.
 
     Raises
     ------
     ConfigError
         If the client has a budget and the run adds no noise, or if the run adds noise and the
-        client has no budget, no folder, or a budget of another level. Otherwise the author of the
-        run's config could turn off the client's protection, or weaken it to single examples.
+        client has no budget, no folder, or a budget of another level. Without these errors the
+        author of the run's config could turn off the client's protection, or weaken the protection
+        from the whole client to single examples.
     """
     privacy = check_local(privacy)
     if privacy is None:
         if budget is not None:  # otherwise the author of the run's config could turn the noise off
             raise ConfigError(
-                f"this client may spend ε = {budget.epsilon:g}, and an update without noise has no "
-                "bound; set privacy.clip_norm and privacy.noise_multiplier"
+                f"this client has a privacy budget of ε = {budget.epsilon:g}, and an update "
+                "without noise has no bounded privacy cost; set privacy.clip_norm and "
+                "privacy.noise_multiplier in the run config"
             )
         return None
     if folder is None:
         raise ConfigError(
-            "a private client needs a folder for its ledger; set folder in its node config"
+            "a client with differential privacy needs a folder for its privacy ledger; set folder "
+            "in its node config"
         )
     # The run's config sets the noise, so without a budget of its own a client has no guarantee.
     if budget is None:
         raise ConfigError(
-            "privacy.clip_norm is set, and this client does not say what it may spend; set "
-            "epsilon in its node config, or epsilon=inf for no bound"
+            "the run sets privacy.clip_norm, and this client has no privacy budget; set epsilon in "
+            "its node config, or epsilon=inf for an unlimited budget"
         )
-    level = privacy.level if isinstance(privacy, ExamplePrivacy) else "client"
+    level = "client"
+    if isinstance(privacy, ExamplePrivacy):
+        level = privacy.level
     if budget.level != level:
         raise ConfigError(
-            f"this client may spend ε = {budget.epsilon:g} of level {budget.level!r}, and the "
-            f"run's privacy.level is {level!r}; to take part, set level={level!r} in its node "
-            "config"
+            f"this client has a privacy budget of ε = {budget.epsilon:g} of level "
+            f"{budget.level!r}, and the run's privacy.level is {level!r}; to join the run, set "
+            f"level={level!r} in the client's node config"
         )
     if isinstance(privacy, ExamplePrivacy):
         return booked_steps(privacy, _step_ledger(folder, budget), "network", sizes)
@@ -193,27 +269,29 @@ def privatizing_of(
 def score_noise_of(
     budget: Budget, folder: Path, *, most: int, epsilon: float | None = None, examples: int = 1
 ) -> ScoreNoise:
-    """Return the noise with which ``most`` scores together cost a client an ε.
+    """Return the noise with which ``most`` scores together have a given privacy cost ε.
 
-    A score is in [0, 1]. If all data of the client were replaced, a score could change to any other
-    number in this range. If one of the ``examples`` of held-out data is added or removed, a mean
-    over them changes by at most 1/``examples``.
+    A score is in [0, 1]. If all data of the client is replaced, a score can change to any other
+    number in this range, so its sensitivity is 1. If one of ``examples`` held-out examples is added
+    or removed, a mean over these examples changes by at most 1/``examples``, which is the
+    sensitivity for a budget of level ``example``.
 
     Parameters
     ----------
     budget
-        Budget of the client.
+        Privacy budget of the client.
     folder
-        Folder with the client's ledgers.
+        Folder with the client's privacy ledgers.
     most
-        Largest number of scores that leave the client.
+        Largest number of scores that the client reports over its lifetime.
     epsilon
-        Privacy cost of all scores; None for :data:`SCORES_SHARE` of the budget.
+        Privacy cost ε of all scores together; None for :data:`SCORES_SHARE` of the budget.
     examples
-        Smallest number of held-out examples in a mean.
+        Smallest number of held-out examples over which a score is a mean; 1 if a score is not a
+        mean over examples.
     """
     if epsilon is None:
-        epsilon = SCORES_EPSILON if math.isinf(budget.epsilon) else SCORES_SHARE * budget.epsilon
+        epsilon = _default_scores_epsilon(budget)
     z = multiplier_for(epsilon, most, budget.delta)
     multiplier = z / SENSITIVITY  # standard deviation for a sensitivity of 1
     if budget.level == "example":
@@ -224,29 +302,46 @@ def score_noise_of(
     return ScoreNoise(multiplier, lambda count: releases.book(z, "scores", 0, count))
 
 
+def _default_scores_epsilon(budget: Budget) -> float:
+    """Return the privacy cost ε of all of a client's scores if its policy does not set the cost."""
+    if math.isinf(budget.epsilon):
+        return SCORES_EPSILON
+    return SCORES_SHARE * budget.epsilon
+
+
 def _ledger(folder: Path, budget: Budget) -> Ledger:
+    """Return the ledger of a client with client-level privacy, from the files in its folder."""
     return Ledger(folder / "privacy.json", budget, folder / "example-privacy.json")
 
 
 def _step_ledger(folder: Path, budget: Budget) -> StepLedger:
+    """Return the ledger of a client with example-level privacy, from the files in its folder."""
     return StepLedger(
         folder / "example-privacy.json", budget, beside=Ledger(folder / "privacy.json")
     )
 
 
-# Training and evaluation of one client. Its inputs and its loss may depend on statistics of all
-# clients' examples.
+# Training and evaluation of one client. The scaling of its inputs and the weights of its loss may
+# depend on statistics of all clients' examples.
 
 
 class Trainer:
-    """Trainer and evaluator of one client, with its own SimulatedClients.
+    """Trainer and evaluator of one client, which runs the code for simulations with one client.
 
-    It rebuilds its :class:`~fedclade.training.SimulatedClients` when the statistics of all clients
-    change.
+    Scaled columns need the mean and deviation of all clients' examples, but when the data was
+    loaded it was scaled by the statistics of the examples on this machine. In addition, label
+    weights for ``class_weights = "balanced"`` need the label counts of all clients. The trainer
+    therefore requests these statistics, and rebuilds its
+    :class:`~fedclade.training.SimulatedClients` whenever the server sends new ones.
 
-    Columns with means were scaled by the means of the clients whose data is on this machine. The
-    other clients are elsewhere, so scaled columns need the statistics of all clients. Balanced
-    weights of labels need them, too.
+    Parameters
+    ----------
+    federation
+        Data of the client.
+    task
+        Task of the run, not yet fitted to the data.
+    make
+        Function that makes the simulation of the client from its data and the fitted task.
     """
 
     def __init__(
@@ -260,50 +355,69 @@ class Trainer:
         self._make = make
         schema = federation.pool.schema
         columns = federation.pool.columns
-        self.task = task.of(schema)
+        self.task = task.of(schema, target_scale=target_scale_of(federation))
         self.workers = make(federation, self.task)
-        labels = (schema.labels or 0) if self.task.balanced else 0
+        labels = 0
+        if self.task.balanced and schema.labels is not None:
+            labels = schema.labels
+        targets = 0
+        if columns is not None and columns.target_mean is not None:
+            targets = schema.outputs
         self.needs = StatisticsQuery(
-            federation.ids, columns is not None and columns.mean is not None, labels
+            federation.ids,
+            inputs=columns is not None and columns.mean is not None,
+            labels=labels,
+            targets=targets,
         )
         self._taken: Mapping[str, Any] = {}
 
     @property
     def needs_all(self) -> bool:
-        """Whether the client needs the statistics of all clients' examples."""
-        return self.needs.inputs or self.needs.labels > 0
+        """Whether training or evaluation needs the statistics of all clients' examples."""
+        return self.needs.inputs or self.needs.labels > 0 or self.needs.targets > 0
 
     def take(self, values: Mapping[str, Any]) -> None:
-        """Apply the statistics of all clients' examples from the values of a query.
+        """Scale the data, and weight the loss, by statistics of all clients' examples.
+
+        The statistics are among the values of a query, ``values``.
 
         Raises
         ------
         UpdateError
             If the statistics are missing or malformed.
         """
-        columns = self._federation.pool.x.shape[1] if self.needs.inputs else 0
+        columns = self.needs.targets
+        if self.needs.inputs:
+            columns += self._federation.pool.x.shape[1]
         found = read_statistics(values, columns, self.needs.labels)
         if as_values(found) == self._taken:
             return
-        federation = rescale_federation(self._federation, found) if columns else self._federation
+        federation = self._federation
+        if columns:
+            federation = rescale_federation(federation, found)
         self.task = self._asked.of(
-            federation.pool.schema, found.labels if self.needs.labels else None
+            federation.pool.schema,
+            found.labels if self.needs.labels else None,
+            target_scale_of(federation),
         )
-        self.workers, self._taken = self._make(federation, self.task), as_values(found)
+        self.workers = self._make(federation, self.task)
+        self._taken = as_values(found)
 
 
 _log = logging.getLogger(__name__)
 
 
 class ClientHandler:
-    """One client with its data; :func:`fedclade.flower.client_app` documents the settings.
+    """Client of a network, which owns data and replies to the server's queries.
+
+    :func:`fedclade.flower.client_app` documents the settings.
 
     Raises
     ------
     ConfigError
-        If a setting is not possible.
+        If a setting is invalid, or settings contradict one another.
     DataError
-        If the data is not that of one client, or changes during the run.
+        If the federation does not have exactly one client, or its data changes during the run.
     ModelError
         If the model does not fit the data.
     """
@@ -327,45 +441,50 @@ class ClientHandler:
         parts: Parts | None = None,
         seed: int = 0,
         agreed: DataSchema | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         if len(federation) != 1:
             raise DataError(
-                f"data_fn should return a federation of one client, got {len(federation)}; see "
-                "alone()"
+                f"data_fn should return a federation of one client, got {len(federation)} clients; "
+                "select one with Federation.alone(number)"
             )
         if federation.stages:
             raise DataError(
-                f"{federation} changes during a run, which a network does not know of; leave "
+                f"{federation} changes during a run, which only simulations support; leave "
                 "data.drift out"
             )
         check_encoding(encoding)
-        self._federation, self._data = federation, federation.clients[0]
+        self._policy = policy or Policy()
+        # If true, the client sends no data in clear except the kinds that its policy names.
+        self._is_closed = self._policy.is_closed(private=privacy is not None)
+        federation = self._scaled_if_disclosed(federation, private=privacy is not None)
+        federation = with_targets_for(task or Task(), federation)
+        self._federation = federation
+        self._data = federation.clients[0]
         self._make = maker_of(model, federation, parts or Parts())
         self._number = number
         self._folder = folder
         self._secret = secret
         self._encoding = encoding_digest(federation.pool, agreed)
-        self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
+        self._usage_log = UsageLog(folder)
         self._splits = SplitLog(folder, self._data.key, self._policy, self._usage_log)
         self._sketch_log = SketchLog(folder)
-        # If true, nothing leaves the client in clear except what its policy names.
-        self._is_closed = self._policy.is_closed(private=privacy is not None)
         self._policy.check_sums_possible(has_peers=peers is not None, has_folder=folder is not None)
         self._member = Member(self._policy, peers, folder)
-        self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
-        module, parts = self._make(seed), parts or Parts()
+        self._imports = set(self._policy.imports)
+        if isinstance(model, str):
+            self._imports.add(model)
+        module = self._make(seed)
+        parts = parts or Parts()
         note_unsent_buffers(module, federation.pool.schema)
         personal = parts.personal_names(module)
 
-        def workers(federation: Federation, task: FittedTask) -> SimulatedClients:
-            private = (
-                PrivateSteps.of(privacy, secret=True)
-                if isinstance(privacy, ExamplePrivacy)
-                else None
-            )
-            held = self._held(federation)
+        def build_workers(federation: Federation, task: FittedTask) -> SimulatedClients:
+            private = None
+            if isinstance(privacy, ExamplePrivacy):
+                private = PrivateSteps.of(privacy, secret=True)
             return SimulatedClients(
-                held,
+                self._held(federation),
                 module,
                 device,
                 engine,
@@ -375,7 +494,7 @@ class ClientHandler:
                 always_replies=self._is_closed,
             )
 
-        self._trainer = Trainer(federation, task or Task(), workers)
+        self._trainer = Trainer(federation, task or Task(), build_workers)
         self._layout = self._trainer.workers.layout
         self._permutation = None
         if secret is not None:
@@ -389,20 +508,43 @@ class ClientHandler:
         if isinstance(privacy, DifferentialPrivacy):
             self._shields.append(ErrorShield(self._layout, len(self._data.train), self._data.key))
         self._client_side = partial(client_side, private, self._permutation)
+        self._own_middleware = middleware
         mechanism = "" if privacy is None else str(privacy)
         self._residuals = Residuals(folder, encoding, self._layout, mechanism)
         self._exact = Residuals(folder, "float32", self._layout, mechanism)
-        self._sums = self._clients().ask(self._trainer.needs) if self._trainer.needs_all else None
+        # Statistics of the client's own examples, for the statistics of all clients.
+        self._sums = None
+        if self._trainer.needs_all:
+            self._sums = self._clients().ask(self._trainer.needs)
         self._kept = NodeStore(folder)
-        self._scores = self._closed_scores(budget) if self._is_closed else None
+        self._scores = None
+        if self._is_closed:
+            self._scores = self._closed_scores(budget)
+
+    def _scaled_if_disclosed(self, federation: Federation, *, private: bool) -> Federation:
+        """Return the client's data; undo default scaling if the client reports no statistics.
+
+        Default scaling requires the statistics of all clients, but a client with a privacy budget
+        or secure aggregation may not report its statistics.
+        """
+        if private:
+            return undo_default_scaling(federation, PRIVATE_CLIENTS)
+        if self._is_closed and "statistics" not in self._policy.disclose:
+            why = "with secure-aggregation this client discloses no sums of its data"
+            return undo_default_scaling(federation, why)
+        return federation
 
     def _closed_scores(self, budget: Budget | None) -> ClosedScores | None:
-        """Return the mechanism for reporting scores; None if the policy does not disclose them.
+        """Return the mechanism by which a closed client reports scores.
+
+        The result is None if the client's policy does not disclose scores. A client is closed if it
+        has a privacy budget or insists on secure aggregation.
 
         Raises
         ------
         ConfigError
-            If the metric has no bounds, so that no noise can hide its scores.
+            If the client has a privacy budget and the metric is unbounded, so that no noise makes
+            its scores private.
         """
         metric = self._trainer.task.metrics[0]
         if "scores" not in self._policy.disclose:
@@ -412,17 +554,24 @@ class ClientHandler:
         if not metric.share:
             raise ConfigError(
                 f"this client discloses its scores, and the first metric, {metric.name!r}, has no "
-                "bounds, so no noise can hide what they tell; leave scores out of disclose in its "
-                "node config, or set task.metrics to begin with one in [0, 1], such as 'accuracy'"
+                "bounds, so no noise makes the scores private; leave scores out of disclose in the "
+                "client's node config, or let task.metrics begin with a metric in [0, 1], such as "
+                "'accuracy'"
             )
         most = self._policy.most_scores(private=True)
         epsilon = self._policy.scores_epsilon
-        examples = self._fewest_scored() if is_mean(metric, self._trainer.task.kind) else 1
+        examples = 1
+        if is_mean(metric, self._trainer.task.kind):
+            examples = self._fewest_scored()
         noise = score_noise_of(budget, self._folder, most=most, epsilon=epsilon, examples=examples)
         return ClosedScores(metric, noise)
 
     def _fewest_scored(self) -> int:
-        """Return the smallest number of examples that the client is scored on."""
+        """Return the number of examples in the smaller of the test and validation data.
+
+        Empty data is ignored. With n examples in the smaller data, a single example changes a mean
+        score by at most 1/n.
+        """
         return min(
             [len(rows) for rows in (self._data.test, self._data.validation) if len(rows)], default=1
         )
@@ -432,7 +581,7 @@ class ClientHandler:
     ) -> RecordDict:
         """Return the reply to a query.
 
-        The query counts in the client's policy as soon as it is accepted.
+        A query is counted towards the limits of the client's policy as soon as it is accepted.
 
         Parameters
         ----------
@@ -441,13 +590,14 @@ class ClientHandler:
         state
             Record that Flower stores for this client between two messages.
         key
-            The client's own key, by which other clients know it.
+            The client's own signature key, by which other clients recognize the client.
 
         Raises
         ------
         FedcladeError
-            If there is no reply, with the reason, such as a rule of the client's policy. Errors of
-            a private client have no details, which are logged instead.
+            If the client cannot or may not reply; the text states the reason, such as a rule of the
+            client's policy. If the client has differential privacy, details are only logged, since
+            they may depend on its data.
         """
         if not self._is_private:
             return self._answer(content, state, key)
@@ -462,6 +612,11 @@ class ClientHandler:
             raise without_details(error) from None
 
     def _answer(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
+        """Check a query against the client's policy, count it, and return the reply.
+
+        Errors keep their details; :meth:`answer` removes them for clients with differential
+        privacy.
+        """
         member = self._member
         whole = content
         answers: Mapping[str, Callable[[Content], RecordDict]] = {
@@ -487,22 +642,26 @@ class ClientHandler:
         kind = content.get("what", str)
         if kind not in KINDS:
             raise PolicyError(
-                f"{FORBIDS} the question {shown(kind)}, which it does not know; if it is that of a "
-                "method of your own, pass its class to client_app(queries=[...]); it knows "
+                f"{FORBIDS} the query {shown(kind)}, which is of an unknown kind; for a query of "
+                "your own method, pass its class to client_app(queries=[...]); known kinds are "
                 f"{', '.join(KINDS)}"
             )
         entry = KINDS[kind]
         mine = wire.layout_digest(self._layout)
         if kind != "hello" and (theirs := content.get("layout", str)) != mine:
             raise UpdateError(
-                f"asked about a model of structure {theirs}, and has one of structure {mine}"
+                f"the query is about a model of structure {theirs}, and this client's model has "
+                f"structure {mine}; give server and clients the same model"
             )
         self._policy.check_kind(kind)
         self._policy.check_declared(kind, private=self._is_private)
         self._check_disclosed(kind, content)
         rows = entry.row_query
-        answered = answers[kind] if rows is None else partial(self._row, rows)
-        # A request of the stage "masked" contains a training request, with the same rules and cost.
+        # All kinds of row queries, which request one row of numbers about the data, share a
+        # handler.
+        respond = partial(self._row, rows) if rows is not None else answers[kind]
+        # The third request of secure aggregation, "masked", contains a training request, to which
+        # the same rules and cost apply.
         if kind == "masked":
             kind = "train"
             content = training_of(content)
@@ -510,10 +669,11 @@ class ClientHandler:
             self._policy.check_masked(kind)
         if self._trainer.needs_all and entry.takes_sums:
             self._trainer.take(content.values)
-        # Count the query before anything is computed: one that fails half-way must not be free.
+        # Count the query before anything is computed, so that a query that fails half-way counts.
         cost = cost_of(kind, content, is_closed=self._is_closed)
-        # Training without noise is a function of the query, so a repeated query for replicates
-        # reveals nothing new and is free. Every reply with noise is a new release.
+        # Training without noise is a function of the query. So a repeated query for updates from
+        # splits of the data reveals nothing new and is not counted again. Every reply with noise is
+        # a new release.
         is_exact = whole.values["what"] == "train" and not self._is_private
         is_repeated = is_exact and self._splits.is_repeated(content, state)
         if cost != Usage() and not is_repeated:
@@ -526,85 +686,116 @@ class ClientHandler:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         # Names in a server's message may cause no other import on this machine.
         with importing_only(self._imports):
-            answer = answered(content)
+            answer = respond(content)
         if keeps and (kind == "train" or (rows is not None and rows.stores)):
             self._kept.close(state)
         return answer
 
     @property
     def _reported_examples(self) -> int:
-        """Number of training examples that the client reports, and by which it refuses queries."""
+        """Number of training examples that the client reports, or their size class.
+
+        Limits of the policy that depend on the number of examples use this reported number, so that
+        a refusal reveals no more than the report.
+        """
         return self._reported_size(len(self._data.train))
 
     def _check_usage(self, usage: Usage) -> None:
+        """Check the counts of accepted queries against the client's policy."""
         self._policy.check_usage(usage, self._reported_examples, private=self._is_private)
 
     def _check_disclosed(self, kind: str, content: Content) -> None:
-        """Check that the data that a reply discloses may leave the client in clear."""
+        """Check that the data that a reply contains may leave the client without noise or masks."""
         query = KINDS[kind].query
         if query is None or not self._is_closed:
             return
         if self._is_private and query.mechanism == "none":
             rows = KINDS[kind].row_query
             if rows is not None:
-                # Refused here, before the query counts: a server must not use up the policy.
-                raise refusal(rows.reveals or f"{rows.discloses} (a {rows.__name__})")
-            return  # the middleware Withholding refuses the query, and names what it withholds
+                # Refuse here, before the query is counted: queries that are always refused must not
+                # use up the limits of the policy.
+                raise refusal_to_reveal(
+                    rows.reveals or f"the {rows.discloses} that a {rows.__name__} requests"
+                )
+            return  # the middleware Withholding refuses the query, and names the withheld data
         if kind == "evaluate":
             if self._is_private and content.get("split", str) == "train":
                 return  # Withholding refuses these scores, too
             self._check_scores(content)
         self._policy.check_disclosed(
-            query.discloses, f"the question {kind!r}", private=self._is_private
+            query.discloses, f"the query {kind!r}", private=self._is_private
         )
 
     def _check_scores(self, content: Content) -> None:
-        """Check that a query for scores is about held-out data, and requests only scores."""
+        """Check that a query to a closed client requests only scores on held-out data.
+
+        A client is closed if it has a privacy budget or insists on secure aggregation.
+        """
         because = "a privacy budget" if self._is_private else "secure-aggregation"
         if content.get("split", str) == "train":
-            raise NotDisclosedError(f"{FORBIDS} scores on training data to a client with {because}")
+            raise NotDisclosedError(
+                f"{FORBIDS} scores on training data, since the client has {because}"
+            )
         if content.get("compares", bool):
             raise NotDisclosedError(
-                f"{FORBIDS} to count for how many examples each model is best, with {because}"
+                f"{FORBIDS} counts of the examples for which each model is best, since the client "
+                f"has {because}"
             )
 
     def _held(self, federation: Federation) -> Federation:
-        """Return the data that the client trains and evaluates on."""
+        """Return the data that the client trains and evaluates on; subclasses may poison it."""
         return federation
 
     def _register(self, content: Content) -> RecordDict:
+        """Return the registration of the client: its number of examples, model, task and schema."""
         truth = self._federation.true_clusters
         encoding = self._federation.encoding
         is_own = encoding is not None and encoding.source is not None
-        description = f"{self._federation.pool.name}, clients with data of their own"
-        return wire.record(
-            {
-                "number": -1 if self._number is None else self._number,
-                "name": self._data.name,
-                "size": self._reported_size(self._clients().sizes[self._data.id]),
-                "schema": wire.to_json(self._federation.pool.schema),
-                "description": description if is_own else str(self._federation),
-                "layout": wire.layout_digest(self._layout),
-                "task": self._trainer.task.described,
-                "scaled": self._trainer.needs.inputs,
-                "encoding": self._encoding,
-                "true_cluster": -1 if truth is None else truth[self._data.id],
-                "secret": "" if self._secret is None else secret_digest(self._secret),
-                "scores": self._policy.discloses_scores(private=self._is_private),
-            }
-        )
+        description = str(self._federation)
+        if is_own:
+            description = f"{self._federation.pool.name}, clients with data of their own"
+        # A message cannot contain None: -1 and the empty text stand for "unknown" and "no secret".
+        values: dict[str, Any] = {
+            "number": -1 if self._number is None else self._number,
+            "name": self._data.name,
+            "size": self._reported_size(self._clients().sizes[self._data.id]),
+            "schema": wire.to_json(self._federation.pool.schema),
+            "description": description,
+            "layout": wire.layout_digest(self._layout),
+            "task": self._trainer.task.described,
+            "scaled": self._trainer.needs.inputs,
+        }
+        if self._trainer.needs.targets:
+            values["scaled_targets"] = True
+        values["encoding"] = self._encoding
+        values["true_cluster"] = -1 if truth is None else truth[self._data.id]
+        values["secret"] = ""
+        if self._secret is not None:
+            values["secret"] = secret_digest(self._secret)
+        values["scores"] = self._policy.discloses_scores(private=self._is_private)
+        return wire.record(values)
 
     def _reported_size(self, count: int) -> int:
-        """Return the number of training examples to report; of a closed client, a size class."""
-        return size_class(count) if self._is_closed else count
+        """Return the number of training examples in the form in which the client reports it.
+
+        A closed client, which has a privacy budget or insists on secure aggregation, reports only
+        the size class: the largest power of two that is not above the number.
+        """
+        if self._is_closed:
+            return size_class(count)
+        return count
 
     def _initial(self, content: Content) -> RecordDict:
-        """Draw initial models from the clients' shared secret.
+        """Draw the initial models of the run from the clients' shared secret; return the reply.
 
-        The server knows its own seeds, so it would know models that are drawn from them.
+        The reply contains the models in permuted form, or only their digest. The server cannot draw
+        the models: it would know their parameters, and could find the permutation from them.
         """
         if self._secret is None or self._permutation is None:
-            raise UpdateError("asked for initial models, which only clients with a secret draw")
+            raise UpdateError(
+                "the query requests initial models from the clients' shared secret, but this "
+                "client has no secret; set secret-file in its node config"
+            )
         seed = seed_of(self._secret)
         count = content.get("models", int)
         self._policy.check_models(count)
@@ -614,14 +805,26 @@ class ClientHandler:
         ]
         vectors = {str(k): wire.raw_vector(model) for k, model in enumerate(models)}
         digest = wire.digest(b"".join(vector.data for vector in vectors.values()))
-        return wire.record({"digest": digest}, {} if content.get("digest", bool) else vectors)
+        if content.get("digest", bool):
+            vectors = {}
+        return wire.record({"digest": digest}, vectors)
 
     def _statistics(self, content: Content) -> RecordDict:
-        """Return the statistics of the client's own examples, if it needs those of all clients."""
+        """Return the reply with statistics of the client's own examples.
+
+        The statistics are, for each column, the mean and the sum of squared deviations from the
+        mean, and the counts of labels.
+
+        Raises
+        ------
+        UpdateError
+            If neither the client's inputs nor its task depend on statistics of all clients.
+        """
         if self._sums is None:
             raise UpdateError(
-                "asked for sums of its examples, and neither its inputs nor its task need those "
-                "of all"
+                "the query requests statistics of this client's examples, but neither its inputs "
+                "nor its task depend on statistics of all clients; give server and clients the "
+                "same settings"
             )
         self._policy.check_sum(self._reported_examples)
         return wire.record(as_values(self._sums))
@@ -629,10 +832,11 @@ class ClientHandler:
     def _trained(
         self, content: Content, state: RecordDict | None, sketch: Sketch | None = None
     ) -> Updates:
-        """Train, or compute a gradient, as a query requests; return one update.
+        """Train, or compute a gradient, as a query requests; return the client's update.
 
-        Updates from splits of the data are compared by a ``sketch``, or entirely without one. The
-        compared values are appended to the update.
+        If the query requests updates from splits of the data, the values by which these updates are
+        compared are appended to the client's update: their sketches, or the whole updates if
+        ``sketch`` is None.
         """
         examples = self._reported_examples
         labels = self._federation.pool.schema.labels
@@ -640,106 +844,112 @@ class ClientHandler:
             asked = TrainingAsked.read(
                 content, self._policy, examples, labels, is_closed=self._is_closed
             )
-            this_round = self._splits.admit(asked.round, examples, state)
-            if self._is_closed and this_round.replicates > 1:
-                this_round = replace(this_round, drawn_from=examples)
-            asked = replace(asked, round=this_round)
+            if (splits := asked.work.splits) is not None:
+                splits = self._splits.admit(splits, asked.round, examples, state)
+                if self._is_closed:
+                    splits = replace(splits, drawn_from=examples)
+                asked = replace(asked, work=replace(asked.work, data=splits))
         except FedcladeError as error:
             if not self._is_closed:
                 raise
-            _log.warning("a question for training was refused: %s", wire.clean(str(error)))
+            _log.warning("a query for training was refused: %s", wire.clean(str(error)))
             raise without_details(
                 error
             ) from None  # the error's text has the client's number of examples
         models = self._models(content, asked.sent)
-        ids = [self._data.id]
-        rows = [OWN if asked.goes_on else 0]
-        if asked.kind == "train":
-            sketch = sketch if asked.round.replicates > 1 else None
-            anchors = [len(asked.sent) - 1] if asked.sent and asked.mixture is None else None
-            updates = self._clients(sketch).train(
-                ids,
-                models,
-                rows,
-                asked.round,
-                anchors,
-                own=asked.own,
-                shares=asked.shares,
-                mixture=asked.mixture,
-            )
-        else:
-            updates = self._clients().gradients(ids, models, [0], asked.round)
+        if asked.work.splits is None:
+            sketch = None
+        updates = self._clients(sketch).train(
+            ids=[self._data.id],
+            models=models,
+            assignment=[asked.start_row],
+            this_round=asked.round,
+            work=asked.work,
+            anchors=asked.anchors,
+        )
         if updates.left_out:
             raise TrainingFailedError(updates.left_out[self._data.id])
         return updates
 
     def _train(self, content: Content, state: RecordDict | None) -> RecordDict:
+        """Train, or compute a gradient, as a query requests; return the reply with the update."""
         in_parts = content.get("replicates", int) > 1
-        sketch = self._sketch(content) if in_parts and content.get("what", str) == "train" else None
+        sketch = None
+        if in_parts and content.get("what", str) == "train":
+            sketch = self._sketch(content)
         updates = self._trained(content, state, sketch)
         mixture = models_of_mixture(content)
-        # A closed client withholds the loss of a model that it stores: it depends on the training
-        # data, and no mask hides it.
-        loss = math.nan if self._is_closed else float(updates.losses[0])
-        # With several replicates the vector has signatures after the update, so it is encoded in
-        # float32.
+        # With several splits of the data, signatures follow the update in the vector, so the vector
+        # is encoded in float32.
         residuals = self._residuals if content.values["replicates"] == 1 else self._exact
-        sizes = updates.required_deltas.shape[1], updates.n_parameters
         names = list(map(str, range(mixture))) or ["model"]
         trained = b"".join(content.vectors.get(name, b"") for name in names)
-        what = f"{content.values['what']} {content.values['purpose']}"
+        size = int(updates.sizes[0])
         is_in_parts = content.values["what"] == "train" and content.values["part_size"] > 0
-        return wire.record(
-            {
-                **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
-                "model": wire.digest(trained),
-                # The query itself states the size of equal splits.
-                "size": int(updates.sizes[0])
-                if is_in_parts
-                else self._reported_size(int(updates.sizes[0])),
-                "encoding": residuals.encoding,
-                **({} if loss != loss else {"loss": loss}),  # NaN means that the loss is withheld
-                **({} if updates.components is None else {"component": int(updates.components[0])}),
-            },
-            {}
-            if not updates.required_deltas.shape[1]
-            else {
-                "update": residuals.encoded(
-                    updates.required_deltas[0], what, sizes if mixture else None
-                )
-            },
-        )
+        if not is_in_parts:  # otherwise the query itself has set the size of the equal splits
+            size = self._reported_size(size)
+        values: dict[str, Any] = {
+            **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
+            "model": wire.digest(trained),
+            "size": size,
+            "encoding": residuals.encoding,
+        }
+        loss = float(updates.losses[0])
+        # A closed client withholds its training loss, which depends on the data and is not masked
+        # here. A loss of NaN means that the loss is withheld, too.
+        if not self._is_closed and not math.isnan(loss):
+            values["loss"] = loss
+        if updates.components is not None:
+            values["component"] = int(updates.components[0])
+        vectors = pack_parts(updates)
+        if not vectors.shape[1]:
+            return wire.record(values, {})
+        what = f"{content.values['what']} {content.values['purpose']}"
+        sizes = (vectors.shape[1], updates.n_parameters) if mixture else None
+        return wire.record(values, {"update": residuals.encoded(vectors[0], what, sizes)})
 
     def _trained_for_sum(self, content: Content, state: RecordDict | None = None) -> Updates:
-        """Train as :meth:`_trained` does, for a sum of updates.
+        """Train, and return the client's update for a sum under secure aggregation.
 
-        If whole updates are compared, the signs of a sketch of the update are appended.
+        If the query compares clients, the signs of a random projection of the update are returned,
+        too, as the column ``sketches``. The client sends these signs without a mask.
         """
         if content.get("own", bool) or models_of_mixture(content):
             raise UpdateError(
-                "asked to add up something else than the updates of one model that is sent"
+                "the query requests a sum of models that clients store, or of the models of a "
+                "mixture; only updates of one model that the server sends can be added up"
             )
         replicates = content.get("replicates", int)
         signs = content.get("signs", bool)
-        parts = replicates if replicates > 1 and content.get("compares_parts", bool) else 0
-        sketch = self._signs(content, parts + signs, state) if parts or signs else None
+        parts = 0
+        if replicates > 1 and content.get("compares_parts", bool):
+            parts = replicates
+        sketch = None
+        if parts or signs:
+            sketch = self._signs(content, parts + signs, state)
         updates = self._trained(content, state, sketch)
         if self._is_private and not content.get("part_size", int):
             # Noise covers the update and not its weight, so the weight is the number of examples
             # that the client registered with.
-            updates = replace(updates, sizes=torch.tensor([self._reported_examples]).double())
+            updates = updates.with_columns(sizes=torch.tensor([self._reported_examples]).double())
         if not signs or sketch is None:
             return updates
         update = updates.required_deltas[:, : updates.n_parameters]
-        return joined(updates, sketch.apply(update))
+        return updates.with_columns(sketches=sketch.apply(update))
 
     def _sketch(self, content: Content) -> Sketch | None:
+        """Return the sketch that a query requests; None if whole updates are compared."""
         return read_sketch(
             content, content.get("seed", int), self._layout, self._permutation is not None
         )
 
     def _signs(self, content: Content, count: int, state: RecordDict | None) -> SignSketch:
-        """Return the sketch of a masked update and its splits; count its ``count`` uses first."""
+        """Return the sign sketch that a query requests, and record its use.
+
+        The query requests ``count`` sketches: of a masked update, or of updates from splits of the
+        data. They are first counted and checked against the policy, since sketches by enough
+        different projections would reveal the update.
+        """
         seed = content.get("seed", int)
         permuted = self._permutation is not None
         dim = content.get("dim", int)
@@ -755,22 +965,31 @@ class ClientHandler:
         return sketch
 
     def _evaluate(self, content: Content) -> RecordDict:
+        """Score models on a split of the client's data, as a query requests; return the reply."""
         split = content.get("split", str)
         if split not in get_args(Split):
             raise UpdateError(
-                f"asked for the scores on {split!r} data, which is none of "
+                f"unknown data split {split!r} in a query for scores; expected one of "
                 f"{', '.join(get_args(Split))}"
             )
         names, mixture = read_mixture(content, self._federation.pool.schema.labels)
-        rows = [OWN] if content.get("own", bool) else list(range(len(names or content.vectors)))
+        rows = list(range(len(names or content.vectors)))
+        if content.get("own", bool):
+            rows = [OWN]
         if not rows:
-            raise UpdateError("asked for the scores of no model")
+            raise UpdateError("the query for scores contains no model; expected at least one")
         self._policy.check_models(len(rows))
         models = self._models(content, [str(row) for row in rows if row != OWN])
-        rows = rows if mixture is None else [0]
-        ids = [self._data.id] * len(rows)
-        compares = content.get("compares", bool)
-        query = EvaluationQuery(ids, models, rows, split, compares, mixture)  # pyright: ignore[reportArgumentType]  (checked)
+        if mixture is not None:
+            rows = [0]  # the models of a mixture have one common score, in the first row
+        query = EvaluationQuery(
+            ids=[self._data.id] * len(rows),
+            models=models,
+            assignment=rows,
+            split=split,  # pyright: ignore[reportArgumentType]  (checked)
+            compares=content.get("compares", bool),
+            mixture=mixture,
+        )
         if self._scores is not None:
             return wire.record(
                 {"scores": self._scores.replied(len(rows), lambda: self._clients().ask(query))}
@@ -781,17 +1000,19 @@ class ClientHandler:
             "losses": scores.losses,
             "examples": scores.examples,
         }
-        lists |= {} if scores.wins is None else {"wins": scores.wins}
+        if scores.wins is not None:
+            lists["wins"] = scores.wins
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
     def _choose(self, content: Content) -> RecordDict:
-        """Choose the model with the lowest training loss.
+        """Return the reply with the number of the model that has the lowest training loss.
 
-        The loss of a model that diverged is infinite.
+        In the step of IFCA that estimates clusters, a client chooses its cluster in this way. A
+        loss of NaN, as of a model that diverged, counts as infinite.
         """
         count = len(content.vectors)
         if not count:
-            raise UpdateError("asked to choose from no model")
+            raise UpdateError("the query for a choice contains no model; expected at least one")
         self._policy.check_models(count)
         models = self._models(content, [str(row) for row in range(count)])
         query = ChoiceQuery([self._data.id] * count, models, range(count), "train")
@@ -799,7 +1020,7 @@ class ClientHandler:
         return wire.record({"choice": int(losses.argmin())})
 
     def _row(self, kind: type[RowQuery], content: Content) -> RecordDict:
-        """Return one row of numbers about the client's data."""
+        """Return the reply to a row query: one row of numbers about the client's data."""
         query = read_query(
             kind, self._data.id, content, lambda name: self._models(content, [name])[0]
         )
@@ -807,13 +1028,22 @@ class ClientHandler:
         return reply_with(query, self._clients().ask(query)[0])
 
     def _clients(self, sketch: Sketch | None = None) -> Channel:
-        return Channel(self._trainer.workers, *self._shields, *self._client_side(sketch))
+        """Return the object that trains and evaluates this client's models, with its middleware.
+
+        Each reply to a query passes through clipping, noise and permutation, and then through the
+        user's middleware.
+        """
+        own = self._own_middleware
+        return Channel(self._trainer.workers, *self._shields, *self._client_side(sketch), *own)
 
     def _models(self, content: Content, names: Sequence[str]) -> Tensor:
+        """Read the models with these names from a query, ``[K, S]``: one row per name."""
         size = self._layout.size
         dtype = self._layout.dtype
         models = [
             wire.read_vector(content.vector(name), (size,), dtype, f"model {name!r}")
             for name in names
         ]
-        return torch.stack(models) if models else torch.empty(0, size, dtype=dtype)
+        if not models:
+            return torch.empty(0, size, dtype=dtype)
+        return torch.stack(models)

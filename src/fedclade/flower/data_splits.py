@@ -1,16 +1,19 @@
 """Record of the ways in which a client has split its training data, to protect single examples.
 
-The reply to a query for replicates contains sums over disjoint parts of the client's examples, and
-the server knows which example is in which part. Sums over parts of several splits are linear
-equations in the contributions of single examples. With as many independent equations as examples, a
-server could solve for every example; with two parts that differ in one example, a subtraction would
-be enough. So a client counts equations, and checks all sums together:
+Some methods query updates from disjoint parts of a client's training data. A split is one division
+of the data into such parts. An update is a sum over the examples of its part, and the server knows
+which example is in which part. Sums over parts of several splits are linear equations in the
+contributions of single examples. With as many independent equations as examples, a server could
+solve for every example; with two parts that differ in one example, a subtraction would be enough.
+So a client counts equations, and checks all sums together:
 
-- A new split adds at most as many equations as it has parts, less one, and one more if some
-  examples are in no part. Their total is limited by ``max-partings``.
-- In no combination of all sums, including the sum over all examples, may one example have more
-  than a given share of the squared weights (:func:`largest_shares`). Two parts that differ in one
-  example would have a combination with a share of 1.
+- A new split into p parts adds at most p − 1 equations, since the server already knows the sum over
+  all examples, or p equations if some examples are in no part. The total number of equations is
+  limited by ``max-partings``.
+- A linear combination of all sums, including the sum over all examples, gives each example a
+  weight. In no combination may the squared weight of one example exceed a given share of the total
+  of the squared weights (:func:`largest_shares`). The difference of two parts that differ in one
+  example would give this example a share of 1.
 - A split that would exceed one of these limits is replaced by the first recorded split with the
   same number and size of parts. If there is none, the query is refused.
 
@@ -31,7 +34,7 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from fedclade.core import LocalTraining, PolicyError, Round
+from fedclade.core import PolicyError, Round, SplitPart, Splits
 from fedclade.flower.lasting_record import LastingRecord, RecordKind
 from fedclade.flower.policy import Policy, Usage, UsageLog
 from fedclade.flower.wire import Content, shown
@@ -39,27 +42,27 @@ from fedclade.flower.wire import Content, shown
 FILE = "splits.json"  # in the client's folder
 
 MOST_REPEATS = 256
-"""Number of latest queries with a stored digest."""
+"""Number of most recent queries for updates from parts whose digests are stored."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DataSplit:
-    """One way to split a client's training data.
+    """Division of a client's training data into disjoint parts.
 
-    The parts depend on these values and on the client's key.
+    The values below and the client's key determine which examples are in which part.
 
     Parameters
     ----------
     examples
         Number n of training examples of the client.
     seed, number
-        The run's seed and the number of the round by which examples are drawn. Equal parts are
-        drawn by the seed alone, and their number is 0.
+        Seed of the run and number of the round, which determine the random assignment of examples
+        to parts. The number is 0 for parts of a fixed size, which are the same in all rounds.
     replicates, part_size
-        Number of parts, and number of examples in each part; with a size of 0 the parts contain
-        all examples.
+        Number of parts, and fixed number of examples in each part. With a ``part_size`` of 0, all
+        examples are divided among the parts.
     """
 
     examples: int
@@ -69,10 +72,10 @@ class DataSplit:
     part_size: int
 
     @classmethod
-    def of(cls, this_round: Round, examples: int) -> DataSplit:
-        """Return the split that a round with several replicates requests."""
-        number = 0 if this_round.part_size else this_round.number
-        return cls(examples, this_round.seed, number, this_round.replicates, this_round.part_size)
+    def of(cls, splits: Splits, this_round: Round, examples: int) -> DataSplit:
+        """Return the split of ``examples`` training examples that a query of a round requests."""
+        number = 0 if splits.size else this_round.number
+        return cls(examples, this_round.seed, number, splits.count, splits.size)
 
     @property
     def remainder(self) -> int:
@@ -81,39 +84,57 @@ class DataSplit:
 
     @property
     def equations(self) -> int:
-        """Largest number of equations that the split's sums add to the sum over all examples."""
+        """Number of linear equations that sums over the split's parts add to a server's knowledge.
+
+        The server is assumed to know the sum over all examples already. The number is an upper
+        bound.
+        """
         return self.replicates - 1 + (self.remainder > 0)
 
     def resembles(self, other: DataSplit) -> bool:
-        """Return whether both have the same number and size of parts, and number of examples."""
+        """Return whether two splits have the same numbers of examples and of parts, and part size.
+
+        Such splits differ only in the examples that each part contains.
+        """
         return replace(self, seed=other.seed, number=other.number) == other
 
     def parts(self, key: int) -> list[NDArray[np.int64]]:
-        """Return the examples of each part; identical examples count as different ones.
+        """Return the indices of the examples in each part, given the client's key.
 
-        An engine puts identical examples into one part. The record must not do so: whether a query
-        is refused would then depend on the data.
+        Training puts identical examples into the same part. This method treats them as different
+        examples. Otherwise, whether a query is refused would depend on the data.
         """
-        drawn = Round(
-            self.number,
-            LocalTraining(),
-            self.seed,
-            replicates=self.replicates,
-            part_size=self.part_size,
-        )
-        places = range(self.replicates)
         return [
-            replace(drawn, part=(k, self.replicates)).examples(self.examples, key) for k in places
+            SplitPart(place, self.replicates, self.part_size).of_client(
+                self.examples, key, self.seed, self.number
+            )
+            for place in range(self.replicates)
         ]
 
 
 def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDArray[np.float64]:
-    """Return each example's largest share in any combination of sums over parts of splits, ``[n]``.
+    """Return, for each example, its largest share in any linear combination of sums over parts.
 
-    A combination Σ_p c_p 1_p of the parts' indicators weighs example i by v_i. The largest v_i² /
-    Σ_j v_j² over all combinations is the i-th diagonal entry of the projection onto the span of the
-    indicators. The sum over all examples belongs to the span, since a server has it from ordinary
-    training.
+    A linear combination gives each example i a weight v_i, and the share of example i is
+    v_i² / Σ_j v_j². A share near 1 means that a server could isolate the contribution of this
+    example. The largest share over all combinations is the i-th diagonal entry of the projection
+    onto the span of the parts' indicators, which are vectors with 1 for each example of the part
+    and 0 for all others. The sum over all examples is one of the sums, since a server has it from
+    ordinary training.
+
+    Parameters
+    ----------
+    splits
+        Splits of the data whose sums the server knows.
+    key
+        The client's key, by which examples are assigned to parts.
+    examples
+        Number n of training examples.
+
+    Returns
+    -------
+    ndarray
+        Share of each example, float64 ``[n]``, each in [0, 1].
     """
     columns = [np.ones(examples)]
     for split in splits:
@@ -130,25 +151,28 @@ def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDAr
 
 @dataclass
 class _Record:
-    """Splits that a client has used, and digests of its latest queries for replicates."""
+    """Record of a client's splits of its data, and digests of queries that it has replied to.
+
+    ``answered`` contains the digests of the most recent queries for updates from parts of the data.
+    """
 
     splits: list[DataSplit] = field(default_factory=list[DataSplit])
     answered: list[str] = field(default_factory=list[str])
 
 
 class SplitLog:
-    """Record of a client's splits, over all its runs.
+    """Record of all splits of a client's training data, over all its runs.
 
     Parameters
     ----------
     folder
-        Folder of the client; None if it has none.
+        Folder of the client; None if the client has no folder.
     key
-        The client's key, by which its parts are drawn.
+        The client's key, by which examples are assigned to parts.
     policy
-        Policy with the limits.
+        Policy of the client, which limits the splits.
     usage
-        Record of the client's usage, which counts equations.
+        Counts of the client's replies, which include the equations from splits.
     """
 
     def __init__(self, folder: Path | None, key: int, policy: Policy, usage: UsageLog) -> None:
@@ -157,23 +181,36 @@ class SplitLog:
         self._usage = usage
         self._stored = LastingRecord(folder, _KIND)
 
-    def admit(self, this_round: Round, examples: int, state: RecordDict | None = None) -> Round:
-        """Record the split of a round, and return the round to be trained.
+    def admit(
+        self, splits: Splits, this_round: Round, examples: int, state: RecordDict | None = None
+    ) -> Splits:
+        """Record the split that a query requests, and return the split to train on.
 
-        Its parts may be those of an earlier split, see the module's documentation.
+        The returned split is an earlier one of the same form if the requested split exceeds a
+        limit.
+
+        Parameters
+        ----------
+        splits
+            Number and size of the parts that the query requests.
+        this_round
+            Round of the query, which determines the examples of each part.
+        examples
+            Number of training examples of the client.
+        state
+            Record that Flower stores for the client between two messages.
 
         Raises
         ------
         PolicyError
-            If the split is not allowed and no earlier one can replace it.
+            If the requested split exceeds a limit of the policy, and no earlier split has the same
+            form.
         """
-        if this_round.replicates == 1:
-            return this_round
-        wanted = DataSplit.of(this_round, examples)
+        wanted = DataSplit.of(splits, this_round, examples)
         with self._stored.alone():
             record = self._stored.read(state)
             if wanted in record.splits:
-                return this_round
+                return splits
             try:
                 self._check(record, wanted)
                 self._usage.book(
@@ -187,20 +224,20 @@ class SplitLog:
                     raise
                 used = similar[0]  # always the first, so that a repeated query has the same reply
                 _log.info(
-                    "the parts of round %d are those of an earlier split: %s",
+                    "the client trains on an earlier split of its data in round %d: %s",
                     this_round.number,
                     used,
                 )
-                return replace(this_round, parts_from=(used.seed, used.number))
+                return replace(splits, parts_from=(used.seed, used.number))
             record.splits.append(wanted)
             self._stored.write(record, state)
-        return this_round
+        return splits
 
     def is_repeated(self, content: Content, state: RecordDict | None = None) -> bool:
-        """Return whether a query for replicates was counted before.
+        """Return whether the client has counted this query for updates from parts before.
 
-        Training is a function of the query, so the reply is the same as before and reveals nothing
-        new.
+        Training without noise is a function of the query, so the second reply equals the first
+        reply and reveals nothing new.
         """
         if not _is_in_parts(content):
             return False
@@ -208,7 +245,7 @@ class SplitLog:
             return digest_of_query(content) in self._stored.read(state).answered
 
     def remember(self, content: Content, state: RecordDict | None = None) -> None:
-        """Store the digest of a query for several updates from splits of the data, after it counted."""
+        """Store the digest of a query for updates from parts, once the query has been counted."""
         if not _is_in_parts(content):
             return
         with self._stored.alone():
@@ -217,11 +254,13 @@ class SplitLog:
             self._stored.write(record, state)
 
     def _check(self, record: _Record, wanted: DataSplit) -> None:
-        """Check that no combination of sums consists mostly of one example.
+        """Check that a server could not isolate an example by combining sums over parts.
 
-        The first equal parts may leave a few examples out, and the server knows their sum: the sum
-        over all examples minus the parts' sums. Such an example may additionally have its share of
-        that sum. Otherwise clients would need a multiple of the number of parts.
+        A single example must not have too large a share in any combination of sums. But the first
+        recorded split into parts of a fixed size may leave a few examples out, and the server knows
+        the sum over these: the sum over all examples minus the sums over the parts. So the limit
+        for each left-out example is raised by its share of this sum. Without this exception, the
+        number of examples would have to be a multiple of the number of parts.
         """
         known = [split for split in record.splits if split.examples == wanted.examples]
         together = [*known, wanted]
@@ -236,12 +275,16 @@ class SplitLog:
 
 
 def _is_in_parts(content: Content) -> bool:
+    """Return whether a query requests several updates, from disjoint parts of the data."""
     replicates = content.values.get("replicates")
     return type(replicates) is int and replicates > 1
 
 
 def digest_of_query(content: Content) -> str:
-    """Return a digest of a query, independent of its number among the queries of its round."""
+    """Return a SHA-256 digest of a query's values and vectors, to recognize a repeated query.
+
+    The digest does not depend on the number of the query within its round.
+    """
     values = {name: value for name, value in content.values.items() if name != "query"}
     names = sorted(content.vectors)
     # All lengths come first, so that no two queries hash the same bytes.
@@ -253,16 +296,23 @@ def digest_of_query(content: Content) -> str:
 
 
 def _encoded(record: _Record) -> dict[str, Any]:
+    """Return a record of splits as JSON values."""
     return {"splits": [asdict(split) for split in record.splits], "answered": record.answered}
 
 
 def _decoded(stored: dict[str, Any]) -> _Record:
+    """Read a record of splits from JSON values; raise a ValueError if they are malformed."""
     splits = stored["splits"]
     answered = stored["answered"]
     if not isinstance(splits, list) or not isinstance(answered, list):
-        raise ValueError("splits and answered should be lists")
+        raise ValueError(
+            "'splits' and 'answered' should be lists, got "
+            f"{shown(stored['splits'])} and {shown(stored['answered'])}"
+        )
     if any(not isinstance(digest, str) for digest in cast("list[Any]", answered)):
-        raise ValueError(f"{shown(cast('list[Any]', answered))} are no digests")
+        raise ValueError(
+            f"'answered' should be a list of texts, got {shown(cast('list[Any]', answered))}"
+        )
     return _Record(
         [_checked(split) for split in cast("list[dict[str, Any]]", splits)],
         cast("list[str]", answered),
@@ -270,23 +320,31 @@ def _decoded(stored: dict[str, Any]) -> _Record:
 
 
 def _combined(one: _Record, other: _Record) -> _Record:
-    """Return the splits of both records: this process may serve the client in another run, too."""
+    """Return a record with the splits of two records.
+
+    One record is from Flower's state, which belongs to a single run. The other record is from this
+    process, which may also run the client in another run.
+    """
     more = [split for split in other.splits if split not in one.splits]
     return _Record([*one.splits, *more], one.answered)
 
 
 def _checked(stored: dict[str, Any]) -> DataSplit:
-    if {*stored} != {each.name for each in fields(DataSplit)}:
-        raise ValueError(f"{stored} is no split")
+    """Read a split from JSON values; raise a ValueError if a value is missing or invalid."""
+    names = [each.name for each in fields(DataSplit)]
+    if {*stored} != {*names}:
+        raise ValueError(f"a split should have the keys {', '.join(names)}, got {stored}")
     if any(type(value) is not int or value < 0 for value in stored.values()):
-        raise ValueError(f"{stored} is no split")
+        raise ValueError(
+            f"the values of a split should be whole numbers of at least 0, got {stored}"
+        )
     return DataSplit(**stored)
 
 
 _KIND = RecordKind(
     file=FILE,
     what="the record of how this client has split its examples",
-    consequence="no update of a part leaves it",
+    consequence="this client sends no updates from parts of its data",
     empty=_Record,
     encoded=_encoded,
     decoded=_decoded,

@@ -1,6 +1,7 @@
-"""Requests to nodes and their replies.
+"""Exchange of messages with nodes: the server sends requests and reads the replies.
 
-All requests are sent at once, and replies are read as they arrive, until a deadline.
+A node is a Flower SuperNode, which runs one client. All requests are sent at once, and replies are
+read as they arrive, until a deadline.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from fedclade.flower import wire
 from fedclade.flower.signing import Request, verified, with_nonce
 from fedclade.flower.wire import Content, clean, untrusted
 
-# Replies from a grid, read one at a time, so that an unreadable reply affects no other.
+# Replies are read from a grid one at a time, so that an unreadable reply affects no other reply.
 
 
 class Inbox:
-    """Replies to messages, from any of Flower's grids."""
+    """Reader of replies from any of Flower's grids."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def read(self, pending: Mapping[str, int]) -> Iterator[tuple[str, Message | str]]:
-        """Yield the replies that have arrived, each with the id of its request.
+        """Yield the replies that have arrived, each as the id of its request and the message.
 
-        A reply that cannot be read is replaced by the reason.
+        For a reply that cannot be read, the reason is yielded in place of the message.
 
         Parameters
         ----------
@@ -54,7 +55,8 @@ class Inbox:
         """
         for request in pending:
             try:
-                # Pull each reply separately: if one cannot be read, all in the same call are lost.
+                # Pull each reply in a separate call: if one reply of a call cannot be read, Flower
+                # loses all replies of that call.
                 with wire.untrusted():
                     messages = list(self._grid.pull_messages([request]))
             except UpdateError as error:
@@ -64,17 +66,19 @@ class Inbox:
 
 
 def inbox_of(grid: Grid) -> Inbox:
-    """Return the inbox of a grid.
+    """Return the reader of replies that fits a grid.
 
-    The inbox of a SuperLink fetches no more bytes of a reply than its limit.
+    For the grid of a SuperLink it is an :class:`HttpInbox`, which limits the size of each reply
+    before it is fetched.
     """
     try:
         from flwr.superlink.grid import HttpGrid
 
     except ImportError as error:
         _log.warning(
-            "this version of flwr is built differently inside (%s): answers are fetched one by "
-            "one, and how large they are is seen only then; flwr 1.41 does better",
+            "the internals of this version of flwr are unknown (%s), so the size of a reply can be "
+            "checked only after the whole reply is fetched; install flwr 1.41 to limit the size "
+            "before",
             error,
         )
         return Inbox(grid)
@@ -86,14 +90,14 @@ def inbox_of(grid: Grid) -> Inbox:
 # Flower's own ``HttpGrid.pull_messages`` unpacks every reply. A malformed reply ends the call, and
 # all replies fetched in the call are lost, since the SuperLink has deleted them by then. A reply
 # with repeated chunks grows without bound, and a reply that is announced and never sent delays all
-# others. So the objects of a message are fetched here, checked, and only then assembled by Flower.
-# Like :mod:`fedclade.flower.local_grid` this uses Flower's internals.
+# other replies. So the objects of a message are fetched here, checked, and only then assembled by
+# Flower. Like :mod:`fedclade.flower.local_grid` this uses Flower's internals.
 
-# Largest number of objects of a message, without the pieces of its vectors: the message itself, its
-# records and its arrays.
+# Largest number of Flower objects in a message, not counting the pieces of its vectors: the message
+# itself, its records and its arrays.
 MOST_OBJECTS = 64
-# Largest number of replies in transit. Beyond it the oldest are dropped: they may not be awaited
-# any longer.
+# Largest number of replies that are partly fetched. Beyond this number the oldest replies are
+# discarded, since they may not be awaited any longer.
 MOST_INCOMING = 4096
 
 SMALLEST_PIECE = 2**18
@@ -104,40 +108,45 @@ Flower's pieces have 5 MiB, unless the client's environment sets another size.
 
 
 class HttpInbox(Inbox):
-    """Replies to messages, from a SuperLink."""
+    """Reader of replies from a SuperLink, which fetches no more bytes of a reply than allowed."""
 
     def __init__(self, grid: HttpGrid) -> None:
         super().__init__(grid)
         self._http = grid
         self._incoming: dict[str, tuple[str, ObjectTree]] = {}
-        """Id and object tree of each reply, by request. Its objects may still be in transit."""
+        """Message id and object tree of each announced reply, by the id of its request.
+
+        Some objects of the reply may not have arrived yet.
+        """
 
     def read(self, pending: Mapping[str, int]) -> Iterator[tuple[str, Message | str]]:
-        """Yield the replies that have arrived, each with the id of its request.
+        """Yield the replies that have arrived, each as the id of its request and the message.
 
-        A reply that cannot be read is replaced by the reason.
+        For a reply that is too large or cannot be read, the reason is yielded in place of the
+        message. See :meth:`Inbox.read` for the parameter.
         """
-        self._look([request for request in pending if request not in self._incoming])
+        self._find_replies([request for request in pending if request not in self._incoming])
         for request in [request for request in pending if request in self._incoming]:
             message, tree = self._incoming[request]
             answer: Message | str | None
             try:
                 with wire.untrusted():
-                    answer = self._fetched(message, tree, pending[request])
+                    answer = self._fetch_reply(message, tree, pending[request])
             except UpdateError as error:
                 answer = str(error)
-            if answer is None:  # its sender has not sent all of it yet
+            if answer is None:  # the node has not sent all objects of the reply yet
                 continue
             del self._incoming[request]
-            self._confirm(message)
+            self._confirm_receipt(message)
             yield request, answer
 
     @property
     def _superlink(self) -> RuntimeHttpClient:
-        return self._http._runtime_client  # pyright: ignore[reportPrivateUsage]  (there is no other way to it)
+        """Flower's HTTP client for requests to the SuperLink."""
+        return self._http._runtime_client  # pyright: ignore[reportPrivateUsage]  (Flower has no public access)
 
-    def _look(self, requests: list[str]) -> None:
-        """Find the requests that have a reply; discard messages that reply to none of them."""
+    def _find_replies(self, requests: list[str]) -> None:
+        """Record the first reply to each request; discard all other messages."""
         if not requests:
             return
         there = self._superlink.PullMessages(PullAppMessagesRequest(message_ids=requests))
@@ -146,38 +155,60 @@ class HttpInbox(Inbox):
             if request in requests and request not in self._incoming:
                 self._incoming[request] = message.metadata.message_id, tree
             else:
-                self._confirm(message.metadata.message_id)
+                self._confirm_receipt(message.metadata.message_id)
         for request in list(self._incoming)[:-MOST_INCOMING]:
             del self._incoming[request]
 
-    def _fetched(self, message: str, tree: ObjectTree, largest: int) -> Message | None:
-        """Return a reply; None if parts have not arrived, an UpdateError if it is too large."""
+    def _fetch_reply(self, message: str, tree: ObjectTree, largest: int) -> Message | None:
+        """Fetch a reply from the SuperLink and assemble its message.
+
+        Parameters
+        ----------
+        message
+            Id of the reply's message.
+        tree
+            Ids of the objects that the message consists of.
+        largest
+            Largest number of bytes of the vectors of the reply.
+
+        Returns
+        -------
+        Message or None
+            The reply; None if the node has not sent all objects of the reply yet.
+
+        Raises
+        ------
+        UpdateError
+            If the reply is too large, cannot be fetched, or is not a message.
+        """
         allowed = largest + wire.LARGEST_VALUES
         most = MOST_OBJECTS + largest // SMALLEST_PIECE
         names = [each.object_id for each in islice(iterate_object_tree(tree), most + 1)]
         if len(names) > most:
-            raise UpdateError(f"the answer is in more than {most} pieces")
+            raise UpdateError(f"the reply consists of too many objects, expected at most {most}")
         contents: dict[str, bytes] = {}
         taken = 0
-        # the message itself first, since it is sent last
+        # Fetch the message itself first. A node sends it last, so if it has not arrived, fetching
+        # the other objects would be in vain.
         for name in dict.fromkeys(reversed(names)):
-            content = self._object(name)
+            content = self._fetch_object(name)
             if content is None:
                 return None
             contents[name] = content
             taken += len(content)
             if taken > allowed:
-                raise UpdateError(f"the answer takes more than {allowed} bytes")
+                raise UpdateError(f"the reply takes more than {allowed} bytes")
         if (unpacked := _unpacked(contents)) > allowed:
             raise UpdateError(
-                f"the answer takes {unpacked} bytes once it is unpacked, more than {allowed}"
+                f"the reply takes {unpacked} bytes once it is unpacked, more than {allowed}"
             )
         answer = inflate_object_from_contents(message, contents)
         if not isinstance(answer, Message):
-            raise UpdateError(f"the answer is a {type(answer).__name__}, expected a message")
+            raise UpdateError(f"the reply is a {type(answer).__name__}, expected a message")
         return answer
 
-    def _object(self, name: str) -> bytes | None:
+    def _fetch_object(self, name: str) -> bytes | None:
+        """Fetch an object of a reply by its id; return None if the node has not sent it yet."""
         run = self._http.run.run_id
         node = self._http.node
         try:
@@ -185,13 +216,15 @@ class HttpInbox(Inbox):
                 PullObjectRequest(node=node, run_id=run, object_id=name)
             )
         except httpx.HTTPStatusError as error:
-            raise UpdateError(f"a part of the answer cannot be fetched: {error}") from error
+            raise UpdateError(f"a part of the reply cannot be fetched: {error}") from error
         if not found.object_found:
-            raise UpdateError("a part of the answer was announced, and did not come")
+            raise UpdateError(
+                "a part of the reply was announced, but the SuperLink does not have it"
+            )
         return found.object_content if found.object_available else None
 
-    def _confirm(self, message: str) -> None:
-        """Confirm a message, so that the SuperLink deletes it."""
+    def _confirm_receipt(self, message: str) -> None:
+        """Confirm the receipt of a message to the SuperLink, which then deletes the message."""
         request = ConfirmMessageReceivedRequest(
             node=self._http.node, run_id=self._http.run.run_id, message_object_id=message
         )
@@ -199,9 +232,20 @@ class HttpInbox(Inbox):
 
 
 def _unpacked(contents: Mapping[str, bytes]) -> int:
-    """Return the number of bytes of an assembled message.
+    """Return the number of bytes that a message takes once its objects are assembled.
 
-    An array may name a piece more than once, so this can exceed the size of the fetched objects.
+    The number can exceed the total size of the objects, since an array may contain the same object
+    several times.
+
+    Parameters
+    ----------
+    contents
+        Bytes of each object of the message, by id.
+
+    Raises
+    ------
+    UpdateError
+        If the message without its vectors is too large.
     """
     values = vectors = 0
     for content in contents.values():
@@ -214,12 +258,14 @@ def _unpacked(contents: Mapping[str, bytes]) -> int:
             values += len(content)
     if values > wire.LARGEST_VALUES:
         raise UpdateError(
-            f"the answer says {values} bytes besides its vectors, more than {wire.LARGEST_VALUES}"
+            f"the reply takes {values} bytes without its vectors, expected at most "
+            f"{wire.LARGEST_VALUES}"
         )
     return values + vectors
 
 
-# Number of messages that are sent or polled together: a grid has all messages of a call in memory.
+# Number of messages that are sent or polled in one call. A grid stores all messages of a call in
+# memory at the same time.
 AT_ONCE = 8
 # Seconds between two polls; the pause doubles while no reply arrives.
 FIRST_PAUSE = 0.05
@@ -234,18 +280,19 @@ _log = logging.getLogger(__name__)
 
 
 class Exchange:
-    """Sender of requests to nodes over a grid, and receiver of their replies.
+    """Sender of requests to nodes over a Flower grid, and receiver of the nodes' replies.
 
     Parameters
     ----------
     grid
         Grid of Flower.
     meter
-        Counter of the bytes of all vectors that travel.
+        Counter of the bytes of all vectors in messages.
     deadline
-        Seconds after a request until which replies are accepted.
+        Number of seconds after a request during which replies are accepted.
     clock, sleep
-        Functions for the time and for pauses, also used by others that wait for nodes.
+        Functions that return the time in seconds and pause for some seconds. Other classes that
+        wait for nodes use them, too, so that tests need not wait.
     """
 
     def __init__(
@@ -267,18 +314,19 @@ class Exchange:
     def ask(
         self, contents: Mapping[int, RecordDict], kind: str, group: str, largest: int = 0
     ) -> Iterator[tuple[int, Content | str]]:
-        """Send each node its content, and yield verified replies as they arrive.
+        """Send requests to nodes; yield each node with its verified reply, in order of arrival.
 
-        A node without a usable reply yields the reason.
+        For a node without a usable reply before the deadline, the reason is yielded in place of the
+        reply.
 
         Parameters
         ----------
         contents
             Content of the request, by node.
         kind
-            Flower's message type.
+            Type of the Flower messages.
         group
-            Flower's group, for its logs.
+            Group of the Flower messages, for Flower's logs.
         largest
             Largest number of bytes of the vectors of a reply.
         """
@@ -295,7 +343,10 @@ class Exchange:
             if self.clock() - logged >= LOG_EVERY:
                 logged = self.clock()
                 _log.info(
-                    "%s: %d of %d have answered", kind, len(contents) - len(pending), len(contents)
+                    "%s: %d of %d nodes have replied",
+                    kind,
+                    len(contents) - len(pending),
+                    len(contents),
                 )
             pause = FIRST_PAUSE if len(pending) < before else pause
             self.between_polls()
@@ -311,12 +362,25 @@ class Exchange:
         seconds: float,
         largest: int = 0,
     ) -> tuple[dict[str, Request], list[int]]:
-        """Send requests with a limit of ``seconds`` for a reply, without waiting for replies.
+        """Send requests to nodes without waiting for replies.
+
+        Parameters
+        ----------
+        contents
+            Content of the request, by node.
+        kind
+            Type of the Flower messages.
+        group
+            Group of the Flower messages, for Flower's logs.
+        seconds
+            Number of seconds within which nodes may reply.
+        largest
+            Largest number of bytes of the vectors of a reply.
 
         Returns
         -------
         tuple[dict[str, Request], list[int]]
-            Requests by the id of their message, and the nodes that could not be sent one.
+            Sent requests by the id of their message, and nodes to which no request could be sent.
         """
         pending: dict[str, Request] = {}
         for some in _slices(list(contents), AT_ONCE):
@@ -334,9 +398,9 @@ class Exchange:
         return pending, [node for node in contents if node not in reached]
 
     def poll(self, pending: dict[str, Request]) -> Iterator[tuple[int, Content | str]]:
-        """Yield the replies that have arrived, or the reasons that they cannot be used.
+        """Yield each node whose reply has arrived, with the reply or the reason why it is unusable.
 
-        Their requests are no longer pending.
+        Requests with a reply are removed from ``pending``, which contains requests by message id.
         """
         for some in _slices(list(pending), AT_ONCE):
             for message_id, reply in self._inbox.read(
@@ -351,18 +415,19 @@ class Exchange:
                 del reply  # or the reply would stay in memory until the next arrives
 
     def _read(self, reply: Message, request: Request) -> Content | str:
+        """Return the verified content of a reply to a request, or the reason why it is unusable."""
         if reply.has_error():  # an error message is from the SuperLink, not from the node
             code = reply.error.code
             reason = clean(reply.error.reason or "")
             return DROPPED_OUT if code == ErrorCode.NODE_UNAVAILABLE else f"error {code}: {reason}"
         if reply.metadata.src_node_id != request.node:
-            return f"answered by another node, {reply.metadata.src_node_id}"
+            return f"the reply is from another node, {reply.metadata.src_node_id}"
         try:
             with untrusted():
                 size = _vector_bytes(reply.content)
                 if size > request.largest:
                     raise UpdateError(
-                        f"vectors of {size} bytes, at most {request.largest} were asked for"
+                        f"the reply has vectors of {size} bytes, expected at most {request.largest}"
                     )
                 self._meter.bytes_up += size
                 return verified(reply.content, request)
@@ -371,6 +436,7 @@ class Exchange:
 
 
 def _vector_bytes(content: RecordDict) -> int:
+    """Return the number of bytes of all vectors in a reply."""
     # The view ``array_records`` is not used: it refers back to the record, so the reply would stay
     # in memory until cycles are collected.
     arrays = (record.values() for record in content.values() if isinstance(record, ArrayRecord))
@@ -378,4 +444,5 @@ def _vector_bytes(content: RecordDict) -> int:
 
 
 def _slices(values: Sequence[T], at_once: int) -> Iterable[Sequence[T]]:
+    """Return consecutive slices of a sequence, each of at most ``at_once`` values."""
     return (values[start : start + at_once] for start in range(0, len(values), at_once))

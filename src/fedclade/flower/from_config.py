@@ -1,11 +1,13 @@
-"""Apps that read their settings from Flower's run config.
+"""Flower apps of server and clients that read their settings from Flower's run config.
 
-The run config is a fedclade config with the additional section ``[network]``.
+The run config is a fedclade config with the additional section ``[network]``. It is written by the
+party that starts the run, which clients need not trust, so clients check every key and path.
 """
 
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedclade.algorithms import ALGORITHMS, Algorithm, algorithm_class
-from fedclade.channel import Budget, ExamplePrivacy, check_encoding, check_local
+from fedclade.channel import Budget, ExamplePrivacy, build_middleware, check_encoding, check_local
 from fedclade.config import SECTIONS, Config, TopLevel, check_config
 from fedclade.core import (
     ConfigError,
@@ -30,8 +32,10 @@ from fedclade.core import (
     UntrustedNameError,
     check_arguments,
     checked,
+    document_settings,
     importing_only,
     installed,
+    setting,
     shown,
     unknown,
 )
@@ -48,8 +52,9 @@ from fedclade.data import (
 )
 from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.federate import MakeAlgorithm, ModelFor, Network, federate
+from fedclade.flower.federate import federate
 from fedclade.flower.kinds import register_query
+from fedclade.flower.network import MakeAlgorithm, ModelFor, Network
 from fedclade.flower.schema_exchange import Proposer, SchemaSharing
 from fedclade.flower.secure.terms import check_sums, with_signs
 from fedclade.models import Preset, model_factory
@@ -57,26 +62,28 @@ from fedclade.report import Terminal, add_figures, count, show_run
 from fedclade.runs import Callback, Maker, Row, Run, counting, read_run_config
 from fedclade.training import REMOTE, choose_device
 
+_log = logging.getLogger(__name__)
+
 # A Flower ``ServerApp`` that runs a clustered algorithm.
 
-WIDTH = 100  # characters of a table's row: the output of a ServerApp is a log without a width
+WIDTH = 100  # characters of a printed line: a ServerApp prints to a log, which has no width
 
 
 @checked()
 def server_app(
     algorithm: Algorithm | str | MakeAlgorithm, model: nn.Module | str | Maker, **settings: Any
 ) -> ServerApp:
-    """Make the app that the server runs.
+    """Make the Flower app that the server runs.
 
-    It prints one line for each round, and the tables of the run at its end. With a ``folder`` it
-    also draws the figures of the run.
+    The app prints one line for each round, and tables of results at the end of the run. With a
+    ``folder`` it also writes figures to this folder.
 
     Parameters
     ----------
     algorithm
         Algorithm or its name, such as ``CFL(eps2=0.8)`` or ``"cfl"``.
     model
-        Model in a form that :func:`fedclade.simulate` accepts; the same as in
+        Model in a form that :func:`fedclade.simulate` accepts; must equal the model in
         :func:`fedclade.flower.client_app`.
     **settings
         Settings of :func:`fedclade.flower.federate`; with a ``folder`` the run survives a restart
@@ -88,7 +95,7 @@ def server_app(
         App that continues the run if it is started again with the same folder.
     """
     if isinstance(algorithm, str):
-        algorithm_class(algorithm)  # fails early, and suggests the nearest name
+        algorithm_class(algorithm)  # raises an error now, not in the run, if the name is unknown
     if isinstance(model, str):
         model_factory(model)
     settings.setdefault("on_round", print_round)
@@ -102,9 +109,13 @@ def server_app(
 
 
 def app_of(run: Callable[[Grid, Context], tuple[Run, Path | None]]) -> ServerApp:
-    """Return a ServerApp around a function that runs a federation.
+    """Return a Flower ServerApp that runs a federation and prints its results.
 
-    The function returns the run and its folder.
+    Parameters
+    ----------
+    run
+        Function that runs the federation on a grid, given Flower's context. It returns the finished
+        run, and the run folder or None.
     """
     app = ServerApp()
 
@@ -116,7 +127,7 @@ def app_of(run: Callable[[Grid, Context], tuple[Run, Path | None]]) -> ServerApp
 
 
 def show(run: Run, folder: Path | None = None) -> None:
-    """Print the results of a run, and draw its figures in its folder."""
+    """Print the results of a run, and write figures to the run folder if there is a folder."""
     console = Terminal(width=WIDTH, highlight=False)
     if folder is not None:
         add_figures(run, folder, console)
@@ -126,7 +137,18 @@ def show(run: Run, folder: Path | None = None) -> None:
 
 
 def print_round(row: Row, tree: ParameterTree) -> None:
-    """Print a line about a round."""
+    """Print one line about a finished round.
+
+    The line has the numbers of trained clients and clusters, the score, the adjusted Rand index
+    (ARI) if true clusters are known, and the seconds.
+
+    Parameters
+    ----------
+    row
+        Row of the round in the table of rounds.
+    tree
+        Ignored: callbacks also receive the tree of clusters.
+    """
     (metric, score), ari = counting(row), row["ari"]
     parts = [
         f"round {row['round']}",
@@ -140,14 +162,19 @@ def print_round(row: Row, tree: ParameterTree) -> None:
 
 
 SIMULATED = ("faults", "newcomers", "presence", "adversary")
-"""Sections of a config for simulations only.
+"""Sections of a config that are for simulations only.
 
-In a network clients fail, join and leave by themselves.
+In a network clients really fail, join, leave and attack, so their behaviour is no setting.
 """
+
+OF_MIDDLEWARE = "middleware."
+"""Prefix of the keys that set up middleware on the server, such as ``middleware.NAME.KEY``."""
 
 LISTS = (
     "data.inputs",
     "data.drop",
+    "data.exclude",
+    "data.categorical",
     "task.metrics",
     "task.class_weights",
     "model.freeze",
@@ -155,7 +182,7 @@ LISTS = (
     "model.common",
     "signature.of",
 )
-"""Keys of a config with lists, which are strings with commas in a run config: it has no lists."""
+"""Keys of a config whose values are lists. In a run config they are strings with commas."""
 
 DATA_KEYS = frozenset(
     {
@@ -206,7 +233,9 @@ DATA_KEYS = frozenset(
             "encoding",
             "dates",
         ),
-        *("schema", "standardize", "max_words", "inputs_are"),
+        *("exclude", "categorical", "missing", "fewest_rows"),
+        *("schema", "standardize", "standardize_target", "max_words", "inputs_are"),
+        *("test", "order", "groups", "stratify"),
     }
 )
 """Keys of ``[data]`` that a run config may set.
@@ -218,19 +247,33 @@ DATA_PATHS = {"files": "pattern", "folder": "path", "vectors": "path"}
 """Keys of ``[data]`` that name files. A client reads them only from its own data folder."""
 
 AT_ONCE = 1e-3
-"""Seconds to wait for clients when a run is finished without any."""
+"""Seconds to wait for clients when a run is finished without further training.
+
+A small positive number, since the setting must be greater than 0.
+"""
 
 UserConfig = Mapping[str, bool | float | int | str]  # Flower's run config: values by section.key
 
 
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class AppSettings:
-    """Settings of the ``[network]`` section in addition to :class:`~fedclade.flower.Network`."""
+    """Settings of the ``[network]`` section that only the Flower apps use.
 
-    # path of the run folder on the server; with the folder of an earlier run, that run continues
-    out: str = "runs/federation"
-    encoding: str = "float32"  # encoding of updates in messages: float32, float16 or int8
-    finish: bool = False  # run no further round, and finish the run in the folder as it is
+    All other settings of the section are in :class:`~fedclade.flower.Network`.
+    """
+
+    out: str = setting(
+        "runs/federation",
+        doc="""Path of the run folder on the server. With the folder of an earlier run, that run
+        continues.""",
+    )
+    encoding: str = setting(
+        "float32", doc="Encoding of updates in messages: ``float32``, ``float16`` or ``int8``."
+    )
+    finish: bool = setting(
+        False, doc="Finish the run in the folder in its current state, without further rounds."
+    )
 
     def __post_init__(self) -> None:
         check_encoding(self.encoding)
@@ -238,7 +281,11 @@ class AppSettings:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Checked run config: its sections, and the two parts of its ``[network]`` section."""
+    """Run config of Flower, checked and split into its parts.
+
+    The parts are the fedclade config, and two groups of settings from the ``[network]`` section:
+    the settings of the network, and the settings of the apps.
+    """
 
     config: Config
     network: Network
@@ -246,19 +293,22 @@ class RunConfig:
 
     @classmethod
     def read(cls, run_config: UserConfig) -> RunConfig:
-        """Check a run config of ``rounds``, ``algorithm.name`` and so on.
+        """Check and convert Flower's run config, with keys such as ``algorithm.name``.
 
         Raises
         ------
         ConfigError
-            If the config is not valid; the error lists all problems.
+            If the config is invalid; the error has one line for each problem.
         """
         check_keys(run_config)
         raw: dict[str, Any] = {}
         for key, value in run_config.items():
             section_name, _, name = key.rpartition(".")
-            if section_name:
-                raw.setdefault(section_name, {})[name] = _listed(key, _unpacked(value))
+            if section_name.startswith(OF_MIDDLEWARE):
+                own = section_name.removeprefix(OF_MIDDLEWARE)
+                raw.setdefault("middleware", {}).setdefault(own, {})[name] = _unpacked(value)
+            elif section_name:
+                raw.setdefault(section_name, {})[name] = _split_list(key, _unpacked(value))
             else:
                 raw[name] = value
         section = raw.pop("network", {})
@@ -270,8 +320,8 @@ class RunConfig:
             except ConfigError as error:
                 problems.append(str(error))
         problems += [
-            f"network.encoding = {apps.encoding!r} is for updates that are sent one by one, and "
-            "those of network.secure_aggregation = true are whole numbers of 24 bits; leave it out"
+            f"network.encoding = {apps.encoding!r} is not possible with network.secure_aggregation "
+            "= true, which encodes all updates as 24-bit integers; leave network.encoding out"
             for network, apps in (each for each in found if isinstance(each, tuple))
             if network.secure_aggregation and apps.encoding != "float32"
         ]
@@ -279,7 +329,8 @@ class RunConfig:
             raise ConfigError("\n".join(problems))
         read = cls(found[0], *found[1])
         if read.network.secure_aggregation:
-            config = read.config
+            config = _without_default_scaling(read.config)
+            read = replace(read, config=config)
             check_sums(
                 with_signs(config.settings),
                 config.built_algorithm({}),
@@ -289,46 +340,77 @@ class RunConfig:
         return read
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the config with every default filled in, in the form saved in a run folder."""
+        """Return the config with all defaults filled in, as it is saved in a run folder."""
         apps = {name: value for name, value in asdict(self.apps).items() if name != "finish"}
         return {**self.config.as_dict(), "network": {**self.network.described, **apps}}
 
 
-def check_keys(run_config: UserConfig) -> None:
-    """Check that a run config sets only keys that it may set.
+def _without_default_scaling(config: Config) -> Config:
+    """Return a config in which tables are scaled only if the user has chosen a scaling.
 
-    Nothing that the config names is opened or imported. A table given as text is the value of one
-    key, and never a whole section, since the keys in it would escape this check.
+    Scaling needs statistics of every client in clear. With secure aggregation some clients may
+    refuse to report statistics, and all clients of a run must scale in the same way. So the default
+    ``auto`` is replaced by ``none``.
+    """
+    unscaled = {
+        key: "none"
+        for key in ("standardize", "standardize_target")
+        if config.data.get(key) == "auto"
+    }
+    if not unscaled:
+        return config
+    _log.warning(
+        "inputs and targets of tables are not scaled in this run, since scaling needs statistics "
+        "that clients do not disclose with network.secure_aggregation; to scale them, set %s",
+        " and ".join(f"data.{key} = 'federated'" for key in unscaled),
+    )
+    return replace(config, data={**config.data, **unscaled})
+
+
+def check_keys(run_config: UserConfig) -> None:
+    """Check that a run config contains only known and permitted keys.
+
+    The check neither opens files nor imports code that the config names. A value may be a table
+    that is written as text, but a whole section may not, since its keys would escape this check.
 
     Raises
     ------
     ConfigError
-        If another key is set; one line for each such key.
+        If the config contains another key; the error has one line for each such key.
     """
-    top = [field.name for field in fields(TopLevel)]
-    allowed = [name for name in (*SECTIONS, "network") if name not in SIMULATED]
     problems: dict[str, None] = {}  # an ordered set
     for key in run_config:
-        *sections, name = key.split(".")
-        if len(sections) > 1 or (not sections and name in (*allowed, *SIMULATED)):
-            problems[f"the run config takes section.key, got {key!r}"] = None
-        elif not sections and name not in top:
-            problems[f"the run config: {unknown('key', name, top)}"] = None
-        elif sections and sections[0] in SIMULATED:
-            why = f"[{sections[0]}] is for simulations, where clients only act; leave it out"
-            problems[why] = None
-        elif sections and sections[0] not in allowed:
-            problems[unknown("section", sections[0], allowed)] = None
-        elif sections == ["data"] and name not in DATA_KEYS and not _has_own_data_code(run_config):
-            problems[f"[data] of a run config: {unknown('key', name, DATA_KEYS)}"] = None
+        if problem := _key_problem(key, run_config):
+            problems[problem] = None
     if problems:
         raise ConfigError("\n".join(problems))
 
 
-def _has_own_data_code(run_config: UserConfig) -> bool:
-    """Return whether data, partition or shift are in a user's or a package's code.
+def _key_problem(key: str, run_config: UserConfig) -> str:
+    """Return the reason why a run config may not contain a key; empty if it may."""
+    if key.startswith(OF_MIDDLEWARE):
+        return ""  # checked by the settings of the middleware, on the server
+    top = [field.name for field in fields(TopLevel)]
+    allowed = [name for name in (*SECTIONS, "network") if name not in SIMULATED]
+    *sections, name = key.split(".")
+    if len(sections) > 1 or (not sections and name in (*allowed, *SIMULATED)):
+        return f"a key of the run config should be KEY or SECTION.KEY, got {key!r}"
+    if not sections:
+        return "" if name in top else f"run config: {unknown('key', name, top)}"
+    section = sections[0]
+    if section in SIMULATED:
+        return f"section [{section}] of the run config is for simulations only; leave it out"
+    if section not in allowed:
+        return unknown("section", section, allowed)
+    if section == "data" and name not in DATA_KEYS and not _has_own_data_code(run_config):
+        return f"section [data] of the run config: {unknown('key', name, DATA_KEYS)}"
+    return ""
 
-    Only that code knows the keys of its settings.
+
+def _has_own_data_code(run_config: UserConfig) -> bool:
+    """Return whether the data set, the partition or the shift is the user's own code.
+
+    The settings of such code are unknown to fedclade, so the keys of ``[data]`` cannot be checked.
     """
     known = {"name": SOURCES, "partition": PARTITIONS, "shift": SHIFTS}
     return any(
@@ -337,14 +419,15 @@ def _has_own_data_code(run_config: UserConfig) -> bool:
     )
 
 
-def _listed(key: str, value: object) -> object:
-    """Return the list in a string with commas if a config has a list there; else the value.
+def _split_list(key: str, value: object) -> object:
+    """Convert a value with commas to a list if the config needs a list for the key.
 
-    Class weights become numbers.
+    Flower's run config has no lists. Class weights are also converted to numbers. All other values
+    are returned unchanged.
     """
     if key not in LISTS or not isinstance(value, str) or value.startswith("["):
         return value
-    # names of presets, each of which stands for a list
+    # These names are presets for whole lists.
     if value in ("balanced", *get_args(Preset)):
         return value
     entries = [entry.strip() for entry in value.split(",") if entry.strip()]
@@ -357,9 +440,9 @@ def _listed(key: str, value: object) -> object:
 
 
 def _unpacked(value: bool | float | int | str) -> Any:
-    """Return a list or a table that is given as text, such as ``'["head.*"]'``.
+    """Convert a value that is a TOML list or table in text form, such as ``'["head.*"]'``.
 
-    Flower's run config has neither lists nor tables.
+    Flower's run config has neither lists nor tables. All other values are returned unchanged.
     """
     if not isinstance(value, str) or not value.startswith(("[", "{")):
         return value
@@ -370,6 +453,7 @@ def _unpacked(value: bool | float | int | str) -> Any:
 
 
 def _network(section: Mapping[str, Any]) -> tuple[Network, AppSettings]:
+    """Check the ``[network]`` section; return the settings of the network and of the apps."""
     fitted = check_arguments("[network]", (Network, AppSettings), dict(section))
     ours = {field.name for field in fields(AppSettings)}
     return (
@@ -379,9 +463,9 @@ def _network(section: Mapping[str, Any]) -> tuple[Network, AppSettings]:
 
 
 def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
-    """Make a ServerApp with the settings of the run config.
+    """Make a Flower ServerApp that takes all settings from the run config.
 
-    See :func:`fedclade.flower.client_app_from_config` for the clients' side.
+    See :func:`fedclade.flower.client_app_from_config` for the app of the clients.
 
     Parameters
     ----------
@@ -399,6 +483,7 @@ def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
             ModelFor(config.built_model, config.model["name"]),
             config.settings,
             network=read.network,
+            middleware=build_middleware(config.middleware),
             callbacks=callbacks,
             on_round=print_round,
             config=read.as_dict(),
@@ -412,7 +497,7 @@ def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
 
 
 def finish_run(folder: Path) -> Run:
-    """Finish an unfinished run of a server in its current state, on the server alone.
+    """Finish an interrupted run in its current state, without clients and further rounds.
 
     Parameters
     ----------
@@ -424,15 +509,15 @@ def finish_run(folder: Path) -> Run:
     ConfigError
         If the run was not begun by :func:`server_app_from_config`.
     UpdateError
-        If the last round of the run was not evaluated, which requires clients.
+        If the last round was not evaluated yet, since evaluation requires clients.
     RunError, CheckpointError
-        If the folder is damaged or has no checkpoint.
+        If the folder is damaged or contains no checkpoint.
     """
-    # imported here: it needs parts of Flower that no app needs
+    # Import the local grid here, since it needs internals of Flower that no app needs.
     from fedclade.flower.local_grid import LocalGrid
 
     noted = read_run_config(folder)
-    then = "start its ServerApp again with network.finish = true, or finish = True in Python"
+    then = "start its ServerApp again with network.finish = true, or finish=True in Python"
     try:
         sections = {
             key: value for key, value in noted.items() if key not in ("network", "versions")
@@ -443,7 +528,7 @@ def finish_run(folder: Path) -> Run:
         raise
     except ConfigError as error:
         raise ConfigError(
-            f"{error}\nthe run cannot be finished by its config alone; {then}"
+            f"{error}\nthe run cannot be finished from its saved config alone; {then}"
         ) from error
     return federate(
         LocalGrid({}),
@@ -451,6 +536,7 @@ def finish_run(folder: Path) -> Run:
         ModelFor(config.built_model, config.model["name"]),
         config.settings,
         network=replace(network, wait=AT_ONCE),
+        middleware=build_middleware(config.middleware),
         config=config.as_dict(),
         folder=folder,
         finish=True,
@@ -460,27 +546,28 @@ def finish_run(folder: Path) -> Run:
 def client_app_from_config(
     imports: Sequence[str] = (), queries: Sequence[type[RowQuery]] = ()
 ) -> ClientApp:
-    """Make a ClientApp with the settings of the run config; see :func:`fedclade.flower.client_app`.
+    """Make a Flower ClientApp that takes its settings from the run config and the node config.
 
-    The data set is specified by the run config and divided among its ``data.clients``; a node owns
-    the share of its ``partition-id``. The data folder is ``data-dir`` in the node config, or the
-    environment variable FEDCLADE_DATA_DIR. If ``data.files`` match the file of one client in that
-    folder, the file is the node's own data, and ``partition-id`` is only its number; ``data-files``
-    in the node config names another file. The privacy budget of a client is ``epsilon`` and
-    ``delta`` in the node config.
+    The run config specifies the data set, which is divided among ``data.clients`` clients; a node
+    trains on the data of the client ``partition-id``. The data folder is ``data-dir`` in the node
+    config, or the environment variable FEDCLADE_DATA_DIR. If ``data.files`` matches the file of a
+    single client in this folder, that file is the node's data, and ``partition-id`` is only the
+    number of the client; ``data-files`` in the node config may name another file. The privacy
+    budget of a client is ``epsilon`` and ``delta`` in the node config. All other settings of the
+    node config are documented at :func:`fedclade.flower.client_app`.
 
-    The run's config is written by the party that starts the run, which clients need not trust. So a
-    client imports an object that the config names by ``module:name`` only if the app allows it in
-    ``imports``, or the client itself in ``imports`` of its node config, and it reads ``data.files``
-    and a ``data.folder`` only from its own data folder. A client need not have the algorithm, which
-    runs on the server.
+    The run config is written by the party that starts the run, which clients need not trust. So a
+    client imports an object ``module:name`` from the run config only if the app allows the name in
+    ``imports``, or the node config does in its own ``imports``. A client reads ``data.files`` and
+    ``data.folder`` only from its own data folder. The algorithm runs on the server, so clients need
+    not have its code.
 
     Parameters
     ----------
     imports
-        Objects ``module:name`` that a run config may name.
+        Objects ``module:name`` that a run config may name and clients then import.
     queries
-        Classes of queries that a method outside of fedclade needs.
+        Classes of queries that a method outside of fedclade needs, see :class:`fedclade.RowQuery`.
     """
     for query in queries:
         register_query(query)
@@ -502,6 +589,9 @@ def client_app_from_config(
             run_config = {
                 key: value for key, value in run_config.items() if not key.startswith("algorithm.")
             }
+        run_config = {
+            key: value for key, value in run_config.items() if not key.startswith(OF_MIDDLEWARE)
+        }
         place = context.node_config.get("data-dir") or os.environ.get("FEDCLADE_DATA_DIR")
         folder = None if place is None else str(place)
         is_declared = _drop_schema(run_config)
@@ -510,8 +600,8 @@ def client_app_from_config(
         read = RunConfig.read(run_config)
         if (number := settings["number"]) is None:
             raise DataError(
-                "a node of this app needs partition-id in its node config, to know whose data it "
-                "has"
+                "partition-id is missing in the node config of this client; set the number of the "
+                "client whose data the node has, from 0"
             )
         privacy = check_local(read.config.privacy.mechanism)
         budget = budget_of(context)
@@ -520,12 +610,14 @@ def client_app_from_config(
             settings["policy"], privacy is not None or budget is not None, by_example
         )
         declared = agreed if is_declared else None
-        data = sharing.encode(partial(_load, tuple(run_config.items()), folder, declared))
+        data = sharing.encode(partial(_load_data, tuple(run_config.items()), folder, declared))
         if isinstance(data, TableSource):
             source = data.with_key(number)
             if agreed is None:
                 proposal = source.propose()
-                sharing.check(proposal, sum(len(table) for table in source.rows.tables))
+                examples = sum(len(table) for table in source.rows.tables)
+                sharing.check(proposal, examples)
+                proposal = sharing.limit(proposal, examples)
                 return Proposer(proposal, number)
             mine = sharing.encode(partial(source.encode, agreed))
         else:
@@ -534,8 +626,9 @@ def client_app_from_config(
             if agreed is not None:
                 mine = sharing.encode(partial(encode_federation, mine, agreed))
             elif mine.encoding is not None:
-                sharing.check(mine.encoding.proposal, len(mine.pool.x))
-                return Proposer(mine.encoding.proposal, number)
+                proposal = mine.encoding.proposal
+                sharing.check(proposal, len(mine.pool.x))
+                return Proposer(sharing.limit(proposal, len(mine.pool.x)), number)
         return ClientHandler(
             mine,
             lambda seed: read.config.built_model(mine.pool.schema, seed),
@@ -557,9 +650,9 @@ def client_app_from_config(
 
 
 def _drop_schema(run_config: dict[str, Any]) -> bool:
-    """Remove a declared schema from a run config; return whether there was one.
+    """Remove the data schema from a run config; return whether the config contained a schema.
 
-    The server sends the schema to its clients.
+    Clients do not need the schema of the run config, since the server sends it in every request.
     """
     keys = [key for key in run_config if key == "data.schema" or key.startswith("data.schema.")]
     for key in keys:
@@ -568,9 +661,23 @@ def _drop_schema(run_config: dict[str, Any]) -> bool:
 
 
 def _confine_paths(run_config: dict[str, Any], folder: str | None, own_files: object) -> None:
-    """Replace the paths of :data:`DATA_PATHS` in a run config by paths in a node's data folder.
+    """Replace the paths of :data:`DATA_PATHS` in a run config by paths in the node's data folder.
 
-    The node config may name the node's own file by ``data-files``.
+    The run config comes from the server, which must not choose files outside of that folder.
+
+    Parameters
+    ----------
+    run_config
+        Run config, which is changed in place.
+    folder
+        Data folder of the node; None if the node config sets no folder.
+    own_files
+        ``data-files`` in the node config, which replaces ``data.files``; None if it is unset.
+
+    Raises
+    ------
+    DataError
+        If there is no data folder, or a path leaves it.
     """
     for name, rule in DATA_PATHS.items():
         key = f"data.{name}"
@@ -579,7 +686,8 @@ def _confine_paths(run_config: dict[str, Any], folder: str | None, own_files: ob
         path = str(run_config[key])
         if name == "files":
             title = FilesSettings(files=path, target="").title
-            # the name is the run's, and must not depend on the node's folder
+            # The name of the data is a property of the run, so it must not depend on the node's
+            # folder.
             run_config.setdefault("data.name", title)
             path = path if own_files is None else str(own_files)
         place = str(_data_folder(folder, path, f"{key} should be a {rule}"))
@@ -590,23 +698,36 @@ def _confine_paths(run_config: dict[str, Any], folder: str | None, own_files: ob
 
 
 def _data_folder(folder: str | None, path: str, rule: str) -> Path:
-    """Return a node's data folder; a DataError, which begins with a rule, if a path leaves it."""
+    """Check that a path stays inside a node's data folder; return the folder's absolute path.
+
+    Parameters
+    ----------
+    folder
+        Data folder of the node; None if the node config sets no folder.
+    path
+        Path from the run config, relative to the data folder.
+    rule
+        First words of the error, such as "data.files should be a pattern".
+
+    Raises
+    ------
+    DataError
+        If there is no data folder, or the path leaves it.
+    """
     if folder is None or Path(path).is_absolute() or ".." in Path(path).parts:
-        raise DataError(
-            f"{rule} inside a node's data folder ({folder or 'no data-dir in the node config'}), "
-            f"got {shown(path)}"
-        )
+        place = folder or "no data-dir in the node config; set data-dir"
+        raise DataError(f"{rule} inside a node's data folder ({place}), got {shown(path)}")
     return Path(folder).expanduser().absolute()
 
 
 def budget_of(context: Context) -> Budget | None:
-    """Return a client's privacy budget; None if its node config has no ``epsilon``.
+    """Return the privacy budget in a client's node config; None if ``epsilon`` is unset.
 
-    The budget is ``epsilon`` at ``delta`` (1e-5 if unset) in the node config. It is for the client
-    with all its data, or for each of its examples if ``level`` is ``example``.
+    The budget is ``epsilon`` at ``delta`` (1e-5 if unset). It protects the client with all its
+    data, or each single example if ``level`` is ``example``.
 
-    Both numbers are the client's to choose. If δ were in the run's config, its author could set it
-    near 1, at which any number of releases costs almost no ε.
+    The client itself chooses both numbers. If δ were in the run config, the author of the run could
+    set it near 1, and any number of releases would cost almost no ε.
 
     Raises
     ------
@@ -628,13 +749,27 @@ def budget_of(context: Context) -> Budget | None:
 
 
 @lru_cache(maxsize=2)
-def _load(
+def _load_data(
     items: tuple[tuple[str, Any], ...], data_dir: str | None, declared: DataSchema | None
 ) -> Federation | TableSource:
-    """Return the tables of one client, or the federation of all clients with data here.
+    """Load the data of a run config, and cache it.
 
-    The data is encoded by the declared schema. A process that is many clients in turn, as in
-    Flower's simulation, loads it once.
+    A process that runs many clients in turn, as in Flower's simulation, loads the data only once.
+
+    Parameters
+    ----------
+    items
+        Keys and values of the run config.
+    data_dir
+        Data folder of the node; None if the node config sets no folder.
+    declared
+        Schema by which the data is encoded; None if the server declares no schema.
+
+    Returns
+    -------
+    Federation or TableSource
+        Tables of a single client, not yet encoded, if the files on this machine belong to one
+        client; else a federation of all clients with data on this machine.
     """
     config = RunConfig.read(dict(items)).config
     if "files" not in config.data:

@@ -1,6 +1,6 @@
-"""Implementation of the ``Clients`` protocol over a Flower grid.
+"""Clients of a Flower grid, with the same interface as simulated clients.
 
-Each query becomes messages to nodes, and every reply is checked.
+Each query of an algorithm becomes messages to the nodes of clients, and every reply is checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flwr.app import Array, MessageType, RecordDict
 from torch import Tensor
 
 from fedclade.algorithms import Algorithm, State
-from fedclade.channel import ENCODINGS, Channel, Sketch, encoded_bytes
+from fedclade.channel import ENCODINGS, Channel, Sketch, encoded_bytes, unpack_parts
 from fedclade.core import (
     DROPPED_OUT,
     FORBIDS,
@@ -39,9 +39,10 @@ from fedclade.core import (
     Refused,
     Round,
     RowQuery,
+    Sink,
     Split,
+    TrainQuery,
     UpdateError,
-    UpdateQuery,
     Updates,
     Waiting,
     Workers,
@@ -76,11 +77,12 @@ from fedclade.flower.row_messages import largest_reply, read_row, values_of, vec
 from fedclade.flower.secure.server import secure_updates
 from fedclade.flower.secure.terms import Members, SecureAggregation
 from fedclade.flower.wire import Content
+from fedclade.flower.work_sent import check_work_travels
 from fedclade.runs import ComingAndGoing
 from fedclade.tasks import FittedTask
 
-# Clients of a network as an algorithm sees them: new clients are admitted, disconnected clients are
-# left out.
+# The algorithm's view of the clients: before each round new clients are admitted, and disconnected
+# clients are left out of the round.
 
 _log = logging.getLogger(__name__)
 
@@ -88,9 +90,9 @@ _log = logging.getLogger(__name__)
 class ConnectedClients(Channel, ComingAndGoing):
     """Clients that may join before any round, and may disconnect for a while or for good.
 
-    A disconnected client stays in its cluster. Rounds leave it out without waiting for it, and it
-    takes part again as soon as it reconnects. If no client is connected, the round waits. The
-    registry is saved in the folder of the run, if the run has one.
+    A disconnected client remains in its cluster. Rounds leave the client out without waiting until
+    it reconnects. If no client is connected, the round waits. The registry of clients is saved in
+    the run folder, if the run has a folder.
 
     Parameters
     ----------
@@ -115,7 +117,14 @@ class ConnectedClients(Channel, ComingAndGoing):
     def begin(
         self, algorithm: Algorithm, state: State, this_round: Round
     ) -> tuple[State, list[Event]]:
-        """Begin a round and add clients that have joined; return the next state and the events."""
+        """Begin a round: add clients that have joined, and record which clients are connected.
+
+        Returns
+        -------
+        tuple[State, list[Event]]
+            State of the algorithm with the new clients, and the events of disconnected,
+            reconnected, refused, waiting and new clients.
+        """
         self._registry.begin(this_round.number)
         if not self._registry.connected:
             self._registry.wait(1, self._wait)
@@ -135,8 +144,9 @@ class ConnectedClients(Channel, ComingAndGoing):
         if changes.postponed:
             events.append(Waiting(0, tuple(changes.postponed)))
             _log.warning(
-                "%d newcomers wait for a later round, as network.newcomers = %g allows no more "
-                "at once; list the keys of the clients in network.keys, or raise it",
+                "%d newcomers have to wait for a later round, as network.newcomers = %g limits "
+                "their number at one time; list the clients' keys in network.keys, or raise "
+                "network.newcomers",
                 len(changes.postponed),
                 self._registry.newcomers,
             )
@@ -147,7 +157,14 @@ class ConnectedClients(Channel, ComingAndGoing):
         return state, events
 
     def stay(self, number: int, tree: ParameterTree) -> None:
-        """Check after the last round that a client of the run is connected; wait if none is.
+        """Wait after the last round until a client is connected, since evaluation needs clients.
+
+        Parameters
+        ----------
+        number
+            Number of the last round.
+        tree
+            Ignored.
 
         Raises
         ------
@@ -156,24 +173,24 @@ class ConnectedClients(Channel, ComingAndGoing):
         """
         if not self._registry.wait_for_any(self._wait):
             raise UpdateError(
-                f"round {number}, the last, was not evaluated, and no client is connected within "
-                f"{self._wait:g} s; start the SuperNodes and the ServerApp, with network.finish = "
-                "true"
+                f"the last round, {number}, cannot be evaluated, since no client has connected "
+                f"within {self._wait:g} s; start the SuperNodes, and then the ServerApp with "
+                "network.finish = true"
             )
 
 
-# Clients that are skipped by some queries, since their last reply was too late.
+# Clients whose last reply was too late are left out of the next queries.
 
 LONGEST = 32  # largest number of queries in a row that skip a client
 
 
 class Backoff:
-    """Record of late clients that the next queries skip.
+    """Exponential backoff: record of late clients and of the queries that leave them out.
 
-    A client that is too late is skipped by the next query; if it is too late again, by the next 2
-    queries, then 4, 8, up to 32. Otherwise a client that hangs would cost the whole deadline at
-    every query. The record counts queries that the client would otherwise receive, and not seconds,
-    so that a run does not depend on its speed.
+    After a late reply a client is left out of the next query; if its next reply is late, too, of
+    the next 2 queries, then 4, 8, and at most 32. Otherwise a client that does not respond would
+    delay every query until the deadline. The record counts queries and not seconds, so that the
+    results of a run do not depend on its speed.
     """
 
     def __init__(self) -> None:
@@ -181,9 +198,17 @@ class Backoff:
         self._skips: dict[int, int] = {}  # queries left to skip, by client
 
     def skipped(self, clients: Collection[int], connected: Collection[int]) -> dict[int, str]:
-        """Return the clients that this query skips, with the reason of each.
+        """Return the clients that the next query leaves out because of late replies, with reasons.
 
-        The result is empty if the query would otherwise skip all connected clients.
+        The result is empty if the query would otherwise leave out all connected clients. Each call
+        counts as one query.
+
+        Parameters
+        ----------
+        clients
+            Connected clients to which the query would be sent.
+        connected
+            All connected clients of the run.
         """
         if all(self._skips.get(client, 0) for client in connected):
             return {}
@@ -191,123 +216,138 @@ class Backoff:
         for client in skipped:
             self._skips[client] -= 1
         return {
-            client: f"{NOT_ASKED}, as it was too late the last {self._times(client)}"
+            client: f"{NOT_ASKED}, as it was too late the last {self._describe_times(client)}"
             for client in skipped
         }
 
     def late(self, client: int) -> None:
-        """Record that a client's reply was too late."""
+        """Record that a client's reply was too late, so that the next queries leave it out."""
         self._late[client] = self._late.get(client, 0) + 1
         self._skips[client] = min(LONGEST, 2 ** (self._late[client] - 1))
 
     def reset(self, client: int) -> None:
-        """Record that a client has replied in time, or is disconnected."""
+        """Forget a client's late replies, once it has replied in time or is disconnected."""
         self._late.pop(client, None)
         self._skips.pop(client, None)
 
-    def _times(self, client: int) -> str:
-        return "time" if self._late[client] == 1 else f"{self._late[client]} times"
+    def _describe_times(self, client: int) -> str:
+        """Return "time" or, after for example 3 late replies in a row, "3 times", for an error."""
+        if self._late[client] == 1:
+            return "time"
+        return f"{self._late[client]} times"
 
 
 # Updates arrive over a network one by one; they are copied into one tensor and checked together.
 
 
 class UpdateBuffer:
-    """Tensor that collects the updates of some clients.
+    """Buffer for the updates of several clients, with one row per update.
 
-    Each update is copied into its row as it arrives, so that no update is stored twice. The updates
-    are checked together, which takes a fraction of the time of separate checks.
+    Each update is copied into its row as soon as it arrives, so that no update is stored twice. All
+    updates are checked together, which takes a fraction of the time of separate checks.
 
     Parameters
     ----------
     rows
-        Number of updates that the buffer has room for.
+        Number of updates for which the buffer has space.
     length
-        Length of an update.
+        Number of entries of an update.
     models
-        Models that the clients were sent; the buffer has their type and device.
+        Models that the server has sent. The buffer has the same type and device.
     """
 
     def __init__(self, rows: int, length: int, models: Tensor) -> None:
         self._deltas = models.new_empty(rows, length)
         # client, number of training examples, and loss, by row
         self._reply_of: dict[int, tuple[int, int, float | None]] = {}
-        self._component_of: dict[
-            int, int
-        ] = {}  # component of a mixture that each client chose, by client
+        # component of a mixture that each client chose, by client
+        self._component_of: dict[int, int] = {}
 
     @property
     def full(self) -> bool:
-        """Whether every row is filled."""
+        """Whether every row of the buffer contains an update."""
         return len(self._reply_of) == len(self._deltas)
 
     def put(self, client: int, reply: UpdateReply, row: int | None = None) -> None:
-        """Copy an update into the given row, or the next."""
-        row = len(self._reply_of) if row is None else row
+        """Copy a client's update into a row; by default into the first free row."""
+        if row is None:
+            row = len(self._reply_of)
         self._deltas[row] = reply.update
         self._reply_of[row] = (client, reply.size, reply.loss)
         if reply.component is not None:
             self._component_of[client] = reply.component
 
     def checked(self, n_parameters: int, number: int) -> Updates:
-        """Return the usable updates of a round, in the order of rows.
+        """Check the collected updates, and return the usable ones in the order of their rows.
 
         Losses that clients withhold are NaN.
+
+        Parameters
+        ----------
+        n_parameters
+            Number of parameters of the model, without buffers.
+        number
+            Number of the round.
         """
         rows = sorted(self._reply_of)
-        deltas = self._deltas if self.full else self._deltas[rows]
+        deltas = self._deltas
+        if not self.full:
+            deltas = deltas[rows]
         replies = [self._reply_of[row] for row in rows]
         ids = [client for client, *_ in replies]
         sizes = [size for _, size, _ in replies]
         losses = torch.tensor(
             [0.0 if loss is None else loss for *_, loss in replies], dtype=torch.float64
         )
-        updates = Updates.received(ids, sizes, deltas, n_parameters, losses, number)
+        updates = Updates.received(
+            ids, sizes, deltas, n_parameters=n_parameters, losses=losses, number=number
+        )
         if self._component_of:
-            updates = replace(
-                updates,
-                components=torch.tensor([self._component_of[client] for client in updates.ids]),
+            updates = updates.with_columns(
+                components=torch.tensor([self._component_of[client] for client in updates.ids])
             )
         withheld = {client for client, _, loss in replies if loss is None}
         if not withheld:
             return updates
         hidden = torch.tensor([client in withheld for client in updates.ids], dtype=torch.bool)
-        return replace(updates, losses=updates.losses.masked_fill(hidden, torch.nan))
+        return updates.with_columns(losses=updates.losses.masked_fill(hidden, torch.nan))
 
 
 T = TypeVar("T")
 
 DISCLOSES_NO_SCORES = (
-    f'{FORBIDS} scores, as the client reported when it joined; to allow them, set disclose="scores", and name evaluate '
-    "in allow, in its node config"
+    f'{FORBIDS} scores, as the client reported when it joined; to allow scores, set disclose="scores" and add evaluate '
+    "to allow in its node config"
 )
 
 
 class GridClients(Workers):
-    """Clients of a Flower grid.
+    """Clients of a Flower grid, which reply to the queries of an algorithm.
 
-    Each node receives one message with the model of its client's cluster. Every reply is checked as
-    it arrives: it must be about the round, the query and the model that the client was sent, have
-    the right length, and be finite. Clients that send another reply, or none in time, are left out
-    of the round, by name and with the reason. Late replies are discarded.
+    For each query a node receives one message, for example with the model of its client's cluster.
+    Every reply is checked as it arrives: it must repeat the round, the query and the model that the
+    server has sent, have the right length, and be finite. A client with an invalid reply, or with
+    no reply in time, is left out of the round, and the reason is reported. Late replies are
+    discarded.
 
     Parameters
     ----------
     exchange
-        Sends requests to nodes.
+        Sender of requests to nodes and receiver of their replies.
     registry
         Registry of each client's node and of the connected nodes.
     layout
         Layout of the model.
     task
-        Task with the metrics by which clients are scored.
+        Task with the metrics by which clients evaluate models.
     sketch
-        Sketch by which the updates from splits of a client's data are compared.
+        Sketch (random projection) by which updates from splits of a client's data are compared;
+        None if whole updates are compared.
     wait
-        Seconds to wait for any client, if all disconnect in the middle of a round.
+        Seconds to wait for any client, if all clients disconnect during a round.
     secure
-        Secure aggregation, which adds updates up under masks; if None, each update is received
-        separately.
+        Secure aggregation, by which the server receives only sums of updates; None if the server
+        receives each update separately.
     """
 
     def __init__(
@@ -330,16 +370,19 @@ class GridClients(Workers):
         self._backoff = Backoff()
         self._secure = secure
         self._scored: dict[tuple[int, Split], int] = {}
-        """Number of examples that each client is scored on, by split; it never changes."""
+        """Number of examples on which each client is evaluated, by client and split of the data.
+
+        The number never changes, so each reply is checked against the first reply.
+        """
 
     @property
     def engine(self) -> str:
-        """Engine of local training: always "auto", since each client chooses its own."""
+        """Engine of local training: always "auto", since each client chooses its own engine."""
         return "auto"
 
     @property
     def engine_taken(self) -> str | None:
-        """Engine that training uses: always None, since the server does not know it."""
+        """Engine that local training uses: always None, since clients do not report it."""
         return None
 
     @property
@@ -352,19 +395,39 @@ class GridClients(Workers):
         """Number of training examples that each client registered with."""
         return self._registry.clients.sizes
 
-    def handle_updates(self, query: UpdateQuery) -> Updates:
-        """Return the updates, or gradients, of the clients that reply.
+    def handle_updates(self, query: TrainQuery, sink: Sink | None = None) -> Updates:
+        """Let clients train; return the updates, or gradients, of the clients that reply.
 
         Each client starts from the model that the query assigns to it.
+
+        Parameters
+        ----------
+        query
+            Training query.
+        sink
+            Function that receives the updates in small batches as they arrive, so that the server
+            need not store all of them; None to return all updates.
+
+        Raises
+        ------
+        ConfigError
+            If the work that the query requests is possible in simulations only.
         """
+        check_work_travels(query)
         kind = query.kind
         ids = query.ids
         this_round = query.round
         sent = ModelsSent.of(query)
         values = training_values(query, self._sketch)
-        if self._secure is not None and not query.is_secret:
+        if self._secure is not None and query.work.sends_update:
             updates = secure_updates(
-                self._secure, self, query, sent, values, self._members, self.layout.n_parameters
+                self._secure,
+                self,
+                query,
+                sent=sent,
+                values=values,
+                members=self._member_properties,
+                n_parameters=self.layout.n_parameters,
             )
             check_allowed(kind, ids, updates.left_out, len(self._registry.connected))
             return updates
@@ -375,21 +438,30 @@ class GridClients(Workers):
         expected = {
             client: {"what": kind, **repeated, "model": name} for client, name in sent.names.items()
         }
-        length, n_parameters = self._shape(query)
+        length, n_parameters = self._reply_sizes(query)
         largest = max(encoded_bytes(length, encoding, n_parameters) for encoding in ENCODINGS)
         left_out: dict[int, str] = {}
 
         def read(client: int, content: Content) -> UpdateReply:
-            size = examples_trained_on(query, self._registry.clients.sizes[client])
-            components = len(query.models) if query.mixture else 0
             return read_update(
-                content, length, n_parameters, self.layout.dtype, size, expected[client], components
+                content,
+                length=length,
+                n_parameters=n_parameters,
+                dtype=self.layout.dtype,
+                size=examples_trained_on(query, self._registry.clients.sizes[client]),
+                expected=expected[client],
+                components=len(query.models.vectors) if query.work.mixture else 0,
             )
 
         replies = self.request(
-            contents, MessageType.TRAIN, str(this_round.number), read, left_out, largest
+            contents,
+            MessageType.TRAIN,
+            group=str(this_round.number),
+            read=read,
+            left_out=left_out,
+            largest=largest,
         )
-        updates = self._collected(query, replies, left_out)
+        updates = self._collect_updates(query, replies, left_out, sink)
         check_allowed(kind, ids, left_out, len(self._registry.connected))
         return updates
 
@@ -399,37 +471,40 @@ class GridClients(Workers):
         A client receives all of its models in one message.
         """
         if isinstance(query, ChoiceQuery):
-            return self._choices(query)
+            return self._query_choices(query)
         ids = query.ids
         split = query.split
         rows: dict[int, list[int]] = {}
         for client, row in zip(ids, query.assignment, strict=True):
             rows.setdefault(client, []).append(row)
         arrays = wire.raw_vectors(query.models, query.assignment)
-        together = of_mixture(query) if query.mixture else None
+        mixture_arrays: Mapping[str, Array] = {}
+        if query.mixture is not None:
+            mixture_arrays = of_mixture(query.models, query.mixture)
         contents: dict[int, RecordDict] = {}
-        for client, mine in rows.items():
-            sent = together or {str(k): arrays[row] for k, row in enumerate(mine) if row != OWN}
-            said = {
-                "split": split,
-                "own": OWN in mine,
-                "compares": query.compares,
-                **as_values(query),
+        left_out: dict[int, str] = {}
+        for client, client_rows in rows.items():
+            # Models are large, so they are not sent to a client that has registered that it does
+            # not report scores. Scores on training data are always requested, since an algorithm
+            # that needs them must receive the client's own refusal.
+            if split != "train" and not self._registry.discloses_scores(client):
+                left_out[client] = DISCLOSES_NO_SCORES
+                continue
+            sent = mixture_arrays or {
+                str(k): arrays[row] for k, row in enumerate(client_rows) if row != OWN
             }
-            contents[client] = self.content("evaluate", said, sent)
+            values = {
+                "split": split,
+                "own": OWN in client_rows,
+                "compares": query.compares,
+                **as_values(query.models, query.mixture),
+            }
+            contents[client] = self.content("evaluate", values, sent)
         scores = dict[int, list[Scores]]()
         wins = dict[int, list[int]]()
-        left_out: dict[int, str] = {}
-        # algorithms use scores on training data, so clients report a refusal themselves
-        if split != "train":
-            for client in [
-                client for client in contents if not self._registry.discloses_scores(client)
-            ]:
-                del contents[client]  # models are large, and the client would refuse to score them
-                left_out[client] = DISCLOSES_NO_SCORES
+        smallest_loss = 0.0 if self._task.has_nonnegative_loss else -LARGEST_LOSS
 
         def read(client: int, content: Content) -> list[Scores]:
-            smallest_loss = 0.0 if self._task.has_nonnegative_loss else -LARGEST_LOSS
             known = self._examples(client, split)
             found = read_scores(
                 content, len(rows[client]), self._task.metrics, known, smallest_loss=smallest_loss
@@ -438,17 +513,22 @@ class GridClients(Workers):
                 wins[client] = read_wins(content, len(found), found[0][2])
             return found
 
-        for client, mine in self.request(
-            contents, MessageType.EVALUATE, f"evaluate {split}", read, left_out
-        ):
-            self._scored[client, split] = mine[0][2]
-            scores[client] = mine
+        replies = self.request(
+            contents, MessageType.EVALUATE, group=f"evaluate {split}", read=read, left_out=left_out
+        )
+        for client, client_scores in replies:
+            self._scored[client, split] = client_scores[0][2]
+            scores[client] = client_scores
         if split == "train":  # a round depends on these scores; all other scores only describe it
             check_allowed("evaluate", [*rows], left_out, len(self._registry.connected))
-        return evaluation_of(ids, scores, wins, self._task.metrics, left_out)
+        return evaluation_of(ids, scores, wins, metrics=self._task.metrics, left_out=left_out)
 
-    def _choices(self, query: ChoiceQuery) -> Evaluation:
-        """Return each client's choice of the best of its models; they travel in one message."""
+    def _query_choices(self, query: ChoiceQuery) -> Evaluation:
+        """Return an evaluation that states which of its models each client has chosen.
+
+        A client receives all of its models in one message. In the evaluation, the model that a
+        client has chosen has one win; all scores and losses are NaN.
+        """
         rows: dict[int, list[int]] = {}
         for client, row in zip(query.ids, query.assignment, strict=True):
             rows.setdefault(client, []).append(row)
@@ -463,7 +543,10 @@ class GridClients(Workers):
         def read(client: int, content: Content) -> int:
             return read_choice(content, len(rows[client]))
 
-        chosen = dict(self.request(contents, MessageType.QUERY, "choose", read, left_out))
+        replies = self.request(
+            contents, MessageType.QUERY, group="choose", read=read, left_out=left_out
+        )
+        chosen = dict(replies)
         check_allowed("choose", [*rows], left_out, len(self._registry.connected))
         replied = [client for client in rows if client in chosen]
         ids = [client for client in replied for _ in rows[client]]
@@ -480,18 +563,27 @@ class GridClients(Workers):
         )
 
     def handle_data(self, query: DataQuery[R]) -> R:
-        """Return the clients' replies to a query about their data."""
+        """Return the clients' replies to a query about their data.
+
+        Raises
+        ------
+        ConfigError
+            If the query is neither a row query nor a query for statistics.
+        """
         if isinstance(query, RowQuery):
             return cast("R", self._rows(query))
         if isinstance(query, StatisticsQuery):
             return cast("R", self._statistics(query))
         raise ConfigError(
-            f"a {type(query).__name__} cannot be put over a network; make it a subclass of "
+            f"a {type(query).__name__} cannot be sent over a network; make it a subclass of "
             "fedclade.RowQuery, or run a simulation"
         )
 
     def _rows(self, query: RowQuery) -> Tensor:
-        """Return the row of each client; zeros for a client that does not reply."""
+        """Return each client's reply to a row query, one row per client of the query.
+
+        The row of a client that does not reply consists of zeros.
+        """
         check_travels(type(query))
         schema = self._registry.clients.schema
         shape = query.shape(schema)
@@ -504,24 +596,42 @@ class GridClients(Workers):
         def read(client: int, content: Content) -> Tensor:
             return read_row(query, content, shape)
 
-        largest = largest_reply(query, shape)
-        replies = self.request(contents, MessageType.QUERY, query.kind, read, left_out, largest)
+        replies = self.request(
+            contents,
+            MessageType.QUERY,
+            group=query.kind,
+            read=read,
+            left_out=left_out,
+            largest=largest_reply(query, shape),
+        )
         for client, row in replies:
             rows[place_of[client]] = row
         check_allowed(query.kind, query.ids, left_out, len(self._registry.connected))
         return rows
 
     def _statistics(self, query: StatisticsQuery) -> Statistics:
-        """Return the statistics of all clients; raise an UpdateError unless most reply."""
+        """Return the sum of all clients' statistics; raise an UpdateError if too few reply."""
         clients = self._registry.clients
         content = self.content(query.kind, {})
-        columns = math.prod(clients.schema.input_shape)
-        return summed(query, clients.sizes, columns, content, self.request)
+        columns = query.targets
+        if query.inputs:
+            columns += math.prod(clients.schema.input_shape)
+        return summed(query, clients.sizes, columns, content=content, ask=self.request)
 
     def content(
         self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
     ) -> RecordDict:
-        """Return the message content of one kind of request about this run's model."""
+        """Return the content of a request to clients about this run's model.
+
+        Parameters
+        ----------
+        kind
+            Kind of the request, such as ``train``.
+        values
+            Plain values of the request, by name.
+        vectors
+            Vectors of the request, such as models, by name.
+        """
         values = {"what": kind, **values, "layout": self._structure, **self._registry.of_all}
         return wire.record(values, vectors)
 
@@ -536,7 +646,7 @@ class GridClients(Workers):
     ) -> Iterator[tuple[int, T]]:
         """Send requests to clients; yield each client with its parsed reply, in order of arrival.
 
-        Clients that are disconnected, or were late before, are skipped.
+        Clients that are disconnected, or whose last replies were late, receive no request.
 
         Parameters
         ----------
@@ -556,13 +666,14 @@ class GridClients(Workers):
         Raises
         ------
         UpdateError
-            If no client is connected or reconnects in time. Requests for scores then yield nothing
-            instead, since a run can do without scores.
+            If no client is connected or reconnects in time. A request for scores then yields
+            nothing instead, since a run can continue without scores.
         """
         if not self._registry.wait_for_any(self._wait) and kind != MessageType.EVALUATE:
             raise UpdateError(
-                f"nobody is connected any more, and nobody came back within {self._wait:g} s; "
-                "start the SuperNodes again, and then the server with the same folder"
+                "all clients are disconnected, and no client has reconnected within "
+                f"{self._wait:g} s; start the SuperNodes again, and then the server with the same "
+                "folder"
             )
         node_of = {client: self._registry.node(client) for client in contents}
         for client in (client for client, node in node_of.items() if node is None):
@@ -574,7 +685,10 @@ class GridClients(Workers):
         sent = {node: contents[client] for node, client in client_of.items()}
         for node, answer in self._exchange.ask(sent, kind, group, largest):
             client = client_of[node]
-            (self._backoff.late if answer == TOO_LATE else self._backoff.reset)(client)
+            if answer == TOO_LATE:
+                self._backoff.late(client)
+            else:
+                self._backoff.reset(client)
             try:
                 if isinstance(answer, str):
                     raise UpdateError(answer)
@@ -586,54 +700,89 @@ class GridClients(Workers):
             else:
                 yield client, found
 
-    def _collected(
+    def _collect_updates(
         self,
-        query: UpdateQuery,
+        query: TrainQuery,
         replies: Iterator[tuple[int, UpdateReply]],
         left_out: Mapping[int, str],
+        sink: Sink | None,
     ) -> Updates:
-        """Return all updates in the order of the query, or those that its sink did not take."""
-        length, _ = self._shape(query)
-        # Rows are in the order of the query, since results must not depend on the order of arrival.
-        if query.sink is None:
+        """Collect and check the updates of a training query as they arrive.
+
+        Parameters
+        ----------
+        query
+            Training query.
+        replies
+            Clients with their replies, in order of arrival.
+        left_out
+            Reason of each client that is left out; complete once all replies are read.
+        sink
+            Function that receives the updates in batches; None to collect all of them.
+
+        Returns
+        -------
+        Updates
+            Without a sink, all updates in the order of the query's clients; with a sink, the last,
+            incomplete batch.
+        """
+        length, _ = self._reply_sizes(query)
+        # The rows have the order of the query's clients, since results must not depend on the order
+        # in which replies arrive.
+        if sink is None:
             place_of = {client: place for place, client in enumerate(query.ids)}
-            buffer = UpdateBuffer(len(query.ids), length, query.models)
+            buffer = UpdateBuffer(len(query.ids), length, query.models.vectors)
             for client, reply in replies:
                 buffer.put(client, reply, place_of[client])
             return self._checked(buffer, query, left_out)
-        buffer = UpdateBuffer(AT_ONCE, length, query.models)
+        buffer = UpdateBuffer(AT_ONCE, length, query.models.vectors)
         for client, reply in replies:
             buffer.put(client, reply)
             if buffer.full:
-                query.sink(self._checked(buffer, query, {}))
-                buffer = UpdateBuffer(AT_ONCE, length, query.models)
+                sink(self._checked(buffer, query, {}))
+                buffer = UpdateBuffer(AT_ONCE, length, query.models.vectors)
         return self._checked(buffer, query, left_out)
 
     def _checked(
-        self, buffer: UpdateBuffer, query: UpdateQuery, left_out: Mapping[int, str]
+        self, buffer: UpdateBuffer, query: TrainQuery, left_out: Mapping[int, str]
     ) -> Updates:
-        updates = buffer.checked(self._shape(query)[1], query.round.number)
+        """Return the usable updates in a buffer.
+
+        If a query compares updates from splits of the data, the values for the comparison are
+        separated from the updates to which clients have appended them. ``left_out`` contains the
+        reasons of clients without a valid reply.
+        """
+        updates = buffer.checked(self._reply_sizes(query)[1], query.round.number)
+        updates = unpack_parts(updates, query)
         return replace(updates, left_out={**left_out, **updates.left_out})
 
     @property
-    def _members(self) -> Members:
+    def _member_properties(self) -> Members:
+        """Registered number of examples and public key of each client, for secure aggregation."""
         return Members(self._registry.clients.sizes, self._registry.keys)
 
-    def _shape(self, query: UpdateQuery) -> tuple[int, int]:
-        """Return the length of an update, and the number of its entries that are compared."""
-        if query.is_secret:
+    def _reply_sizes(self, query: TrainQuery) -> tuple[int, int]:
+        """Return the number of entries of a reply's vector, and its number of parameters.
+
+        The vector has S entries for the parameters and buffers of a model. It has more entries if
+        it contains all models of a mixture, or values by which updates from splits of the data are
+        compared. It is empty if clients send no update.
+        """
+        if not query.work.sends_update:
             return 0, 0
-        if query.mixture is not None:
+        if query.work.mixture is not None:
             return length_of(query, self.layout, self._registry.clients.schema.labels)
-        if query.round.replicates == 1 or not query.round.compares_parts:
-            return self.layout.size, self.layout.n_parameters
-        sketches = query.round.replicates * (
-            self._sketch.dim if self._sketch else self.layout.n_parameters
-        )
-        return self.layout.size + sketches, self.layout.n_parameters
+        n_parameters = self.layout.n_parameters
+        if (compared := query.work.compared_splits) is None:
+            return self.layout.size, n_parameters
+        compared_entries = self._sketch.dim if self._sketch else n_parameters
+        return self.layout.size + compared.count * compared_entries, n_parameters
 
     def _examples(self, client: int, split: Split) -> int | None:
-        """Return the number of examples that a client is scored on, if it is known."""
+        """Return the number of examples of a client in a split of its data; None if unknown.
+
+        Replies with scores are checked against this number.
+        """
         size = self._registry.clients.sizes[client]
         if split == "train" and self._task.kind != "language" and largest_of_class(size) == size:
             return size

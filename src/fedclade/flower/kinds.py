@@ -1,12 +1,13 @@
 """Table of the kinds of queries that a client replies to over a network.
 
-A kind that is not in the table is refused. A kind that is about a client's data names the class of
-its query, which declares what a reply reveals. Clients with privacy or secure aggregation refuse a
-class that declares nothing.
+A client refuses a query of a kind that is not in the table. For each kind of query about a client's
+data, the table has the class of the query, which declares what a reply reveals. Clients with
+differential privacy or secure aggregation refuse a query whose class declares nothing.
 
-Kinds of :class:`~fedclade.RowQuery` need only their class. A package or a user adds one by
-``client_app(queries=[...])`` or by an entry point of the group ``fedclade.queries``, never by a
-name in a message, and a client replies to it only if its policy names the kind.
+A row query, whose reply is one row of numbers (:class:`~fedclade.RowQuery`), is fully described by
+its class. A package or a user adds such a class by ``client_app(queries=[...])`` or by an entry
+point of the group ``fedclade.queries``, never by a name in a message. A client replies to an added
+query only if its policy allows the kind.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fedclade.core import (
     EvaluationQuery,
     Query,
     RowQuery,
-    UpdateQuery,
+    TrainQuery,
     check_kind,
     field_types,
     installed,
@@ -30,6 +31,7 @@ from fedclade.core import (
     shown,
 )
 from fedclade.data import StatisticsQuery
+from fedclade.flower.gain_query import GainQuery
 
 RESERVED = frozenset(
     {
@@ -46,23 +48,23 @@ RESERVED = frozenset(
         "what",
     }
 )
-"""Names of values that messages use themselves, so no field of a query can have them."""
+"""Names of values in every message, which the fields of a query cannot have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Properties of a kind of query.
+    """Entry of the table of queries: properties of one kind of query.
 
     Parameters
     ----------
     query
-        Class of the query; None for a request of the protocol, which is not about the client's
-        data.
+        Class of the query; None for a request that is only part of a protocol, such as
+        registration, and not about the client's data.
     allowed_as
-        Name by which a client's policy allows the kind; empty if it needs no permission.
+        Name by which a client's policy allows this kind of query; empty if no permission is needed.
     takes_sums
-        Whether the message carries statistics of all clients' examples. It does so in runs that use
-        them to scale inputs or to set the weights of labels.
+        Whether the message contains statistics of all clients' examples, in runs that use such
+        statistics to scale inputs or to weight labels.
     """
 
     query: type[Query[Any]] | None = None
@@ -71,23 +73,24 @@ class Kind:
 
     @property
     def row_query(self) -> type[RowQuery] | None:
-        """Class of the query, if the reply is one row of numbers; else None."""
+        """Class of the query if a reply is one row of numbers (a row query); None otherwise."""
         if self.query is not None and issubclass(self.query, RowQuery):
             return self.query
         return None
 
 
 def kind_of_rows(query: type[RowQuery]) -> Kind:
-    """Return the kind of query of a class of row queries."""
+    """Return the entry in the table of queries for a class of row queries."""
     return Kind(query=query, allowed_as=query.kind, takes_sums=True)
 
 
 KINDS: dict[str, Kind] = {
     "hello": Kind(),
     "initial": Kind(),
-    "train": Kind(query=UpdateQuery, allowed_as="train", takes_sums=True),
-    "gradients": Kind(query=UpdateQuery, allowed_as="gradients", takes_sums=True),
+    "train": Kind(query=TrainQuery, allowed_as="train", takes_sums=True),
+    "gradients": Kind(query=TrainQuery, allowed_as="gradients", takes_sums=True),
     "evaluate": Kind(query=EvaluationQuery, allowed_as="evaluate", takes_sums=True),
+    "gains": Kind(query=GainQuery, allowed_as="evaluate", takes_sums=True),
     "choose": Kind(query=ChoiceQuery, allowed_as="evaluate", takes_sums=True),
     "subspaces": kind_of_rows(SubspaceQuery),
     "statistics": Kind(query=StatisticsQuery, allowed_as="statistics"),
@@ -95,78 +98,94 @@ KINDS: dict[str, Kind] = {
     "descriptors": kind_of_rows(DescriptorQuery),
     "keys": Kind(allowed_as="train"),
     "shares": Kind(allowed_as="train"),
-    "masked": Kind(query=UpdateQuery, allowed_as="train", takes_sums=True),
+    "masked": Kind(query=TrainQuery, allowed_as="train", takes_sums=True),
     "agree": Kind(allowed_as="train"),
     "unmask": Kind(allowed_as="train"),
 }
-"""All kinds that this process knows, by the name in a message.
+"""All kinds of queries that this process knows, by the kind's name in a message.
 
 :func:`register_query` adds a kind.
 """
 
 SKETCH = "sketch"
-"""Name in a policy for the signs of a sketch, which leave unmasked with a masked update."""
+"""Name in a policy's ``disclose`` for the signs of random projections of masked updates.
+
+Clients send these signs unmasked, so that the server can compare the updates.
+"""
 
 ALWAYS = ("update", "nothing")
-"""Values of a query's ``discloses`` that a policy need not name.
+"""Values of a query's ``discloses`` that need not be in a policy's ``disclose``.
 
-Updates leave masked or with noise, and "nothing" discloses nothing.
+A closed client sends updates only masked or with noise, and "nothing" stands for no disclosure.
 """
 
 
 def register_query(query: type[RowQuery]) -> None:
-    """Add a class of row queries to the table of kinds.
+    """Add a class of row queries to the table of queries, so that clients reply to such queries.
+
+    Parameters
+    ----------
+    query
+        Subclass of :class:`~fedclade.RowQuery`.
 
     Raises
     ------
     ConfigError
-        If the class is no class of row queries, lacks a required declaration, cannot be sent in a
-        message, or has the name of another kind.
+        If the class is not a subclass of RowQuery, lacks a required declaration, cannot be sent in
+        messages, or if another kind of query has the same name.
     """
     if not (isinstance(query, type) and issubclass(query, RowQuery)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"queries should be subclasses of fedclade.RowQuery, got {shown(query)}")
     check_travels(query)
     known = KINDS.get(query.kind)
-    # A notebook that is run again defines its class again, so the latest class replaces it.
+    # A cell of a notebook that runs again defines the same class again. The latest definition
+    # replaces the earlier one.
     is_same = known is not None and _name_of(known.query) == _name_of(query)
     if known is not None and not is_same:
         raise ConfigError(
-            f"kind {query.kind!r} of {query.__name__} is the name of another kind of question; "
-            "give it another in its class"
+            f"kind {query.kind!r} of {query.__name__} is the name of another kind of query; choose "
+            "another value of 'kind' in the class"
         )
     KINDS[query.kind] = kind_of_rows(query)
 
 
 def check_travels(query: type[RowQuery]) -> None:
-    """Check that a class of row queries can be sent in messages.
+    """Check that messages can contain the queries of a class.
 
     Raises
     ------
     ConfigError
-        If it lacks a required declaration, or a field has a name that messages use themselves.
+        If the class lacks a required declaration, or if one of its fields has a name that is
+        reserved for values of every message.
     """
     check_kind(query)
     if (name := query.reply_name or query.kind) in RESERVED | {"round"}:
         raise ConfigError(
-            f"the row of a {query.__name__} cannot travel as {name!r}, as every message has a "
-            "value of that name; give the kind, or reply_name, another name"
+            f"the reply to a {query.__name__} cannot have the name {name!r}, which is reserved for "
+            "a value of every message; choose another value of 'kind' or 'reply_name'"
         )
     types = field_types(query)
     names = {*types.plain, *types.models}
     if taken := sorted(names & RESERVED):
         raise ConfigError(
-            f"field {taken[0]!r} of {query.__name__} cannot travel to a client, as every message "
-            "has a value of that name; give the field another name"
+            f"field {taken[0]!r} of {query.__name__} has a name that is reserved for a value of "
+            "every message; give the field another name"
         )
 
 
 def load_installed(names: Iterable[str]) -> None:
-    """Add the kinds of these names that installed packages provide to the table.
+    """Add queries from installed packages to the table of queries.
+
+    Parameters
+    ----------
+    names
+        Names of the kinds of queries to add, as in a policy's ``allow``. Known kinds, and names
+        that no installed package provides, are skipped.
 
     Raises
     ------
     ConfigError
-        If an entry point cannot be loaded, or its name is not the name of the kind.
+        If an entry point cannot be loaded, or if its name differs from the kind of its query.
     """
     points = installed("queries")
     for name in names:
@@ -176,20 +195,23 @@ def load_installed(names: Iterable[str]) -> None:
         kind = getattr(query, "kind", name)
         if kind != name:
             raise ConfigError(
-                f"entry point {name!r} of fedclade.queries names a query of kind {kind!r}; give it "
-                "the name of the kind"
+                f"entry point {name!r} of the group fedclade.queries is a query of kind {kind!r}; "
+                "the name of the entry point should equal the kind"
             )
         register_query(query)
 
 
 def allowable() -> tuple[str, ...]:
-    """Return the names that a policy may allow, each once, in the order of the table."""
+    """Return the names of all kinds of queries that a policy may list in ``allow``.
+
+    Names of queries from installed packages come last.
+    """
     names = [kind.allowed_as for kind in KINDS.values() if kind.allowed_as]
     return tuple(dict.fromkeys([*names, *installed("queries")]))
 
 
 def disclosures() -> tuple[str, ...]:
-    """Return the names that a policy may disclose, each once, in the order of the table."""
+    """Return the names of all kinds of data that a policy may list in ``disclose``."""
     declared = [kind.query.discloses for kind in KINDS.values() if kind.query is not None]
     return tuple(
         dict.fromkeys([SKETCH, *(name for name in declared if name and name not in ALWAYS)])
@@ -197,4 +219,5 @@ def disclosures() -> tuple[str, ...]:
 
 
 def _name_of(query: type[Query[Any]] | None) -> str:
+    """Return the module and qualified name of a class of queries; empty for None."""
     return "" if query is None else f"{query.__module__}.{query.__qualname__}"

@@ -1,6 +1,6 @@
-"""Records that a client stores for its lifetime, such as counts of the replies that have left it.
+"""Records that a client stores over all its runs, such as counts of its replies.
 
-A client uses them to decide whether a further reply may leave.
+A client uses the records to decide whether it may send a further reply.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedclade.core import PolicyError, alone, appear
 
 FORMAT = 1
-"""Version of the format of every such file."""
+"""Version of the format of the records' files."""
 
 R = TypeVar("R")
 
@@ -31,20 +31,20 @@ class RecordKind(Generic[R]):
     file
         Name of the record's file in the client's folder, such as ``policy.json``.
     what
-        Description of the record, for the error if it is damaged, such as "the count of what this
-        client has answered".
+        Description of the record, for the error if the file is damaged, such as "the count of this
+        client's replies".
     consequence
-        Consequence of a damaged record, such as "nothing leaves it".
+        Consequence of a damaged record, for the error, such as "this client sends no reply".
     empty
-        Function that makes the record of a client without any replies yet.
+        Function that makes the record of a client that has not replied yet.
     encoded
-        Function that returns a record as JSON values, always with the same names.
+        Function that converts a record to JSON values, always with the same names.
     decoded
-        Function that returns a record from such values, which have all of these names; for damaged
-        values it raises a ValueError, TypeError, KeyError or AttributeError.
+        Function that converts JSON values with all of these names to a record; for damaged values
+        it raises a ValueError, TypeError, KeyError or AttributeError.
     combined
         Function that combines the record in Flower's state, which belongs to one run, with the
-        record in memory.
+        record in memory, which may have counts of other runs.
     """
 
     file: str
@@ -57,11 +57,18 @@ class RecordKind(Generic[R]):
 
 
 class LastingRecord(Generic[R]):
-    """One record of a client, in a file in its folder for its lifetime.
+    """Record of a client that survives restarts, in a file in the client's folder.
 
-    Without a folder the record is in memory, and in ``state``, which Flower stores for a client
-    between two messages: for the lifetime of its SuperNode. The file is written atomically, and
-    only its owner may read it.
+    The file is written atomically and readable by its owner only. For a client without a folder,
+    the record is in memory, and in the state that Flower stores for a client between two messages,
+    so the record lasts until the client's SuperNode stops.
+
+    Parameters
+    ----------
+    folder
+        Folder of the client; None if the client has no folder.
+    kind
+        Description of the record and conversion to JSON.
     """
 
     def __init__(self, folder: Path | None, kind: RecordKind[R]) -> None:
@@ -70,31 +77,36 @@ class LastingRecord(Generic[R]):
         self._latest = kind.empty()
 
     def alone(self) -> AbstractContextManager[None]:
-        """Lock the record against other processes while it is read and written.
+        """Return a context that locks the record against other processes.
 
-        Two processes may serve one client.
+        Two processes may run the same client at the same time, so the record must be read and
+        written in one such context. Without a folder there is no lock.
         """
         return nullcontext() if self._path is None else alone(self._path)
 
     def read(self, state: RecordDict | None = None) -> R:
-        """Return the record; raise a PolicyError if it is damaged."""
+        """Return the stored record; raise a PolicyError if the file or the state is damaged."""
         if self._path is not None:
             try:
                 text = self._path.read_bytes()
             except FileNotFoundError:
                 return self._kind.empty()
-            except OSError as error:  # for example, a folder has that name
-                raise self._damaged(str(self._path), error) from error
-            return self._parsed(text, str(self._path))
+            except OSError as error:  # for example, a folder has the name of the file
+                raise self._damage_error(str(self._path), error) from error
+            return self._parse_record(text, str(self._path))
         stored = (state or {}).get(self._name)
         if not isinstance(stored, ConfigRecord):
             return self._latest
         return self._kind.combined(
-            self._parsed(str(stored.get("record")), "Flower's state of this client"), self._latest
+            self._parse_record(str(stored.get("record")), "Flower's state of this client"),
+            self._latest,
         )
 
     def write(self, record: R, state: RecordDict | None = None) -> None:
-        """Write the record; if that fails, there must be no reply."""
+        """Store the record.
+
+        If this raises an error, the client must not send the reply that the record counts.
+        """
         text = json.dumps({"format": FORMAT, **self._kind.encoded(record)})
         self._latest = record
         if self._path is not None:
@@ -104,22 +116,30 @@ class LastingRecord(Generic[R]):
 
     @property
     def _name(self) -> str:
+        """Name of the record in Flower's state."""
         return f"fedclade.{self._kind.file.removesuffix('.json')}"
 
-    def _parsed(self, text: bytes | str, where: str) -> R:
+    def _parse_record(self, text: bytes | str, where: str) -> R:
+        """Return the record in a JSON text; raise a PolicyError if the text is damaged.
+
+        ``where`` names the source of the text, for the error.
+        """
         expected = {"format", *self._kind.encoded(self._kind.empty())}
         try:
             stored = json.loads(text)
             if stored.keys() != expected:
-                raise ValueError(f"it has {sorted(stored)}, expected {sorted(expected)}")
+                raise ValueError(
+                    f"the record has keys {sorted(stored)}, expected {sorted(expected)}"
+                )
             version = stored.pop("format")
             if type(version) is not int or version != FORMAT:
-                raise ValueError(f"format {version!r}, expected {FORMAT}")
+                raise ValueError(f"the record has format {version!r}, expected {FORMAT}")
             return self._kind.decoded(stored)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise self._damaged(where, error) from error
+            raise self._damage_error(where, error) from error
 
-    def _damaged(self, where: str, error: Exception) -> PolicyError:
+    def _damage_error(self, where: str, error: Exception) -> PolicyError:
+        """Return the error for a damaged record in the file or state ``where``."""
         return PolicyError(
             f"{where}, {self._kind.what}, is damaged, so {self._kind.consequence}; restore the "
             f"file from a backup ({type(error).__name__}: {error})"

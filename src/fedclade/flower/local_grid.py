@@ -1,4 +1,4 @@
-"""Grid with nodes in this process: for tests, and to try an app without a SuperLink."""
+"""Flower grid whose nodes run in this process, for tests and to try apps without a SuperLink."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from flwr.supercore.task_identity import TaskIdentity
 
 @dataclass
 class LocalNode:
-    """Node of a :class:`LocalGrid`.
+    """Node of a :class:`LocalGrid`, which stands for one SuperNode and runs one client.
 
     Parameters
     ----------
     app
-        App of the node's client.
+        Flower app of the client.
     config
-        Node config.
+        Node config, with the settings of the client.
     connected
-        Whether the node is connected.
+        Whether the node is connected. A message to a disconnected node has an error as its reply.
     """
 
     app: ClientApp | Callable[[Message, Context], Message]
@@ -38,17 +38,17 @@ class LocalNode:
 
 
 class LocalGrid(Grid):
-    """Flower's grid protocol without a network.
+    """Implementation of Flower's grid protocol without a network.
 
-    Every message passes through Flower's own serialization. A node replies when its reply is
-    pulled, one node after the other, so only one reply at a time takes memory.
+    Every message passes through Flower's own serialization. A node computes its reply when the
+    reply is pulled, one node after the other, so that only one reply at a time takes memory.
 
     Parameters
     ----------
     nodes
-        Nodes by id.
+        Nodes by their id.
     run_config
-        Run config in every node's context.
+        Run config, which every node receives in its context.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LocalGrid(Grid):
         self.nodes = dict(nodes)
         self._run_config = dict(run_config or {})
         self._run = Run.create_empty(1)
-        # Messages contain their sender, which Flower takes from the identity of the process.
+        # Flower writes the sender of a message from the identity of the process.
         TaskIdentity.task_id = 1
         TaskIdentity.run_id = self._run.run_id
         TaskIdentity.node_id = SUPERLINK_NODE_ID
@@ -67,12 +67,12 @@ class LocalGrid(Grid):
         self._states: dict[int, RecordDict] = {}
 
     def set_run(self, run: Run) -> None:
-        """Set the run."""
+        """Set the Flower run to which the messages of the grid belong."""
         self._run = run
 
     @property
     def run(self) -> Run:
-        """Run of the grid."""
+        """Flower run to which the messages of the grid belong."""
         return self._run
 
     def create_message(
@@ -83,15 +83,15 @@ class LocalGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Return a message; part of Flower's protocol for old apps."""
+        """Return a message to a node; Flower's protocol has this method for older apps."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes that are connected."""
+        """Return the ids of the connected nodes."""
         return [node for node, each in self.nodes.items() if each.connected]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages."""
+        """Send messages to nodes, and return the ids of the messages."""
         ids: list[str] = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid4())  # as Flower's own grids do
@@ -100,7 +100,7 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to messages; each node computes its reply now."""
+        """Return the replies to messages; each node computes its reply during this call."""
         return [
             self._answer(self._waiting.pop(each))
             for each in list(message_ids)
@@ -110,10 +110,11 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and return the replies."""
+        """Send messages to nodes, and return all replies."""
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message:
+        """Run the app of a message's node, and return the reply, or an error message."""
         node = message.metadata.dst_node_id
         there = self.nodes.get(node)
         if there is None or not there.connected:
@@ -125,7 +126,7 @@ class LocalGrid(Grid):
         try:
             return _sent(there.app(_sent(message), context))
         except Exception as error:
-            # Every kind of error of an app is caught, as a SuperNode does.
+            # As in a SuperNode, any error of an app becomes an error message.
             return Message(
                 Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"),
                 reply_to=message,
@@ -133,5 +134,5 @@ class LocalGrid(Grid):
 
 
 def _sent(message: Message) -> Message:
-    """Return a message in the form in which it arrives."""
+    """Serialize and deserialize a message, as if it were sent over a network."""
     return message_from_proto(message_to_proto(message))

@@ -1,68 +1,90 @@
-"""Models of a query in messages: the vectors for each client, and the models' names.
+"""Contents of training queries in messages: models as vectors, and local training as values.
 
-A client reports the model that it trained from by the model's name.
+The name of a model is the digest of its vector. A client's reply repeats the name of the model that
+the client has trained.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import torch
 from flwr.app import Array
+from torch import Tensor
 
 from fedclade.channel import Sketch
 from fedclade.core import (
     OF_TORCH,
     OWN,
     ConfigError,
-    EvaluationQuery,
+    HeadThenBody,
     Layout,
     LocalRule,
     LocalTraining,
     Mixture,
+    Splits,
+    TrainQuery,
     UpdateError,
-    UpdateQuery,
     check_arguments,
     local_rule,
     unknown,
 )
 from fedclade.flower import wire
 from fedclade.flower.wire import Content
+from fedclade.flower.work_sent import shares_model, stores_model
 
-# The local training that a server requests. The client reads it, and refuses settings that it does
-# not know.
+# Local training that a server requests. A client refuses settings that it does not know.
 
 
 def read_spec(content: Content) -> LocalTraining:
-    """Return the local training that a query requests; raise an UpdateError if unknown here."""
+    """Read the local training (optimizer, epochs, batch size) that a query requests.
+
+    Raises
+    ------
+    UpdateError
+        If the query has a setting that this version does not know, or requests dampened momentum.
+    """
     kept = content.json("spec")
     optimizer = kept.get("optimizer", "sgd")
     # A name such as module:name would import code of the server's choice.
     if not isinstance(optimizer, str) or optimizer not in OF_TORCH:
-        raise UpdateError(unknown("optimizer of its local training:", optimizer, OF_TORCH))
+        raise UpdateError(unknown("optimizer in a query for local training:", optimizer, OF_TORCH))
     options = kept.get("options")
     if isinstance(options, dict) and cast("dict[str, Any]", options).get("dampening"):
         raise UpdateError(
-            "asked for dampened momentum, by which an update may be made from a few examples alone"
+            "the query requests momentum with dampening, by which a server could obtain an update "
+            "from only a few examples; leave dampening out of local.options"
         )
     try:
         return LocalTraining(**check_arguments("its local training", LocalTraining, kept))
     except (ConfigError, OverflowError) as error:
-        # a key that another version has, or a value of another type
-        raise UpdateError(f"asked for local training that is not known here: {error}") from error
+        # for example, a key of another version of fedclade, or a value of another type
+        raise UpdateError(
+            f"the query requests local training that this client does not know: {error}"
+        ) from error
 
 
 def read_rule(content: Content) -> LocalRule | None:
-    """Return the local rule of a query, None if it has none; an UpdateError if unknown here."""
+    """Read the local rule (a method's own steps of local training) that a query requests.
+
+    The result is None if the query requests ordinary training.
+
+    Raises
+    ------
+    UpdateError
+        If this version does not know the rule, or the rule has invalid settings.
+    """
     if "rule" not in content.values:
         return None
     try:
         return local_rule(content.json("rule"))
     except (ConfigError, OverflowError) as error:
-        raise UpdateError(f"asked for a local rule that is not known here: {error}") from error
+        raise UpdateError(
+            f"the query requests a local rule that this client does not know: {error}"
+        ) from error
 
 
 Vectors = Mapping[str, Array]
@@ -70,133 +92,187 @@ Vectors = Mapping[str, Array]
 
 @dataclass(frozen=True, eq=False)
 class ModelsSent:
-    """Vectors of each client's message, and name of the model that it trains from, by client."""
+    """Models of a training query as they are sent.
+
+    The fields contain, by client, the vectors of the client's message and the name of the model
+    from which the client starts training.
+    """
 
     vectors: Mapping[int, Vectors]
     names: Mapping[int, str]
 
     @classmethod
-    def of(cls, query: UpdateQuery) -> Self:
-        """Return the vectors and names of a query to train models."""
-        models = query.models
-        rows = dict(zip(query.ids, query.assignment, strict=True))
-        if query.mixture is not None:
-            vectors = of_mixture(query)
-            name = wire.digest(b"".join(vectors[str(k)].data for k in range(len(models))))
-            return cls(dict.fromkeys(rows, vectors), dict.fromkeys(rows, name))
-        needs = query.round.uses_anchors or query.shares
-        anchors = query.anchors if query.anchors is not None and needs else query.assignment
-        arrays = wire.raw_vectors(models, [*query.assignment, *anchors])
-        names = {row: wire.digest(array.data) for row, array in arrays.items()} | {
-            OWN: wire.digest(b"")
-        }
+    def of(cls, query: TrainQuery) -> Self:
+        """Return the vectors and the names of the models in a training query."""
+        if query.work.mixture is not None:
+            vectors = of_mixture(query.models.vectors, query.work.mixture)
+            models = [vectors[str(row)].data for row in range(len(query.models.vectors))]
+            name = wire.digest(b"".join(models))
+            return cls(dict.fromkeys(query.ids, vectors), dict.fromkeys(query.ids, name))
+        rows = query.models.start
+        anchors = anchors_of(query)
+        arrays = wire.raw_vectors(query.models.vectors, [*rows, *anchors])
+        name_of = {row: wire.digest(array.data) for row, array in arrays.items()}
+        name_of[OWN] = wire.digest(b"")
         sent: dict[int, Vectors] = {}
-        for (client, row), anchor in zip(rows.items(), anchors, strict=True):
-            places = {"model": row, **({"anchor": anchor} if anchor != row else {})}
+        names: dict[int, str] = {}
+        for client, row, anchor in zip(query.ids, rows, anchors, strict=True):
+            places = {"model": row} if anchor == row else {"model": row, "anchor": anchor}
             sent[client] = {name: arrays[place] for name, place in places.items() if place != OWN}
-        return cls(sent, {client: names[row] for client, row in rows.items()})
+            names[client] = name_of[row]
+        return cls(sent, names)
 
 
-def of_mixture(query: UpdateQuery | EvaluationQuery) -> Vectors:
-    """Return the vectors of a query about a mixture.
+def anchors_of(query: TrainQuery) -> Sequence[int]:
+    """Return, for each client of a training query, the row of its anchor among the query's models.
 
-    They are its models by their numbers, and P̂ as ``rates`` if the mixture has it.
+    The anchor is the model towards which a proximal term pulls. If the clients' work uses no
+    anchor, the result contains the row of the model from which each client starts.
+    """
+    anchors = query.models.anchor
+    if anchors is None or not query.work.needs_anchor:
+        return query.models.start
+    return anchors
+
+
+def of_mixture(models: Tensor, mixture: Mixture) -> Vectors:
+    """Return the vectors of a query about a mixture of models, by name.
+
+    The models have their numbers as names. The table P̂ of label frequencies by model is named
+    ``rates``, if the mixture has such a table.
     """
     vectors = {
-        str(row): array
-        for row, array in wire.raw_vectors(query.models, range(len(query.models))).items()
+        str(row): array for row, array in wire.raw_vectors(models, range(len(models))).items()
     }
-    if query.mixture is not None and query.mixture.rates is not None:
-        vectors["rates"] = wire.raw_vector(query.mixture.rates.flatten())
+    if mixture.rates is not None:
+        vectors["rates"] = wire.raw_vector(mixture.rates.flatten())
     return vectors
 
 
-def as_values(query: UpdateQuery | EvaluationQuery) -> dict[str, int | bool]:
-    """Return a message's values on the mixture that its models form; empty without a mixture."""
-    return (
-        {"mixture": len(query.models), "by_label": query.mixture.by_label} if query.mixture else {}
-    )
+def as_values(models: Tensor, mixture: Mixture | None) -> dict[str, int | bool]:
+    """Return the plain values of a message that describe a mixture of models.
+
+    The result is empty if the query has no mixture.
+    """
+    if mixture is None:
+        return {}
+    return {"mixture": len(models), "by_label": mixture.by_label}
 
 
-def training_values(query: UpdateQuery, sketch: Sketch | None) -> dict[str, Any]:
-    """Return the values of a query to train.
+def training_values(query: TrainQuery, sketch: Sketch | None) -> dict[str, Any]:
+    """Return the plain values of the message for a training query, by name.
 
-    The updates from splits of the data are compared by ``sketch``.
+    Parameters
+    ----------
+    query
+        Training query.
+    sketch
+        Sketch (random projection) by which updates from splits of the data are compared; None if
+        whole updates are compared.
     """
     this_round = query.round
+    work = query.work
+    splits = work.splits or Splits(1)
     return {
-        **{"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose},
-        **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
-        **{
-            "replicates": this_round.replicates,
-            "part_size": this_round.part_size,
-            "compares_parts": this_round.compares_parts,
-            "dim": 0,
-            **(sketch.described if sketch else {}),
-            **{
-                "own": query.own,
-                "shares": query.shares,
-                "personal_epochs": this_round.personal_epochs,
-            },
-        },
-        **as_values(query),
-        **({} if this_round.rule is None else {"rule": json.dumps(this_round.rule.described())}),
+        "round": this_round.number,
+        "query": this_round.query,
+        "purpose": this_round.purpose,
+        "seed": this_round.seed,
+        "spec": wire.to_json(query.local),
+        "replicates": splits.count,
+        "part_size": splits.size,
+        "compares_parts": splits.compared,
+        "dim": 0,
+        **(sketch.described if sketch else {}),
+        "own": stores_model(work),
+        "shares": shares_model(work),
+        "personal_epochs": work.steps.epochs if isinstance(work.steps, HeadThenBody) else 0,
+        **as_values(query.models.vectors, work.mixture),
+        **(
+            {"rule": json.dumps(work.steps.described())}
+            if isinstance(work.steps, LocalRule)
+            else {}
+        ),
     }
 
 
 def models_of_mixture(content: Content) -> int:
-    """Return the number of models of the mixture in a message; 0 without a mixture."""
+    """Return the number of models of the mixture in a message; 0 if the message has no mixture."""
     return content.get("mixture", int) if "mixture" in content.values else 0
 
 
 def read_mixture(content: Content, labels: int | None) -> tuple[list[str], Mixture | None]:
-    """Return the names of the models of a mixture, and the mixture.
-
-    Without a mixture the result is an empty list and None.
+    """Read the mixture of models in a message.
 
     Parameters
     ----------
     content
         Content of the message.
     labels
-        Number of labels; None if examples do not have one label each.
+        Number of labels of the task; None if examples do not have one label each.
+
+    Returns
+    -------
+    tuple[list[str], Mixture | None]
+        Names of the mixture's models in the message, and the mixture; an empty list and None if the
+        message has no mixture.
 
     Raises
     ------
     UpdateError
-        If the mixture cannot be read.
+        If the mixture is malformed or does not fit the task.
     """
     if (models := models_of_mixture(content)) == 0:
         return [], None
     if not 0 < models <= len(content.vectors):
         raise UpdateError(
-            f"asked about a mixture of {models} models, got {len(content.vectors)} vectors"
+            f"the query is about a mixture of {models} models, but contains "
+            f"{len(content.vectors)} vectors; expected at least 1 model, and one vector for each"
         )
     names = [str(row) for row in range(models)]
     by_label = content.get("by_label", bool)
     if "rates" not in content.vectors:
         return names, Mixture(by_label)
     if labels is None:
-        raise UpdateError("asked how common labels are, and its examples do not have one each")
+        raise UpdateError(
+            "the query contains label frequencies ('rates'), but the examples of this client's "
+            "task do not have one label each"
+        )
     return names, Mixture(
         by_label,
         wire.read_vector(content.vector("rates"), (models, labels), torch.float64, "rates"),
     )
 
 
-def length_of(query: UpdateQuery, layout: Layout, labels: int | None) -> tuple[int, int]:
-    """Return the length of an update of all models of a mixture, and its number of parameters.
+def length_of(query: TrainQuery, layout: Layout, labels: int | None) -> tuple[int, int]:
+    """Return the numbers of entries and of parameters in an update of all models of a mixture.
+
+    Parameters
+    ----------
+    query
+        Training query with a mixture of K models.
+    layout
+        Layout of a single model.
+    labels
+        Number of labels of the task; None if examples do not have one label each.
+
+    Returns
+    -------
+    tuple[int, int]
+        Number of entries of the update, with label counts if the mixture needs them; and its number
+        of parameters.
 
     Raises
     ------
     ConfigError
-        If the update should include a table of labels, and examples do not have one label each.
+        If the mixture needs label counts, but examples do not have one label each.
     """
-    K = len(query.models)
-    by_label = query.mixture is not None and query.mixture.by_label
+    K = len(query.models.vectors)
+    mixture = query.work.mixture
+    by_label = mixture is not None and mixture.by_label
     if by_label and labels is None:
         raise ConfigError(
-            "labels cannot be counted in a task whose examples do not have one label each; take "
-            "fedem in place of fedrc"
+            "the algorithm needs counts of labels, but the examples of this task do not have one "
+            "label each; use fedem in place of fedrc"
         )
     return K * (layout.size + ((labels or 0) if by_label else 0)), K * layout.n_parameters

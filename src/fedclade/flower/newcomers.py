@@ -1,6 +1,6 @@
-"""Limit on newcomers: the number of clients that may join a run within some rounds.
+"""Limit on the number of newcomers: clients that have joined a run recently.
 
-It applies if no list of clients' keys is set.
+The limit applies only if no list of clients' keys is set.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ NEW_FOR = 10
 """Number of rounds for which a client counts as a newcomer."""
 
 AT_LEAST = 2
-"""Number of newcomers that are always allowed, so that a small federation can grow."""
+"""Number of newcomers that are allowed regardless of the limit, so that small federations grow."""
 
 
 @dataclass(frozen=True)
 class NewcomerLimit:
-    """Limit on the newcomers of a run.
+    """Limit on the number of newcomers of a run at one time, against Sybil attacks.
 
-    One party can start any number of clients and let them join together. Without a list of keys
-    there is no evidence that they are different parties. So a client counts as a newcomer in its
-    first :data:`NEW_FOR` rounds, unless it was connected when the first round began. Newcomers are
-    at most a share of the other connected clients, but at least :data:`AT_LEAST` are allowed. This
-    gives the earlier clients time to observe the effect of newcomers. It does not keep out a
-    patient group of malicious clients, and such a group delays honest newcomers while it waits.
+    One party can start any number of clients and let all of them join together. Without a list of
+    keys the server cannot tell whether clients belong to different parties. So a client counts as a
+    newcomer in its first :data:`NEW_FOR` rounds, unless it was connected when the first round
+    began. The number of newcomers is limited to a share of the other connected clients, but at
+    least :data:`AT_LEAST` newcomers are allowed. The limit gives earlier clients time to observe
+    the effect of newcomers. It does not stop malicious clients that join slowly, and malicious
+    clients that wait to be admitted delay honest newcomers.
 
     Parameters
     ----------
     share
-        Largest number of newcomers divided by the number of other clients. Infinity means no limit,
-        and 0 admits no newcomers.
+        Largest allowed number of newcomers, divided by the number of other connected clients.
+        Infinity means no limit, and 0 admits no newcomers.
     """
 
     share: float = math.inf
@@ -43,7 +44,8 @@ class NewcomerLimit:
     ) -> int | None:
         """Return the number of further clients that may join in a round; None if unlimited.
 
-        Newcomers that have left still count, or others could take their places at once.
+        Newcomers that have disconnected still count. Otherwise new clients could replace them at
+        once.
 
         Parameters
         ----------
@@ -52,7 +54,7 @@ class NewcomerLimit:
         registered
             Registered clients by number.
         connected
-            Nodes that are connected.
+            Ids of the connected nodes.
         """
         if math.isinf(self.share) or number <= 1:
             return None
@@ -65,5 +67,5 @@ class NewcomerLimit:
 
 
 def is_new(one: RegisteredClient, number: int) -> bool:
-    """Return whether a client counts as a newcomer in a round."""
+    """Return whether a registered client counts as a newcomer in the round ``number``."""
     return one.since > 0 and number - one.since < NEW_FOR

@@ -1,4 +1,8 @@
-"""Registry of a run's clients and their nodes: joined, connected and refused."""
+"""Registry of a run's clients and of their nodes, which are Flower SuperNodes.
+
+The registry records which clients have joined, are connected, or were refused, and saves them in
+the run folder. A node joins by replying to a request to register, ``hello``.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +34,16 @@ from fedclade.flower.replies import as_values, read_statistics
 from fedclade.flower.schema_exchange import read_proposal, write_agreed
 from fedclade.flower.signing import Request
 from fedclade.flower.wire import Content, clean, untrusted
+from fedclade.tasks import TargetScale
 
-# The file of a run folder that lists the clients and their nodes.
+# File of a run folder that lists the clients and their nodes.
 
 CLIENTS = "clients.json"
 
 SCHEMA = "schema.json"
-"""File name of the agreed schema, in the format that ``[data] schema`` accepts."""
+"""File of a run folder with the agreed schema, in the format that ``[data] schema`` accepts."""
 
-_COMMON = ("description", "layout", "secret", "task", "scaled", "encoding")
+_COMMON = ("description", "layout", "secret", "task", "scaled", "scaled_targets", "encoding")
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,10 @@ class SavedClients:
     run
         Name of the run; clients store their state under it.
     statistics
-        Statistics of all clients' examples, if clients need them.
+        Statistics of all clients' examples; None if clients do not need them.
     agreed
-        Schema by which all clients encode their data, if there is one.
+        Schema by which all clients encode their data; None if their data has no named columns or
+        texts.
     """
 
     clients: Mapping[int, RegisteredClient]
@@ -69,16 +75,24 @@ class SavedClients:
     agreed: DataSchema | None = None
 
     def save(self, folder: Path) -> None:
-        """Write the clients to a folder, if anything has changed; a RunError if that fails."""
-        kept = {
+        """Write the clients to a run folder if anything has changed.
+
+        Raises
+        ------
+        RunError
+            If a file cannot be written.
+        """
+        kept: dict[str, Any] = {
             "clients": {str(client): asdict(one) for client, one in self.clients.items()},
             "connected": sorted(self.connected),
             "run": self.run,
             "schema": asdict(self.common.schema),
             **{name: getattr(self.common, name) for name in _COMMON},
-            **({} if self.statistics is None else {"statistics": as_values(self.statistics)}),
-            **({} if self.agreed is None else {"agreed": self.agreed.digest}),
         }
+        if self.statistics is not None:
+            kept["statistics"] = as_values(self.statistics)
+        if self.agreed is not None:
+            kept["agreed"] = self.agreed.digest
         text = json.dumps(kept, indent=2)
         path = folder / CLIENTS
         try:
@@ -91,7 +105,13 @@ class SavedClients:
 
     @classmethod
     def load(cls, folder: Path) -> SavedClients | None:
-        """Read the clients from a folder; None if there is no file, a RunError if it is damaged."""
+        """Read the clients from a run folder; return None if the folder has no list of clients.
+
+        Raises
+        ------
+        RunError
+            If a file is damaged, or the schema is not the one that the clients agreed on.
+        """
         path = folder / CLIENTS
         try:
             kept = json.loads(path.read_text())
@@ -103,16 +123,28 @@ class SavedClients:
                 **{name: str(kept[name]) for name in ("description", "layout", "secret")},
                 task=str(kept.get("task", "")),
                 scaled=bool(kept.get("scaled", False)),
+                scaled_targets=bool(kept.get("scaled_targets", False)),
                 encoding=str(kept.get("encoding", "")),
             )
-            agreed = DataSchema.load(folder / SCHEMA) if (folder / SCHEMA).exists() else None
-            if kept.get("agreed", "") != ("" if agreed is None else agreed.digest):
+            agreed = None
+            digest = ""
+            if (folder / SCHEMA).exists():
+                agreed = DataSchema.load(folder / SCHEMA)
+                digest = agreed.digest
+            if kept.get("agreed", "") != digest:
                 raise ValueError(f"{SCHEMA} is not the schema that the clients agreed on")
-            connected = set[int](kept["connected"]) & set(clients)
-            found = kept.get("statistics")
-            lengths = [len((found or {}).get(name, [])) for name in ("means", "labels")]
-            statistics = None if found is None else read_statistics(found, *lengths)
-            return cls(clients, connected, common, str(kept.get("run", "")), statistics, agreed)
+            statistics = None
+            if (found := kept.get("statistics")) is not None:
+                columns, labels = (len(found.get(name, [])) for name in ("means", "labels"))
+                statistics = read_statistics(found, columns, labels)
+            return cls(
+                clients,
+                connected=set[int](kept["connected"]) & set(clients),
+                common=common,
+                run=str(kept.get("run", "")),
+                statistics=statistics,
+                agreed=agreed,
+            )
         except FileNotFoundError:
             return None
         except (
@@ -131,18 +163,18 @@ class SavedClients:
 
 
 REGISTRATION_SECONDS = 600.0
-"""Seconds that a node has to register.
+"""Seconds within which a node has to register.
 
-The run does not wait for the node, which takes part from the next round.
+The run does not wait for the node, whose client joins in the next round after registration.
 """
 
-# Seconds until a refused node is requested to register again: its problem may have been solved.
+# Seconds until a refused node is requested to register again, since the reason may no longer apply.
 RETRY_AFTER = 30.0
 # Seconds between two updates of the connected nodes, while too few are connected.
 REFRESH_EVERY = 0.5
 # Seconds between two updates of the connected nodes, while replies are awaited.
 REFRESH_MEANWHILE = 3.0
-# Once one client has reconnected, the others have a 30th of the waiting time to reconnect, too.
+# Once a client has reconnected, other clients have a 30th of the waiting time to reconnect, too.
 GATHERING = 30
 
 _log = logging.getLogger(__name__)
@@ -150,9 +182,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Changes:
-    """Clients that disconnected or reconnected, and nodes that were refused or have to wait.
+    """Changes since the last round: disconnected and reconnected clients, and nodes not admitted.
 
-    New clients are in the registry.
+    The fields are the ids of disconnected and of reconnected clients, the reason of each refused
+    node, and the nodes of newcomers that wait. Clients that have joined are in the registry.
     """
 
     disconnected: list[int] = field(default_factory=list[int])
@@ -164,37 +197,40 @@ class Changes:
 
 @dataclass(frozen=True)
 class _Refusal:
+    """Reason why a node was refused, and the time of the refusal."""
+
     why: str
     at: float  # on the exchange's clock
 
 
 @dataclass(frozen=True)
 class _NodeProposal:
-    number: int | None  # of the client, if it reports one
+    """Data schema that a node proposes, with the number that its client reports, if any."""
+
+    number: int | None
     proposal: Proposal
 
 
 class NodeRegistry:
     """Registry of the clients of a run and of the node of each client.
 
-    The clients of a run have in common the model's structure, the shape of examples, and the
-    secret. These values are the majority's among the first clients, so a misconfigured client
+    All clients of a run must have the same model structure, shape of examples, task, encoding and
+    secret. The majority of the first clients determines these values, so a misconfigured client
     excludes only itself.
 
     Parameters
     ----------
     exchange
-        Sends requests to nodes.
+        Sender of requests to nodes and receiver of their replies.
     identity
-        Identity of a client that reconnects: its ``node``, with an id that Flower binds to the
-        node's key, or the ``number`` that the client reports, for nodes without keys, whose ids
-        change. A client that stores a key of its own in its folder is identified by that key alone.
+        Identity of a client that reconnects: its ``node``, whose id Flower binds to the node's key;
+        or the ``number`` that the client reports, for nodes without keys, whose ids change. A
+        client that stores a signature key in its folder is identified only by this key.
     keys
-        Number of each client by its public key, if an operator lists the keys: no other client is
-        admitted.
+        Number of each admissible client by its public key; None to admit clients with any key.
     declared
-        Schema that all clients encode their data by, if an operator declares one. Otherwise the
-        first clients agree on a schema, if their data has named columns or is text.
+        Schema by which all clients encode their data. If None, the first clients agree on a schema,
+        provided that their data has named columns or is text.
     newcomers
         Limit on the clients that may join after the first round has begun; ignored with ``keys``.
     """
@@ -208,12 +244,14 @@ class NodeRegistry:
         newcomers: NewcomerLimit | None = None,
     ) -> None:
         self._exchange = exchange
-        self._limit = newcomers if newcomers is not None and keys is None else NewcomerLimit()
+        self._limit = NewcomerLimit()
+        if newcomers is not None and keys is None:
+            self._limit = newcomers
         self._round = 0
         """Number of the current round; 0 before the first."""
         self._postponed: frozenset[int] = frozenset()
         """Nodes of newcomers that waited for a later round at the last call of changes()."""
-        # Name of the run, by which clients know it; the same when the run is continued.
+        # Name of the run, under which clients store data. A continued run has the same name.
         self.run = secrets.token_hex(8)
         self._admission = Admission(identity, keys)
         self._registered: dict[int, RegisteredClient] = {}
@@ -224,11 +262,15 @@ class NodeRegistry:
         self._declared = declared
         self._take_schema(declared)
         self._proposals: dict[int, _NodeProposal] = {}
-        """Schemas that nodes propose, until enough clients are there to agree on one."""
+        """Schemas that nodes have proposed before enough clients are connected to agree."""
         self._unverified: set[int] = set()
         """Nodes that must register again: their client's key has changed, or may have changed."""
         self._waiting: list[Registration] = []
-        """Registrations that wait for enough others, so that a majority is known, or for room."""
+        """Registrations that wait to be admitted.
+
+        Before the first round they wait until a majority is known; later, until the limit on
+        newcomers admits them.
+        """
         self._refused: dict[int, _Refusal] = {}
         self._new_refusals: dict[int, str] = {}
         # clients at the last call of changes()
@@ -242,34 +284,37 @@ class NodeRegistry:
 
     @property
     def settled(self) -> bool:
-        """Whether the values that the run's clients have in common are settled."""
+        """Whether the values that all clients must have in common, such as the task, are fixed."""
         return self._common is not None
 
     @property
     def clients(self) -> ClientRegistry:
-        """All clients that ever joined; the object grows during the run."""
+        """All clients that ever joined the run; the object is updated when clients join."""
         return self._clients
 
     @property
     def secret(self) -> str:
-        """Digest of the secret that clients share; empty if they have none."""
+        """Digest of the secret that clients share; empty if clients share no secret."""
         return "" if self._common is None else self._common.secret
 
     @property
     def of_all(self) -> Mapping[str, Any]:
-        """Values of the run in every query about a model.
+        """Values that every query about a model contains, the same for all clients.
 
-        They are the run's name, the agreed schema, and the statistics of all clients.
+        The values are the run's name, the agreed schema, and the statistics of all clients; the
+        schema and the statistics only if clients need them.
         """
-        statistics = {} if self.statistics is None else as_values(self.statistics)
-        return {"run": self.run, **self._agreed_values, **statistics}
+        values: dict[str, Any] = {"run": self.run, **self._agreed_values}
+        if self.statistics is not None:
+            values |= as_values(self.statistics)
+        return values
 
     def _take_schema(self, schema: DataSchema | None) -> None:
-        """Set the agreed schema, and serialize it once for all messages."""
+        """Set the schema that clients agree on, and serialize it once for all messages."""
         self.agreed = schema
-        self._agreed_values: Mapping[str, Any] = (
-            {} if schema is None else {"agreed": write_agreed(schema)}
-        )
+        self._agreed_values: Mapping[str, Any] = {}
+        if schema is not None:
+            self._agreed_values = {"agreed": write_agreed(schema)}
 
     @property
     def scaled(self) -> bool:
@@ -277,27 +322,62 @@ class NodeRegistry:
         return self._common is not None and self._common.scaled
 
     @property
-    def columns(self) -> Mapping[str, object]:
-        """Names of inputs and labels, and mean and deviation of scaled inputs.
+    def scaled_targets(self) -> int:
+        """Number of targets that clients scale by statistics of all clients; 0 without scaling."""
+        return 0 if self._common is None else self._common.targets
 
-        Users of a model need them.
+    @property
+    def target_scale(self) -> TargetScale | None:
+        """Mean and deviation by which targets are scaled; None if targets are not scaled."""
+        if self.statistics is None or not self.scaled_targets:
+            return None
+        mean, std = self._scales(targets=True)
+        return TargetScale(tuple(mean), tuple(std))
+
+    def _scales(self, *, targets: bool) -> tuple[list[float], list[float]]:
+        """Return the means and deviations of all inputs, or with ``targets`` of all targets."""
+        assert self.statistics is not None
+        # The columns of the inputs come first, those of the targets last.
+        end = len(self.statistics.means)
+        first_target = end - self.scaled_targets
+        if targets:
+            scales = self.statistics.columns(first_target, end)
+        else:
+            scales = self.statistics.columns(0, first_target)
+        return scales.mean.tolist(), scales.std.tolist()
+
+    @property
+    def columns(self) -> Mapping[str, object]:
+        """Description of the columns of the clients' data, which users of a trained model need.
+
+        It contains the names of inputs and labels, and the mean and deviation of scaled inputs and
+        targets, as far as they are known.
         """
         found: dict[str, object] = {}
         if self.agreed is not None:
-            names = {"columns": self.agreed.encoded_names, "labels": self.agreed.label_names}
+            names = {
+                "columns": self.agreed.encoded_names,
+                "labels": self.agreed.label_names,
+                "fill": self.agreed.encoded_fills,
+            }
             found = {key: list(value) for key, value in names.items() if value}
         if self.scaled and self.statistics is not None:
-            found |= {"mean": self.statistics.mean.tolist(), "std": self.statistics.std.tolist()}
+            found["mean"], found["std"] = self._scales(targets=False)
+        if self.scaled_targets and self.statistics is not None:
+            found["target_mean"], found["target_std"] = self._scales(targets=True)
         return found
 
     @property
     def newcomers(self) -> float:
-        """Limit on newcomers at one time, as a share of the other clients; infinity if none."""
+        """Limit on newcomers: their largest allowed number per other connected client.
+
+        Infinity means that there is no limit. See :class:`NewcomerLimit`.
+        """
         return self._limit.share
 
     @property
     def connected(self) -> list[int]:
-        """Clients that are connected now."""
+        """Ids of the clients whose nodes are connected now."""
         return [client for client, one in self._registered.items() if one.node in self._connected]
 
     @property
@@ -310,30 +390,56 @@ class NodeRegistry:
         return self._registered[client].scores
 
     def check_layout(self, layout: str) -> None:
-        """Check that the server's model has the clients' structure; raise a ModelError if not."""
+        """Check that the server's model has the structure of the clients' model.
+
+        Parameters
+        ----------
+        layout
+            Digest of the layout of the server's model.
+
+        Raises
+        ------
+        ModelError
+            If the structure differs.
+        """
         if self._common is not None and layout != self._common.layout:
             raise ModelError(
-                "the server's model is not built like the clients': its tensors have other names, "
-                "shapes or types, other ones are personal, or its frozen parameters, which are "
-                "not sent, have other values (as buffers that training does not change count as "
-                "frozen); give server_app and client_app the same model and the same personal "
-                "part (that of fedper is 'head'), with frozen parameters and buffers from a file "
-                "or a seed of their own"
+                "the server's model differs from the clients' model in the names, shapes or types "
+                "of its tensors, in its personal parameters, or in the values of its frozen "
+                "parameters, which are not sent (buffers that training does not change count as "
+                "frozen); pass the same model and the same personal part to server_app and "
+                "client_app (for fedper, personal is 'head'), and initialize frozen parameters and "
+                "buffers from a file or a fixed seed"
             )
 
     def check_task(self, task: str) -> None:
-        """Check that the server's task is the clients' task; raise a ConfigError if not."""
-        theirs = task if self._common is None else self._common.task or task
+        """Check that the server's task equals the task of the clients.
+
+        Parameters
+        ----------
+        task
+            Description of the server's loss and metrics.
+
+        Raises
+        ------
+        ConfigError
+            If the tasks differ.
+        """
+        theirs = task
+        if self._common is not None and self._common.task:
+            theirs = self._common.task
         if clean(task) != theirs:
             raise ConfigError(
-                f"the server's task is {task!r}, and the clients' is {theirs!r}; give federate and "
-                "client_app the same"
+                f"the server's task is {task!r}, but the clients' task is {theirs!r}; pass the "
+                "same task to federate and client_app"
             )
 
     def node(self, client: int) -> int | None:
-        """Return the node of a client; None if the client is not connected."""
+        """Return the id of a client's node; None if the node is not connected."""
         node = self._registered[client].node
-        return node if node in self._connected else None
+        if node not in self._connected:
+            return None
+        return node
 
     def check_signer(self, client: int, answer: Content) -> None:
         """Check that a reply is signed by the key that its client registered with.
@@ -347,7 +453,9 @@ class NodeRegistry:
         if answer.signer is None or answer.signer.key != one.key:
             self._unverified.add(one.node)
             self._connected.discard(one.node)
-            raise UpdateError("signed by another key than that of the client's introduction")
+            raise UpdateError(
+                "the reply is signed by another key than the one that the client registered with"
+            )
 
     def wait(self, count: int, seconds: float) -> None:
         """Wait until ``count`` clients are connected.
@@ -355,13 +463,14 @@ class NodeRegistry:
         Raises
         ------
         UpdateError
-            If fewer clients are connected after ``seconds``, with the reasons of refused nodes.
+            If fewer clients are connected after ``seconds`` seconds; the text has the reasons of
+            all refused nodes.
         """
         end = self._exchange.clock() + seconds
         logged = -1
         late = False
         while True:
-            # After the waiting time, admit all registered clients, so that the error counts them.
+            # After the waiting time, admit all registered clients, so that the error counts all.
             self.update(1 if late else count)
             here = len(self.connected)
             if here >= count:
@@ -381,23 +490,27 @@ class NodeRegistry:
             late = self._exchange.clock() >= end
 
     def begin(self, number: int) -> None:
-        """Begin a round: admit registered clients, within the limit on newcomers."""
+        """Begin the round ``number``: admit registered clients, within the limit on newcomers."""
         self._round = number
         self.update()
 
     def update(self, enough: int = 1) -> None:
-        """Update the connected clients, and admit those that have registered.
+        """Update which clients are connected, and admit clients that have registered.
 
-        The first clients are admitted when ``enough`` of them have registered.
+        The first clients of a run are admitted together as soon as ``enough`` clients have
+        registered, so that the majority can determine their common values.
         """
         self.refresh()
         if self._proposals and len(self._proposals) + len(self._waiting) >= enough:
-            self._agree()
+            self._agree_on_schema()
         if self._waiting and (self.settled or len(self._waiting) >= enough):
-            self._admit(self._with_room())
+            self._admit_clients(self._with_room())
 
     def _with_room(self) -> list[Registration]:
-        """Return the waiting registrations that the limit on newcomers admits, oldest first."""
+        """Return the waiting registrations within the limit on newcomers, in order of arrival.
+
+        Clients that reconnect are not limited.
+        """
         room = self._limit.room(self._round, self._registered, self._connected)
         if room is None:
             return self._waiting
@@ -409,11 +522,13 @@ class NodeRegistry:
                 room -= not is_known
         return admitted
 
-    def _agree(self) -> None:
-        """Agree on a schema from the proposals; the clients register with it at the next request.
+    def _agree_on_schema(self) -> None:
+        """Combine the proposals of all clients into the agreed schema.
 
-        Clients whose data has no named columns are requested to register again, and refuse then. If
-        most clients have such data, the others are refused.
+        Clients register in reply to the next request, which contains the agreed schema. A client
+        whose data has neither named columns nor texts proposes no schema and cannot use the agreed
+        schema, so it will refuse the next request. If most clients have data of this kind, no
+        schema is computed, and the clients with proposals are refused.
         """
         numbered = sorted(
             self._proposals.items(),
@@ -422,27 +537,27 @@ class NodeRegistry:
         self._proposals = {}
         if len(self._waiting) > len(numbered):
             for node, _ in numbered:
-                self._refuse(
-                    node, "its data has named columns or texts, and the other clients' data has not"
+                self._refuse_node(
+                    node,
+                    "its data has named columns or texts, but most other clients' data has neither",
                 )
             return
         agreement = agree({node: one.proposal for node, one in numbered})
         self._take_schema(agreement.schema)
         self._waiting = []
         for node, why in agreement.refused.items():
-            self._refuse(node, f"its data does not fit the others': {why}")
+            self._refuse_node(node, f"its data does not fit the data of the other clients: {why}")
 
     def wait_for_any(self, seconds: float) -> bool:
-        """Update the connected clients during a round, and return whether any is connected.
+        """Return whether any client is connected; wait up to ``seconds`` seconds if none is.
 
-        If none is connected, wait for up to ``seconds``. Once one has reconnected, give the others
-        a short time to reconnect, too.
+        Once a client has reconnected, the method waits a short time for other clients, too.
         """
         self.refresh()
         if self.connected:
             return True
         end = self._exchange.clock() + seconds
-        _log.info("nobody is connected; waiting for up to %g s", seconds)
+        _log.info("no client is connected; waiting for up to %g s", seconds)
         while not self.connected and self._exchange.clock() < end:
             self._exchange.sleep(REFRESH_EVERY)
             self.refresh()
@@ -453,13 +568,15 @@ class NodeRegistry:
         return bool(self.connected)
 
     def _refresh_if_due(self) -> None:
+        """Update which clients are connected, if the last update was some seconds ago."""
         if self._exchange.clock() - self._refreshed >= REFRESH_MEANWHILE:
             self.refresh()
 
     def refresh(self) -> None:
-        """Update which known clients are connected, and send and read requests to register.
+        """Update which clients are connected; request registrations and read those that arrived.
 
-        Newcomers wait for :meth:`update`, since a round may be going on.
+        Clients that reconnect are admitted. New clients wait for :meth:`update`, since a round may
+        be in progress.
         """
         self._refreshed = self._exchange.clock()
         nodes = set(self._exchange.grid.get_node_ids())
@@ -477,42 +594,48 @@ class NodeRegistry:
                 with untrusted():
                     self._read_introduction(answer, node)
             except UpdateError as error:
-                self._refuse(node, f"it did not introduce itself: {error}")
-        self._admit([one for one in self._waiting if one.number in self._registered])
+                self._refuse_node(node, f"it has not registered: {error}")
+        self._admit_clients([one for one in self._waiting if one.number in self._registered])
 
     def _read_introduction(self, answer: Content, node: int) -> None:
-        """Read a client's registration, or the schema that it proposes before registration."""
+        """Read a node's reply to a request to register: a registration, or a proposed schema.
+
+        Raises
+        ------
+        UpdateError
+            If the reply is malformed, or does not fit the agreed schema.
+        """
         if "proposal" not in answer.values:
             registration = Registration.read(answer, node)
             if self.agreed is not None and registration.encoding != self.agreed.digest:
-                raise UpdateError("its data is not encoded by the agreed schema")
+                raise UpdateError("the client's data is not encoded by the agreed schema")
             self._waiting.append(registration)
             return
         number, proposal = read_proposal(answer)
         if self.agreed is not None:
-            # The request was sent before clients agreed on a schema. The next request to register
-            # has the agreed schema.
+            # The node has replied to a request from before the agreement. The next request to
+            # register contains the agreed schema.
             return
         if self.settled:
             raise UpdateError(
-                "its data has named columns or texts, and the clients of this run have agreed on "
-                "no schema"
+                "the client's data has named columns or texts, but the clients of this run have no "
+                "schema for such data"
             )
         self._proposals[node] = _NodeProposal(number, proposal)
 
     def changes(self) -> Changes:
-        """Return the changes since the last call."""
+        """Return which clients disconnected, reconnected or were refused since the last call."""
         here = set(self.connected)
         back = (here - self._connected_before) & self._registered_before
-        postponed = (
-            frozenset(one.client.node for one in self._waiting)
-            if self.settled
-            else frozenset[int]()
-        )
-        told = sorted(postponed) if postponed != self._postponed else []
+        postponed = frozenset[int]()
+        if self.settled:
+            postponed = frozenset(one.client.node for one in self._waiting)
+        newly_postponed: list[int] = []
+        if postponed != self._postponed:
+            newly_postponed = sorted(postponed)
         self._postponed = postponed
         changes = Changes(
-            sorted(self._connected_before - here), sorted(back), self._new_refusals, told
+            sorted(self._connected_before - here), sorted(back), self._new_refusals, newly_postponed
         )
         self._connected_before = here
         self._registered_before = set(self._registered)
@@ -520,7 +643,7 @@ class NodeRegistry:
         return changes
 
     def save(self, folder: Path) -> None:
-        """Write the clients and their nodes to a folder; raise a RunError if that fails."""
+        """Write the clients and their nodes to a run folder; raise a RunError if that fails."""
         assert self._common is not None  # clients have joined before anything is saved
         saved = SavedClients(
             clients=self._registered,
@@ -533,13 +656,13 @@ class NodeRegistry:
         saved.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Restore the clients of an earlier run of this server from its folder, if there was one.
+        """Restore the clients of an interrupted run from its folder, if the folder lists clients.
 
         Raises
         ------
         RunError
-            If the file is damaged, or if the clients agreed on a schema that differs from the
-            declared one.
+            If a file is damaged, or if the clients agreed on a schema that differs from the
+            declared schema.
         """
         saved = SavedClients.load(folder)
         if saved is None:
@@ -550,23 +673,23 @@ class NodeRegistry:
                 stored.differences(self._declared, here="the run", there="the declared schema")
             )
             raise RunError(
-                f"the clients of the run in {folder} have agreed on another schema: {found}; "
-                "declare the same, or name another run folder"
+                f"the declared schema differs from the schema of the run in {folder}: {found}; "
+                "declare the same schema, or name another run folder"
             )
         self._take_schema(saved.agreed)
-        self._settle(saved.common)
+        self._fix_common(saved.common)
         self.run = saved.run or self.run
         self.statistics = saved.statistics
         for client, one in saved.clients.items():
             self._add(client, one)
-        # The run has begun, so newcomers are limited.
+        # The run has begun, so clients that join now count as newcomers.
         self._round = max(2, *(one.since for one in saved.clients.values()))
         self._connected_before = set(saved.connected)
         self._registered_before = set(saved.clients)
         self._unverified = {one.node for one in saved.clients.values() if not one.lasts}
 
     def _request_registrations(self, nodes: set[int]) -> None:
-        """Request registration from nodes that are unknown and have no request pending."""
+        """Send requests to register to all unknown nodes without a pending request."""
         now = self._exchange.clock()
         self._pending = {
             message: request for message, request in self._pending.items() if request.node in nodes
@@ -580,14 +703,15 @@ class NodeRegistry:
         pending, _ = self._exchange.send(requests, MessageType.QUERY, "hello", REGISTRATION_SECONDS)
         self._pending |= pending
 
-    def _admit(self, some: Sequence[Registration]) -> None:
-        """Admit registrations that fit the other clients, and refuse the others."""
+    def _admit_clients(self, some: Sequence[Registration]) -> None:
+        """Admit registrations that fit the clients of the run, and refuse other registrations."""
         if not some:
             return
-        # The majority determines the common values, so a misconfigured client excludes only itself.
+        # The majority of the first clients determines the common values, so a misconfigured client
+        # excludes only itself.
         (most, _), *_ = Counter(one.kind for one in some).most_common(1)
-        common = self._common or self._settle(next(one for one in some if one.kind == most))
-        # Sort by number: results should not depend on the order of arrival.
+        common = self._common or self._fix_common(next(one for one in some if one.kind == most))
+        # Sort by number, since results must not depend on the order of arrival.
         registrations = [self._admission.numbered(one, self._registered) for one in some]
         registrations.sort(key=lambda one: (one.number is None, one.number, one.client.node))
         for one in registrations:
@@ -595,42 +719,51 @@ class NodeRegistry:
             node = one.client.node
             if client is None:
                 client = max(self._registered, default=-1) + 1
-            if why := self._admission.objection(
-                one, client, common, self._registered, self._connected
-            ):
-                self._refuse(node, why)
-            else:
-                self._refused.pop(node, None)
-                self._unverified.discard(node)
-                joined_in = (
-                    self._registered[client].since if client in self._registered else self._joins_in
-                )
-                self._add(client, replace(one.client, since=joined_in))
-                self._connected.add(node)
+            why = self._admission.objection(
+                one, client, common, registered=self._registered, connected=self._connected
+            )
+            if why:
+                self._refuse_node(node, why)
+                continue
+            self._refused.pop(node, None)
+            self._unverified.discard(node)
+            joined_in = self._joins_in
+            if client in self._registered:
+                joined_in = self._registered[client].since
+            self._add(client, replace(one.client, since=joined_in))
+            self._connected.add(node)
         self._waiting = [one for one in self._waiting if one not in some]
 
     @property
     def _joins_in(self) -> int:
-        """Round in which a newcomer joins; 0 for clients connected when the first round begins."""
+        """Number of the round in which a client joins now; 0 before the second round.
+
+        Clients that join before or in the first round never count as newcomers.
+        """
         return self._round if self._round > 1 else 0
 
-    def _refuse(self, node: int, why: str) -> None:
+    def _refuse_node(self, node: int, why: str) -> None:
+        """Record that a node is refused, and log the reason if it is new."""
         if node not in self._refused or self._refused[node].why != why:
             _log.warning("node %d is refused: %s", node, why)
             self._new_refusals[node] = why
         self._refused[node] = _Refusal(why, self._exchange.clock())
 
-    def _settle(self, common: Registration) -> Registration:
-        self._common, self._clients = common, ClientRegistry(common.schema, common.description)
+    def _fix_common(self, common: Registration) -> Registration:
+        """Fix the values that all clients of the run must have in common; return ``common``."""
+        self._common = common
+        self._clients = ClientRegistry(common.schema, common.description)
         return common
 
     def _add(self, client: int, one: RegisteredClient) -> None:
+        """Add a client, or replace its registration, under its number."""
         self._registered[client] = one
         self._registered = dict(sorted(self._registered.items()))
         self._clients.names = {c: one.name for c, one in self._registered.items()}
         self._clients.sizes = {c: one.size for c, one in self._registered.items()}
-        # The mapping grows in place, since the oracle stores it and looks newcomers up in it.
-        self._truth |= {} if one.true_cluster is None else {client: one.true_cluster}
-        self._clients.true_clusters = (
-            self._truth if self._truth.keys() == self._registered.keys() else None
-        )
+        # The mapping is changed in place, since the oracle algorithm keeps a reference to it and
+        # looks up the true clusters of new clients there.
+        if one.true_cluster is not None:
+            self._truth[client] = one.true_cluster
+        all_known = self._truth.keys() == self._registered.keys()
+        self._clients.true_clusters = self._truth if all_known else None

@@ -1,4 +1,8 @@
-"""Data that a client of a network stores between rounds: in its folder, or in Flower's state."""
+"""Data that a client of a network stores between rounds, in its folder or in Flower's state.
+
+:class:`Residuals` stores the parts of updates that lossy encoding has dropped, and
+:class:`NodeStore` the client's own model parameters and optimizer state.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +21,25 @@ from fedclade.flower.models_sent import models_of_mixture
 from fedclade.flower.wire import Content, raw
 from fedclade.training import ClientStore
 
-# Error feedback: the part of a client's update that encoding loses is added to its next update.
+# Error feedback: the residual, which is the part of an update that lossy encoding drops, is added
+# to the client's next update.
 
-# Largest number of kinds of replies with stored residuals; no algorithm has as many kinds.
+# Largest number of kinds of updates with stored residuals, so that a server cannot fill the disk.
+# No algorithm uses as many kinds.
 MOST_RESIDUALS = 16
 
 
 class Residuals:
     """Encoder of a client's updates with error feedback.
 
-    The residual, which encoding loses of an update, is added to the next update of the same kind.
-    Residuals are stored in a folder, or without one in memory.
+    The residual, which is the part of an update that lossy encoding drops, is added to the next
+    update of the same kind. Residuals are stored in the client's folder, or in memory if the client
+    has no folder.
 
     Parameters
     ----------
     folder
-        Folder of the client; None if it has none.
+        Folder of the client; None if the client has no folder.
     encoding
         Encoding of updates: ``float32``, ``float16`` or ``int8``.
     layout
@@ -51,9 +58,17 @@ class Residuals:
         self._kept: dict[str, ErrorFeedback] = {}
 
     def encoded(self, update: Tensor, kind: str, sizes: tuple[int, int] | None = None) -> Array:
-        """Return the update of one kind of reply as an encoded array.
+        """Return an update as an encoded array for a message.
 
-        ``sizes`` are its S and D, if they differ from those of one model.
+        Parameters
+        ----------
+        update
+            Update as a vector, ``[S]``.
+        kind
+            Kind of the update. Updates of different kinds have separate residuals.
+        sizes
+            Number S of entries and number D of parameters of the update; None for the numbers of a
+            single model.
         """
         exact = self.encoding == "float32"
         sizes = sizes or self._sizes
@@ -65,9 +80,10 @@ class Residuals:
         return wire.raw(data, self.encoding, len(update))
 
     def _with_feedback(self, update: Tensor, kind: str, sizes: tuple[int, int]) -> bytes:
-        # A residual of updates without noise must never be added to a private update, since it
-        # would bypass the noise: each mechanism has its own residuals. The server chooses ``kind``,
-        # and must not choose the name of a file, so the name is a digest.
+        """Encode an update plus the residual of its kind, and store the new residual."""
+        # A residual of updates without noise must never be added to a noisy update, since it would
+        # reach the server without noise. So each privacy mechanism has separate residuals. The
+        # server chooses ``kind`` but must not choose the name of a file, so the name is a digest.
         name = wire.digest(
             f"{self._mechanism} {kind}".encode() if self._mechanism else kind.encode()
         )
@@ -94,9 +110,18 @@ _STATE = "fedclade.store"
 
 
 def uses_kept(kind: str, content: Content, personal: bool) -> bool:
-    """Return whether a reply uses data that the client stores.
+    """Return whether the reply to a query uses data that the client has stored in earlier rounds.
 
-    Some parameters of its model may be ``personal``, and so stored by the client.
+    Such a reply is not a function of the query alone, and the stored data must be loaded first.
+
+    Parameters
+    ----------
+    kind
+        Kind of the query.
+    content
+        Content of the query.
+    personal
+        Whether the model has personal parameters, which each client stores itself.
     """
     rows = KINDS[kind].row_query
     if rows is not None:
@@ -111,10 +136,11 @@ def uses_kept(kind: str, content: Content, personal: bool) -> bool:
 
 
 class NodeStore:
-    """Persistent copy of a client's store, in a file in its folder or else in Flower's state.
+    """Persistent copy of the data that a client stores between rounds.
 
-    It belongs to one run, named by the run's server: another run begins with an empty store. A
-    damaged file is not replaced.
+    The data, such as personal parameters, is in a file in the client's folder, or in Flower's state
+    if the client has no folder. It belongs to a single run: another run begins without data. A
+    damaged file is never overwritten.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -123,7 +149,22 @@ class NodeStore:
         self._run = ""
 
     def open(self, store: ClientStore, run: str, state: RecordDict | None = None) -> None:
-        """Load the stored data of a run; raise a CheckpointError if it is damaged."""
+        """Load the stored data of a run into the client's store in memory.
+
+        Parameters
+        ----------
+        store
+            The client's store in memory, which is changed in place.
+        run
+            Name of the run, chosen by its server.
+        state
+            Record that Flower stores for the client between two messages.
+
+        Raises
+        ------
+        CheckpointError
+            If the stored data is damaged.
+        """
         self._store, data = store, self._read(state)
         if data is None and run != self._run:
             self._store.clear()
@@ -140,12 +181,16 @@ class NodeStore:
         except (SafetensorError, ValueError) as error:
             where = self._path or "Flower's state of this client"
             raise CheckpointError(
-                f"{where}, which has the client's own parameters, is damaged ({error}); restore it "
-                "from a backup, or remove it to begin anew"
+                f"{where}, which contains the client's own parameters, is damaged ({error}); "
+                "restore it from a backup, or delete it to begin without stored parameters"
             ) from error
 
     def close(self, state: RecordDict | None = None) -> None:
-        """Save the store; call it before the reply that belongs to it leaves."""
+        """Save the client's store; must be called before the reply that changed the store is sent.
+
+        If saving fails, no reply is sent. So the server never uses a reply for which the client has
+        not saved the change of its own data.
+        """
         tensors = {
             f"{self._run}/{name}": t.cpu().contiguous()
             for name, t in self._store.tensors(before=True).items()
@@ -159,6 +204,7 @@ class NodeStore:
             state[_STATE] = ArrayRecord({"store": raw(data, "uint8", len(data))})
 
     def _read(self, state: RecordDict | None) -> bytes | None:
+        """Return the stored data as bytes; None if nothing is stored."""
         if self._path is not None:
             return self._path.read_bytes() if self._path.exists() else None
         kept = (state or {}).get(_STATE)

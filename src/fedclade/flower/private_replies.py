@@ -1,8 +1,8 @@
-"""Replies of clients with differential privacy in a form that does not depend on their data.
+"""Errors of clients with differential privacy, in a form that does not depend on their data.
 
-The rule: every accepted training query results in a clipped, noisy and counted reply, for all data.
-A reply that is missing, or an error text with a number in it, would reveal something about the data
-that no noise protects.
+Noise protects the updates that a client sends, but a missing reply, or an error text with a number,
+could still reveal something about the data. So every accepted training query results in a clipped,
+noisy and counted reply, whatever the data is, and errors have one of a few fixed texts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fedclade.core import (
     Layout,
     PolicyError,
     PrivacyError,
+    TrainQuery,
     UpdateError,
-    UpdateQuery,
     Updates,
 )
 from fedclade.flower.policy import NotDisclosedError
@@ -34,17 +34,18 @@ FORBIDDEN = f"{FORBIDS} this query; the client's log has the details"
 BUDGET_SPENT = (
     "the privacy budget of this client allows no further update; the client's log has the details"
 )
-NOT_POSSIBLE = "this client cannot answer such a query; the client's log has the details"
+NOT_POSSIBLE = "this client cannot reply to such a query; the client's log has the details"
 FAILED = "this client could not compute a reply; the client's log has the details"
 
 
 @dataclass(frozen=True)
 class ErrorShield(Middleware):
-    """Middleware that replaces an update by zeros if it could not be computed.
+    """Middleware that replaces an update by zeros if training fails.
 
-    It acts before the update is clipped and noise is added: it is the innermost middleware of a
-    real client with client-level privacy. Errors that the query alone causes, such as a local rule
-    that does not fit the model, are the same for all data and are not replaced.
+    A missing reply would reveal something about the data. The middleware acts before the update is
+    clipped and noise is added: it is the innermost middleware of a client in a network with
+    client-level privacy. Errors that the query alone causes, such as a local rule that does not fit
+    the model, are the same for all data and are raised as usual.
 
     Parameters
     ----------
@@ -60,24 +61,28 @@ class ErrorShield(Middleware):
     size: int
     key: int
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the client's update, or zeros if training fails for a reason that may be data."""
+    queries = (TrainQuery,)
+
+    def around(self, query: TrainQuery, ask: Ask) -> Updates:
+        """Return the client's update, or zeros if training fails for a reason in the data."""
         try:
             return ask(query)
         except (ConfigError, UpdateError):
             raise
         except Exception:
             # A mixture has several models, and the form of their update depends on the method.
-            if query.mixture is not None:
+            if query.work.mixture is not None:
                 raise
             _log.exception(
-                "training failed; the reply is noise alone, since a missing reply would reveal data"
+                "training failed; the reply consists of noise only, since a missing reply would "
+                "reveal data"
             )
-            return self._zeros(query)
+            return self._zero_update(query)
 
-    def _zeros(self, query: UpdateQuery) -> Updates:
-        count = 0 if query.is_secret else self.layout.size
-        examples = len(query.round.examples(self.size, self.key))
+    def _zero_update(self, query: TrainQuery) -> Updates:
+        """Return the reply to a training query with an update of zeros."""
+        count = self.layout.size if query.work.sends_update else 0
+        examples = len(query.examples(self.size, self.key))
         return Updates.received(
             query.ids,
             sizes=[examples],
@@ -89,11 +94,12 @@ class ErrorShield(Middleware):
 
 
 def without_details(error: Exception) -> FedcladeError:
-    """Return the error that a private client reports to the server in place of another error.
+    """Return the error that a client with differential privacy reports in place of another error.
 
-    There are only four texts, except for the texts of a ConfigError and of a NotDisclosedError,
-    which depend on the query and on settings alone. All other texts may contain numbers that were
-    counted or computed from the client's data.
+    The text of the original error may contain numbers that were computed from the client's data, so
+    it is replaced by one of a few fixed texts. Errors of the types ConfigError and
+    NotDisclosedError are returned unchanged, since their texts depend only on the query and on
+    settings.
     """
     if isinstance(error, ConfigError | NotDisclosedError):
         return error

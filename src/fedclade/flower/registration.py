@@ -1,4 +1,4 @@
-"""Registration of clients: the report of a joining node, and its checks."""
+"""Registration of clients: the reply of a node to the request ``hello``, and its checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGEST_NUMBER = 2**31 - 1  # largest number of a client or a true cluster
 # Largest number of inputs or outputs of a model: the server builds a model for the shape of
 # examples that clients report.
 LARGEST_MODEL = 2**24
-# Characters of texts that are written to tables, logs and files.
+# Largest number of characters of texts that are written to tables, logs and files.
 LONGEST_NAME = 60
 LONGEST_DESCRIPTION = 200
 
@@ -26,14 +26,14 @@ _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class RegisteredClient:
-    """Client of a node, as registered; ``clients.json`` has these fields."""
+    """Registered properties of a client and its node; ``clients.json`` has these fields."""
 
     node: int
     name: str
     size: int  # number of training examples
     true_cluster: int | None = None  # for scoring only; only experiments report it
     key: str = ""  # public key that verifies the signatures of its replies, in hexadecimal
-    # whether the client stores its key in its folder; it is then identified by the key alone
+    # whether the client stores its key in its folder; then the key alone identifies the client
     lasts: bool = False
     scores: bool = True  # whether the client reports scores of models on held-out data
     since: int = 0  # round in which it joined; 0 if it was connected when the first round began
@@ -41,7 +41,11 @@ class RegisteredClient:
 
 @dataclass(frozen=True)
 class Registration:
-    """Report of a node on its client, and on values that all clients of a run have in common."""
+    """Reply of a node to a request to register: properties of its client, model, task and data.
+
+    All clients of a run must have the same model structure, shape of examples, secret, task and
+    encoding.
+    """
 
     number: int | None  # number of the client; None if the server should choose it
     client: RegisteredClient
@@ -52,25 +56,36 @@ class Registration:
     # description of loss and metrics, compared as text; empty in folders of earlier versions
     task: str
     scaled: bool = False  # whether inputs are scaled by the statistics of all clients
+    # whether targets are scaled by these statistics; clients of earlier versions do not report this
+    scaled_targets: bool = False
     # digest of the schema that the data is encoded by; empty for numbers without names
     encoding: str = ""
 
     @classmethod
     def read(cls, content: Content, node: int) -> Registration:
-        """Check and read a registration, and clean its texts.
+        """Check and read a registration, and remove control characters from its texts.
+
+        Parameters
+        ----------
+        content
+            Content of the verified reply.
+        node
+            Id of the node that has sent the reply.
 
         Raises
         ------
         UpdateError
-            If the registration is malformed or not possible.
+            If the registration is malformed, or a value is out of range.
         """
         signer = content.signer
         if signer is None:
-            raise UpdateError("nobody signed it")
+            raise UpdateError("the registration is not signed by the client's key")
         try:
             schema = read_schema(content.json("schema"))
         except (TypeError, ValueError, OverflowError) as error:
-            raise UpdateError(f"its schema is malformed: {clean(str(error))}") from error
+            raise UpdateError(
+                f"the data schema in the registration is malformed: {clean(str(error))}"
+            ) from error
         content.has_only(())
         client = RegisteredClient(
             node=node,
@@ -90,24 +105,38 @@ class Registration:
             secret=_digest(content, "secret") if content.values.get("secret") != "" else "",
             task=clean(content.get("task", str)),
             scaled=content.get("scaled", bool),
+            scaled_targets=content.values.get("scaled_targets") is True,
             encoding=_digest(content, "encoding") if content.values.get("encoding") != "" else "",
         )
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Values that all clients of a run have in common."""
+        """Values that must be the same for all clients of a run, for comparison."""
         return self.layout, self.shape, self.secret, self.task, self.encoding
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Properties of the examples that a model depends on."""
+        """Properties of the examples, such as their shape, that a model for them depends on."""
         schema = self.schema
         scaled = ("scaled",) if self.scaled else ()
+        if self.scaled_targets:
+            scaled = (*scaled, "scaled targets")
         return schema.input_shape, schema.outputs, schema.task, schema.vocabulary_size, *scaled
+
+    @property
+    def targets(self) -> int:
+        """Number of targets that are scaled by the statistics of all clients; 0 without scaling."""
+        return self.schema.outputs if self.scaled_targets else 0
 
 
 def read_client(kept: Mapping[str, Any]) -> RegisteredClient:
-    """Check and read a client from the values of a JSON file; a TypeError if they are malformed."""
+    """Check and read a registered client from the values of a JSON object.
+
+    Raises
+    ------
+    TypeError
+        If a value is missing, unknown or of another type.
+    """
     client = RegisteredClient(**kept)
     cluster = 0 if client.true_cluster is None else client.true_cluster
     numbers = (client.node, client.size, cluster, client.since)
@@ -115,12 +144,15 @@ def read_client(kept: Mapping[str, Any]) -> RegisteredClient:
         type(s) is str for s in (client.name, client.key)
     )
     if not typed or not all(type(flag) is bool for flag in (client.lasts, client.scores)):
-        raise TypeError(f"{shown(kept)} is no client")
+        raise TypeError(
+            "a registered client should have whole numbers node, size, true_cluster and since, "
+            f"texts name and key, and truth values lasts and scores, got {shown(kept)}"
+        )
     return client
 
 
 def read_schema(kept: Mapping[str, Any]) -> DataSpec:
-    """Check and read a data spec from the values of a JSON object.
+    """Check and read the specification of a client's data from the values of a JSON object.
 
     Raises
     ------
@@ -139,53 +171,68 @@ def read_schema(kept: Mapping[str, Any]) -> DataSpec:
         whole = all(type(number) is int and number >= lowest for number in numbers)
         if not whole or math.prod(numbers) > LARGEST_MODEL:
             raise ValueError(
-                f"{name} {shown(numbers)}, expected numbers from {lowest}, of product up to 2**24"
+                f"{name} is {shown(numbers)}, expected whole numbers of at least {lowest} with a "
+                "product of at most 2**24"
             )
     if named.task not in get_args(TaskKind):
         raise ValueError(
-            f"task {shown(named.task)}, expected one of {', '.join(get_args(TaskKind))}"
+            f"task is {shown(named.task)}, expected one of {', '.join(get_args(TaskKind))}"
         )
     if scaled is not None:
         mean, std = (float(number) for number in scaled)
         if not (math.isfinite(mean) and math.isfinite(std)):
-            raise ValueError(f"scaled {shown(scaled)}, expected two finite numbers")
+            raise ValueError(f"scaled is {shown(scaled)}, expected two finite numbers")
         scaled = mean, std
     data = clean(str(named.data), LONGEST_NAME)
     return DataSpec(data, shape, named.outputs, named.task, named.vocabulary_size, scaled)
 
 
 def _number(content: Content, name: str) -> int | None:
-    """Return a number of a client or a cluster; None for a negative one: messages have no null."""
+    """Return the number of a client or of a cluster in a message; None if it is negative.
+
+    Messages cannot contain None, so a negative number stands for an unknown number.
+    """
     number = content.get(name, int)
     if number > LARGEST_NUMBER:
-        raise UpdateError(f"{name} {number}, expected at most {LARGEST_NUMBER}")
+        raise UpdateError(f"{name!r} should be at most {LARGEST_NUMBER}, got {number}")
     return None if number < 0 else number
 
 
 def _digest(content: Content, name: str) -> str:
+    """Return a digest in a message; raise an UpdateError if the value is no digest."""
     digest = content.get(name, str)
     if not _DIGEST.fullmatch(digest):
         raise UpdateError(f"{name!r} should be a digest in hexadecimal, got {shown(digest)}")
     return digest
 
 
-# Admission of a registration: it must fit the other clients, and its identity must be right.
+# Admission: a registration must fit the other clients of the run, and the client's identity must
+# agree with its key and its node.
 
 Identity = Literal["node", "number"]
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Rules of a run for admitting clients.
+    """Rules by which a run admits registered clients.
 
-    The parameters are documented at :class:`~fedclade.flower.node_registry.NodeRegistry`.
+    Parameters
+    ----------
+    identity
+        Identity of a client that reconnects: its ``node``, or the ``number`` that it reports.
+    keys
+        Number of each admissible client by its public key; None to admit clients with any key.
     """
 
     identity: Identity
     keys: Mapping[str, int] | None
 
     def number_of(self, key: str, registered: Mapping[int, RegisteredClient]) -> int | None:
-        """Return the client number that belongs to a key, if there is one."""
+        """Return the number of the client with a public key; None if the key is unknown.
+
+        The key is looked up in the operator's list of keys, or without a list among the registered
+        clients.
+        """
         if self.keys is not None:
             return self.keys.get(key)
         return next((client for client, one in registered.items() if one.key == key), None)
@@ -193,7 +240,10 @@ class Admission:
     def numbered(
         self, one: Registration, registered: Mapping[int, RegisteredClient]
     ) -> Registration:
-        """Return a registration; if it has no number, with the number that belongs to its key."""
+        """Return a registration with the client's number filled in, if the client's key is known.
+
+        A registration that already has a number is returned unchanged.
+        """
         known = self.number_of(one.client.key, registered)
         return replace(one, number=known) if one.number is None and known is not None else one
 
@@ -205,61 +255,82 @@ class Admission:
         registered: Mapping[int, RegisteredClient],
         connected: Collection[int],
     ) -> str | None:
-        """Return the reason for not admitting a registration under a number; None to admit it.
+        """Return the reason why a client may not join under a number; None if it may.
 
         Parameters
         ----------
         one
-            Registration to check.
+            Registration of the client.
         client
-            Number that the client would have.
+            Number under which the client would join.
         common
             Registration with the values that all clients have in common.
         registered
             Registered clients by number.
         connected
-            Nodes that are connected.
+            Ids of the connected nodes.
         """
         if one.layout != common.layout:
-            return "its model is not built like the others'"
+            return "its model differs in structure from the model of the other clients"
         if one.shape != common.shape:
-            return f"its examples look like {shown(one.shape)}, and the others' like {shown(common.shape)}"
+            return (
+                f"its examples have the properties {shown(one.shape)}, but those of the other "
+                f"clients have {shown(common.shape)}"
+            )
         if common.task and one.task != common.task:
-            return f"its task is {one.task!r}, and the others' is {common.task!r}; give all clients the same"
+            return (
+                f"its task is {one.task!r}, but the task of the other clients is {common.task!r}; "
+                "configure the same task for all clients"
+            )
         if one.encoding != common.encoding:
-            return "its columns, labels or words are encoded otherwise than the others'"
+            return (
+                "its columns, labels or words are encoded differently than the other clients' data"
+            )
         if one.secret != common.secret:
-            return "it does not share the secret of the others; give all clients the same file, or none"
+            return (
+                "it does not share the secret of the other clients; set the same secret-file for "
+                "all clients, or for none"
+            )
         known = self.number_of(one.client.key, registered)
         if self.keys is not None and known is None:
-            return f"its key {one.client.key} is none of network.keys"
+            return f"its key {one.client.key} is not in the list of keys, network.keys"
         if known is not None and known != client:
-            return f"it says it is client {client}, and its key is that of client {known}"
+            return f"it registers as client {client}, but its key belongs to client {known}"
         owner = next(
             (number for number, each in registered.items() if each.node == one.client.node), client
         )
         if owner != client:
-            return f"it says it is client {client}, and its node is that of client {owner}"
+            return f"it registers as client {client}, but its node belongs to client {owner}"
         if client not in registered:
             return None
         if registered[client].node in connected:
             node = registered[client].node
-            return f"it says it is client {client}, which node {node} is, and that is connected"
+            return f"it registers as client {client}, which is already connected as node {node}"
         return self._is_another(one.client, client, registered[client])
 
     def _is_another(
         self, one: RegisteredClient, client: int, before: RegisteredClient
     ) -> str | None:
-        """Return why a client is not the one registered under a number before; None if it is."""
+        """Return the reason why a client is not the client that registered under its number before.
+
+        The result is None if it may be the same client, which reconnects.
+        """
         if one.size != before.size:
-            return f"it says it has {one.size} training examples, and client {client} joined with {before.size}"
+            return (
+                f"it reports {one.size} training examples, but client {client} registered with "
+                f"{before.size}"
+            )
         if self.keys is not None or one.key == before.key:
             return None
         if before.lasts:
-            return f"it says it is client {client}, and has another key; give it the folder of that client's {KEY_FILE}"
+            return (
+                f"it registers as client {client}, but has another key; start it with the folder "
+                f"that contains this client's {KEY_FILE}"
+            )
         if self.identity == "node" and one.node != before.node:
             return (
-                f"it says it is client {client}, which was node {before.node}; start it with the "
-                "key of that node, or, where nodes have no keys, set network.identity = 'number'"
+                f"it registers as client {client}, which was node {before.node} before; start it "
+                "with the key of that node, or, if nodes have no keys, set network.identity = "
+                "'number'"
             )
         return None

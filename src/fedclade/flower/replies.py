@@ -1,4 +1,7 @@
-"""Parsers and checks of replies: a client that sends an invalid reply is left out of the round."""
+"""Parsers and checks of clients' replies.
+
+A client that sends an invalid reply is left out of the round.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from flwr.app import MessageType, RecordDict
 from torch import Tensor
 
 from fedclade.channel import ENCODINGS, decode
-from fedclade.core import Evaluation, UpdateError, UpdateQuery
+from fedclade.core import Evaluation, TrainQuery, UpdateError
 from fedclade.data import Statistics, StatisticsQuery, bounded
 from fedclade.flower.wire import Content, shown, typed
 from fedclade.tasks import Metric
@@ -35,13 +38,15 @@ class UpdateReply:
     Parameters
     ----------
     size
-        Number of training examples |D_i|.
+        Number of training examples |D_i| of client i.
     loss
-        Mean training loss; None if the client withholds it.
+        Mean training loss; None if the client withholds its loss.
     update
-        Update Δθ_i, or signatures.
+        Update Δθ_i as a vector. If the query compares updates from splits of the data, the values
+        for the comparison are appended.
     component
-        The component of a mixture with the largest weight at the client; None without a mixture.
+        Index of the mixture's model that has the largest weight for the client; None without a
+        mixture.
     """
 
     size: int
@@ -51,75 +56,84 @@ class UpdateReply:
 
 
 def examples(content: Content, name: str) -> int:
-    """Return a number of examples of a reply; raise an UpdateError if it is not possible."""
+    """Return a number of examples in a reply; raise an UpdateError if it is out of range."""
     count = content.get(name, int)
     if not 1 <= count <= MOST_EXAMPLES:
-        raise UpdateError(f"{name} of {count} examples, expected 1 to 2**53")
+        raise UpdateError(f"{name!r} should be 1 to 2**53 examples, got {count}")
     return count
 
 
 def size_class(count: int) -> int:
-    """Return the largest power of two that is not above a number of examples.
+    """Return the size class of a number of examples: the largest power of two not above it.
 
-    A client with a privacy budget or secure aggregation reports the power in place of the number.
+    A client with a privacy budget or secure aggregation reports only the size class.
     """
     return 1 << (count.bit_length() - 1)
 
 
 def largest_of_class(registered: int) -> int:
-    """Return the largest number of examples of a client, given its registered number.
+    """Return the largest number of examples that a client may have, given its registered number.
 
-    That number may be a size class.
+    A registered number that is a power of two may be a size class, which stands for all numbers
+    below the next power of two.
     """
     return 2 * registered - 1 if size_class(registered) == registered else registered
 
 
 def fits_size(count: int, registered: int) -> bool:
-    """Return whether ``count`` examples fit the number or size class that a client registered."""
+    """Return whether ``count`` examples are possible for a client.
+
+    ``registered`` is the number of examples, or the size class, that the client registered with.
+    """
     return registered <= count <= largest_of_class(registered)
 
 
-def examples_trained_on(query: UpdateQuery, joined_with: int) -> int:
-    """Return the number of training examples that a client's update should be from.
+def examples_trained_on(query: TrainQuery, joined_with: int) -> int:
+    """Return the number of training examples from which a client's update must be computed.
 
-    Splits of equal size leave some of its examples out.
+    The server compares this number with the number in a reply. It is ``joined_with``, the number
+    that the client registered with, unless the query requests splits of a fixed size. These may
+    leave some examples out.
     """
-    in_parts = query.round.replicates * query.round.part_size if query.kind == "train" else 0
-    return in_parts or joined_with
+    splits = None if query.work.is_gradient else query.work.splits
+    return joined_with if splits is None else splits.count * splits.size or joined_with
 
 
 def read_repeated(content: Content, size: int, expected: Mapping[str, Any]) -> float | None:
-    """Check the values that a reply repeats from its query; return its loss.
+    """Check the values that a reply must repeat from its query, and return the reply's loss.
 
     Parameters
     ----------
     content
         Content of the reply.
     size
-        Number of training examples that the update must be from.
+        Number of training examples from which the update must be computed.
     expected
         Values that the reply must repeat, by name.
 
     Returns
     -------
     float | None
-        Loss of the reply; None if the client withholds it.
+        Mean training loss; None if the client withholds its loss.
 
     Raises
     ------
     UpdateError
-        If the reply is to another query or from another number of examples.
+        If the reply is to another query, or reports another number of examples.
     """
     for name, sent in expected.items():
         if (got := content.get(name, type(sent))) != sent:
-            raise UpdateError(f"answer of {name} {shown(got)}, expected {sent!r}")
+            raise UpdateError(f"the reply has the {name} {shown(got)}, expected {sent!r}")
     if (reported := examples(content, "size")) != size:
         raise UpdateError(
-            f"update from {reported} training examples, expected {size} by what it joined with"
+            f"the update is from {reported} training examples, expected {size} by the query and "
+            "the client's registration"
         )
     loss = content.get("loss", float) if "loss" in content.values else None
     if loss is not None and not abs(loss) <= LARGEST_LOSS:  # true for NaN, too
-        raise UpdateError(f"loss {loss:g}, expected one of at most {LARGEST_LOSS:g}")
+        raise UpdateError(
+            f"the training loss is {loss:g}, expected a magnitude of at most {LARGEST_LOSS:g}"
+        )
     return loss
 
 
@@ -132,7 +146,7 @@ def read_update(
     expected: Mapping[str, Any],
     components: int = 0,
 ) -> UpdateReply:
-    """Check and read an update.
+    """Check and read the reply to a query for an update.
 
     Parameters
     ----------
@@ -143,14 +157,14 @@ def read_update(
     n_parameters
         Number of parameters of the model.
     dtype
-        Type of the model, which the update gets.
+        Floating-point type of the model, to which the update is converted.
     size
-        Number of training examples that the update must be from.
+        Number of training examples from which the update must be computed.
     expected
-        Values that the reply must repeat from the query: the round, the number of the query, the
-        model.
+        Values that the reply must repeat from the query: the round, the number of the query, and
+        the name of the model.
     components
-        Number of models of a mixture, of which the reply names one; 0 without a mixture.
+        Number of models of a mixture, one of which the reply names; 0 without a mixture.
 
     Raises
     ------
@@ -160,10 +174,15 @@ def read_update(
     loss = read_repeated(content, size, expected)
     encoding = content.get("encoding", str)
     if encoding not in ENCODINGS:
-        raise UpdateError(f"update in the unknown encoding {shown(encoding)}")
+        raise UpdateError(
+            f"the update has the unknown encoding {shown(encoding)}, expected one of "
+            f"{', '.join(ENCODINGS)}"
+        )
     component = content.get("component", int) if components else None
     if component is not None and not 0 <= component < components:
-        raise UpdateError(f"component {component}, expected one of {components}, from 0")
+        raise UpdateError(
+            f"the reply names component {component} of the mixture, expected 0 to {components - 1}"
+        )
     content.has_only(("update",) if length else ())
     data = content.vector("update") if length else b""
     return UpdateReply(
@@ -172,16 +191,33 @@ def read_update(
 
 
 def read_choice(content: Content, models: int) -> int:
-    """Check and read the model that a client has chosen; raise an UpdateError if invalid."""
+    """Check and read which of ``models`` models a client has chosen; return its number, from 0.
+
+    Raises
+    ------
+    UpdateError
+        If the reply is invalid.
+    """
     choice = content.get("choice", int)
     if not 0 <= choice < models:
-        raise UpdateError(f"choice of model {shown(choice)}, expected one of {models}, from 0")
+        raise UpdateError(
+            f"the reply names model {shown(choice)} as the best, expected 0 to {models - 1}"
+        )
     content.has_only(())
     return choice
 
 
 def read_wins(content: Content, models: int, examples: int) -> list[int]:
-    """Check and read the number of examples for which each model is best.
+    """Check and read a client's wins: the number of its examples for which each model is best.
+
+    Parameters
+    ----------
+    content
+        Content of the reply.
+    models
+        Number of models.
+    examples
+        Number of examples of the client, which is the largest possible sum of the wins.
 
     Raises
     ------
@@ -190,11 +226,15 @@ def read_wins(content: Content, models: int, examples: int) -> list[int]:
     """
     wins = content.values.get("wins")
     if not isinstance(wins, list) or not all(type(each) is int and each >= 0 for each in wins):
-        raise UpdateError(f"expected how often each of {models} models is best, got {shown(wins)}")
+        raise UpdateError(
+            f"'wins' should be a list of how often each of {models} models is best, got "
+            f"{shown(wins)}"
+        )
     found = cast("list[int]", wins)
     if len(found) != models or not 0 < sum(found) <= examples:
         raise UpdateError(
-            f"{shown(found)} as how often each of {models} models is best of {examples} examples"
+            f"'wins' should state how often each of {models} models is best: {models} numbers with "
+            f"a sum from 1 to {examples}, got {shown(found)}"
         )
     return found
 
@@ -206,9 +246,22 @@ def evaluation_of(
     metrics: Sequence[Metric],
     left_out: Mapping[int, str],
 ) -> Evaluation:
-    """Return the scores of the clients that replied, in the order of a query's ``ids``.
+    """Combine the scores of the clients that replied into one evaluation.
 
-    Wins are included if clients compared models.
+    Parameters
+    ----------
+    ids
+        Client of each evaluated model in the query, so that a client of several models is repeated.
+        The result has the same order, without clients that have not replied.
+    scores
+        Scores, loss and number of examples for each model, by client.
+    wins
+        Number of examples for which each model is best, by client; empty if the query did not
+        compare models.
+    metrics
+        Metrics of the task.
+    left_out
+        Reason of each client that has not replied.
     """
     left = {client: iter(mine) for client, mine in scores.items()}
     answered = [(client, next(left[client])) for client in ids if client in left]
@@ -235,11 +288,11 @@ def read_scores(
     known: int | None = None,
     smallest_loss: float = -LARGEST_LOSS,
 ) -> list[Scores]:
-    """Check and read the scores of ``models`` models.
+    """Check and read a client's scores of ``models`` models.
 
-    A score is NaN if the metric is undefined for the client's examples, which a mean over examples
-    never is. A client with a privacy budget or secure aggregation reports neither a loss nor a
-    number of examples.
+    A score is NaN if the metric is undefined for the client's examples. This is possible only for
+    metrics that are not a mean over examples. A client with a privacy budget or secure aggregation
+    reports neither a loss nor a number of examples.
 
     Parameters
     ----------
@@ -250,9 +303,15 @@ def read_scores(
     metrics
         Metrics of the task.
     known
-        Number of the client's examples in this split, if known; it is the same for all models.
+        Number of the client's examples in this split of its data, which must be the same for all
+        models; None if unknown.
     smallest_loss
         Lower bound of the task's losses.
+
+    Returns
+    -------
+    list[Scores]
+        For each model: the score by each metric, the loss, and the number of examples.
 
     Raises
     ------
@@ -271,8 +330,8 @@ def read_scores(
             or not all(type(value) is kind for value in column)
         ):
             raise UpdateError(
-                f"expected scores by {len(metrics)} metrics, losses and numbers of examples of "
-                f"{models} models, got {shown(columns)}"
+                f"expected three lists for {models} models, scores of {lengths[0]} numbers, losses "
+                f"of {models} numbers and examples of {models} whole numbers, got {shown(columns)}"
             )
     flat, losses, counts = cast("tuple[list[float], list[float], list[int]]", tuple(columns))
     scores = [flat[start : start + len(metrics)] for start in range(0, len(flat), len(metrics))]
@@ -281,13 +340,13 @@ def read_scores(
             _check_score(score, metric)
         if not (smallest_loss <= loss <= LARGEST_LOSS and 1 <= count <= MOST_EXAMPLES):
             raise UpdateError(
-                f"loss {loss:g} of {count} examples, expected a loss of at most {LARGEST_LOSS:g}, "
-                f"and of at least {smallest_loss:g}, of at least 1 example"
+                f"a model has loss {loss:g} on {count} examples, expected a loss of at most "
+                f"{LARGEST_LOSS:g} and at least {smallest_loss:g}, on at least 1 example"
             )
     if len(set(counts)) > 1 or not set(counts) <= {known or min(counts)}:
         raise UpdateError(
-            f"scores of {shown(sorted(set(counts)))} examples, expected "
-            f"{known or 'one number of them'}"
+            f"the models have scores on {shown(sorted(set(counts)))} examples, expected "
+            f"{known or 'the same number'} for all models"
         )
     return list(zip(scores, losses, counts, strict=True))
 
@@ -295,8 +354,9 @@ def read_scores(
 def _read_closed_scores(content: Content, models: int, metrics: Sequence[Metric]) -> list[Scores]:
     """Check and read the scores of a client that reports only one number for each model.
 
-    Its scores by other metrics are NaN. It counts as one example, since it does not report its
-    number of examples.
+    Clients with a privacy budget or secure aggregation do so. In the result, their scores by all
+    further metrics and their losses are NaN. They do not report their number of examples, so the
+    result has one example for each client.
     """
     scores = content.values.get("scores")
     if (
@@ -304,7 +364,10 @@ def _read_closed_scores(content: Content, models: int, metrics: Sequence[Metric]
         or len(scores) != models
         or not all(type(score) is float for score in scores)
     ):
-        raise UpdateError(f"expected one score for each of {models} models, got {shown(scores)}")
+        raise UpdateError(
+            f"'scores' should be a list of one number for each of {models} models, got "
+            f"{shown(scores)}"
+        )
     for score in cast("list[float]", scores):
         _check_score(score, metrics[0])
     others = [nan] * (len(metrics) - 1)
@@ -312,15 +375,16 @@ def _read_closed_scores(content: Content, models: int, metrics: Sequence[Metric]
 
 
 def _check_score(score: float, metric: Metric) -> None:
+    """Raise an UpdateError if a reported score is impossible for the metric."""
     if isnan(score) and metric.whole is not None:  # undefined for the client's examples
         return
     if not (0 <= score <= 1 if metric.share else abs(score) <= LARGEST_SCORE):
         expected = "in [0, 1]" if metric.share else f"of at most {LARGEST_SCORE:g}"
-        raise UpdateError(f"{metric.name} {score:g}, expected one {expected}")
+        raise UpdateError(f"the score by {metric.name} is {score:g}, expected a number {expected}")
 
 
-# Statistics of clients' training examples, in messages and in a run's folder: each client reports
-# its own, and all receive the sum.
+# Statistics of clients' training examples, in messages and in a run's folder. Each client reports
+# the statistics of its own examples, and all clients receive the sum.
 
 TYPES: Mapping[str, tuple[type, torch.dtype]] = {
     "means": (float, torch.float64),
@@ -328,7 +392,7 @@ TYPES: Mapping[str, tuple[type, torch.dtype]] = {
     "numbers": (bool, torch.bool),
     "labels": (int, torch.int64),
 }
-"""Python and tensor type of each list of the statistics."""
+"""Python type and tensor type of the entries of each list in the statistics."""
 
 _log = logging.getLogger(__name__)
 
@@ -345,21 +409,24 @@ def as_values(found: Statistics) -> dict[str, Any]:
 
 
 def read_statistics(values: Mapping[str, Any], columns: int, labels: int) -> Statistics:
-    """Check and read the statistics of training examples.
+    """Check and read statistics of training examples.
+
+    The statistics are the mean of each column, the sum of squared deviations from the mean, and the
+    number of examples with each label.
 
     Parameters
     ----------
     values
         Values of a message or of a run's folder.
     columns
-        Number of columns that statistics have.
+        Number of columns of inputs and targets with a mean and a sum of squared deviations.
     labels
-        Number of labels that are counted.
+        Number of labels that are counted; 0 without label counts.
 
     Raises
     ------
     UpdateError
-        If the values are malformed or not possible.
+        If the values are malformed, or no examples can have these statistics.
     """
     count = typed(values, "count", int)
     lists = dict[str, Tensor]()
@@ -372,7 +439,8 @@ def read_statistics(values: Mapping[str, Any], columns: int, labels: int) -> Sta
             or not all(type(each) is kind for each in found)
         ):
             raise UpdateError(
-                f"expected {length} {name} of type {kind.__name__}, got {shown(found)}"
+                f"{name!r} should be a list of {length} values of type {kind.__name__}, got "
+                f"{shown(found)}"
             )
         lists[name] = torch.tensor(found, dtype=dtype)
     read = Statistics(count, **lists)
@@ -382,7 +450,7 @@ def read_statistics(values: Mapping[str, Any], columns: int, labels: int) -> Sta
         (read.means.isfinite() & (read.squares >= 0) & read.squares.isfinite()).all()
     ):
         raise UpdateError(
-            f"sums of {count} training examples that no examples come to: {shown(as_values(read))}"
+            f"{count} training examples cannot have these statistics: {shown(as_values(read))}"
         )
     return read
 
@@ -394,16 +462,19 @@ def summed(
     content: RecordDict,
     ask: Request,
 ) -> Statistics:
-    """Request statistics of all clients, bound them, and add them up in the query's order.
+    """Request the statistics of all clients' examples, limit them, and return their sum.
+
+    The statistics are limited so that a single client cannot dominate the sum, and added up in the
+    order of the query's clients.
 
     Parameters
     ----------
     query
-        Query with the clients and the largest weight of a client.
+        Query for statistics, with the clients and the largest weight of a client.
     sizes
         Number of training examples that each client registered with.
     columns
-        Number of columns of the inputs.
+        Number of columns of the inputs and targets that are summed up.
     content
         Content of the request.
     ask
@@ -412,18 +483,19 @@ def summed(
     Raises
     ------
     UpdateError
-        If at most half of the clients reply. Otherwise a few clients could determine the scale of
-        all inputs; and because most replies suffice, a few clients cannot end every run.
+        If at most half of the clients reply, since a few clients could then determine the scale of
+        all inputs; or if only 2 of 3 clients reply. Otherwise replies of more than half are enough,
+        so that a few clients cannot end every run.
     """
     left_out: dict[int, str] = {}
 
     def read(client: int, content: Content) -> Statistics:
         content.has_only(())
-        found = read_statistics(content.values, columns if query.inputs else 0, query.labels)
+        found = read_statistics(content.values, columns, query.labels)
         if not fits_size(found.count, sizes[client]):
             raise UpdateError(
-                f"sums of {found.count} training examples, but the client joined with "
-                f"{sizes[client]}"
+                f"the statistics are of {found.count} training examples, but the client registered "
+                f"with {sizes[client]}"
             )
         return found
 
@@ -431,12 +503,16 @@ def summed(
         ask(dict.fromkeys(query.ids, content), MessageType.QUERY, "statistics", read, left_out)
     )
     if left_out:
-        told = f"{len(found)} of {len(query.ids)} clients tell what their examples come to, by which all scale or weigh"
+        told = f"{len(found)} of {len(query.ids)} clients report statistics for scaling or class weights"
         why = "; ".join(f"client {client}: {why}" for client, why in sorted(left_out.items()))
         # Statistics of two clients cannot bound one another.
         needed = max(len(query.ids) // 2 + 1, min(3, len(query.ids)))
         if len(found) < needed:
-            raise UpdateError(f"{told}, and {needed} are needed: {why}")
+            raise UpdateError(
+                f"{told}, but at least {needed} are needed: {why}; without scaling "
+                "(data.standardize = 'none', data.standardize_target = 'none') and without "
+                "task.class_weights = 'balanced', no statistics are needed"
+            )
         _log.warning("%s: %s", told, why)
     of_most = [found[client] for client in query.ids if client in found]
     return reduce(Statistics.plus, bounded(of_most, query.largest_weight))

@@ -1,4 +1,4 @@
-"""Versions of Flower that this package works with."""
+"""Check of the installed version of Flower."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_flower() -> None:
     MissingExtraError
         If Flower is not installed.
     ConfigError
-        If its version is not supported.
+        If the version of Flower is not supported.
     """
     try:
         found = version("flwr")

@@ -1,8 +1,9 @@
-"""Signatures: a client signs every reply with its own key, by which the server recognizes it.
+"""Signatures of replies, and the secret that clients share.
 
-A SuperNode that Flower admits can reply in the name of another. So every request has a nonce that
-no other party can know, and every reply returns the nonce, signed together with all content of the
-reply by the client's Ed25519 key.
+A client signs every reply with its own Ed25519 key, by which the server recognizes the client. This
+is needed since a SuperNode that Flower admits can reply in the name of another SuperNode. So every
+request contains a random nonce, which only the SuperNode that receives the request knows. The
+client's signature covers the nonce and all content of the reply.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from fedclade.core import ConfigError, Layout, UpdateError, rng
 from fedclade.flower.wire import PROTOCOL, Content, Signer, clean, shown, typed
 from fedclade.runs import Maker
 
-# Clients' Ed25519 keys: one in each client's folder, and the operator's list of public keys.
+# Ed25519 keys of clients: a private key in the client's folder, and a list of all clients' public
+# keys.
 
-# File in a client's folder; the public half is in the same folder, with .pub appended to the name.
+# File in a client's folder with the private key. The public key is in the same folder, in a file
+# with .pub appended to the name.
 KEY_FILE = "client.key"
 _STATE = "fedclade-key"  # record in Flower's state of a client without a folder
 
@@ -45,9 +48,15 @@ _HINT = "make one with: ssh-keygen -t ed25519 -N '' -f client.key"
 
 @dataclass(frozen=True)
 class Key:
-    """Key of a client.
+    """Ed25519 key pair of a client, by which it signs replies.
 
-    A key that ``lasts`` is in the client's folder, so the client has it after a restart, too.
+    Parameters
+    ----------
+    private
+        Private key.
+    lasts
+        Whether the key is in the client's folder, so that the client has the same key after a
+        restart.
     """
 
     private: Ed25519PrivateKey
@@ -55,19 +64,25 @@ class Key:
 
     @classmethod
     def new(cls) -> Key:
-        """Make a new key."""
+        """Generate a new key pair that is not stored in a folder."""
         return cls(Ed25519PrivateKey.generate())
 
     @property
     def public(self) -> str:
-        """Public half of the key, in hexadecimal."""
+        """Public key in hexadecimal."""
         return self.private.public_key().public_bytes_raw().hex()
 
 
 def key_of(context: Context) -> Key:
-    """Return the key of a client; make one if there is none.
+    """Return the signature key of a client; generate and store a key if the client has none.
 
-    The key is in the client's ``folder``, or without one in the memory of its SuperNode.
+    The key is stored in the client's folder, or in the memory of its SuperNode if the node config
+    sets no ``folder``.
+
+    Raises
+    ------
+    ConfigError
+        If the key in the folder cannot be read or written.
     """
     folder = context.node_config.get("folder")
     if folder is not None:
@@ -81,15 +96,17 @@ def key_of(context: Context) -> Key:
 
 
 def read_keys(path: Path) -> dict[str, int]:
-    """Return an operator's list: the number of each client by its public key, in hexadecimal.
+    """Read a list of clients: the number of each client by its public key in hexadecimal.
 
-    A line is ``NUMBER ssh-ed25519 AAAA... [comment]``: a number and the text of ``client.key.pub``.
-    Empty lines and lines that begin with ``#`` are skipped.
+    Each line of the file has the form ``NUMBER ssh-ed25519 AAAA... [comment]``: the number of a
+    client and the text of its file ``client.key.pub``. Empty lines and lines that begin with ``#``
+    are skipped.
 
     Raises
     ------
     ConfigError
-        If the file cannot be read, or has another line.
+        If the file cannot be read, lists no client, lists a client or key twice, or has a line of
+        another form.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -99,30 +116,39 @@ def read_keys(path: Path) -> dict[str, int]:
     for place, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        number, _, rest = line.strip().partition(" ")
-        try:
-            public = load_ssh_public_key(rest.strip().encode())
-        except (ValueError, UnsupportedAlgorithm):
-            public = None
-        numbered = number.isdecimal() and number.isascii() and len(number) < 10
-        if not numbered or not isinstance(public, Ed25519PublicKey):
+        number, key = _read_key_line(line, f"{path}, line {place}")
+        if key in found or number in found.values():
             raise ConfigError(
-                f"{path}, line {place}: expected a client's number and its public key, such as "
-                f"'0 ssh-ed25519 AAAA...', got {shown(line)}"
+                f"{path}, line {place}: client {number} or its key occurs twice; each client and "
+                "each key may occur in one line only"
             )
-        key = public.public_bytes_raw().hex()
-        if key in found or int(number) in found.values():
-            raise ConfigError(
-                f"{path}, line {place}: client {number} or its key is there twice; each has one "
-                "line"
-            )
-        found[key] = int(number)
+        found[key] = number
     if not found:
-        raise ConfigError(f"{path} names no client; give each a line '0 ssh-ed25519 AAAA...'")
+        raise ConfigError(
+            f"the list of clients' keys {path} is empty; add a line for each client, such as "
+            "'0 ssh-ed25519 AAAA...'"
+        )
     return found
 
 
+def _read_key_line(line: str, where: str) -> tuple[int, str]:
+    """Read a client's number and its public key, in hexadecimal, from a line of a list."""
+    number, _, rest = line.strip().partition(" ")
+    try:
+        public = load_ssh_public_key(rest.strip().encode())
+    except (ValueError, UnsupportedAlgorithm):
+        public = None
+    is_number = number.isdecimal() and number.isascii() and len(number) < 10
+    if not is_number or not isinstance(public, Ed25519PublicKey):
+        raise ConfigError(
+            f"{where}: expected a client's number and its public key, such as "
+            f"'0 ssh-ed25519 AAAA...', got {shown(line)}"
+        )
+    return int(number), public.public_bytes_raw().hex()
+
+
 def _key_in(folder: Path) -> Key:
+    """Return the key in a client's folder; generate and store a key if there is none."""
     path = folder / KEY_FILE
     try:
         if not path.exists():
@@ -139,9 +165,9 @@ def _key_in(folder: Path) -> Key:
 
 
 def _make(path: Path) -> None:
-    """Write a new key atomically; only its owner can read it.
+    """Generate a key pair and write it atomically; the private key is readable by its owner only.
 
-    If another process is faster, the key of that process remains.
+    If another process has written a key in the meantime, the key of that process is used.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     private = Ed25519PrivateKey.generate()
@@ -161,39 +187,41 @@ def _make(path: Path) -> None:
     path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
 
 
-# The secret that clients share and the server does not know. Their permutation and initial models
-# derive from it.
+# Secret that clients share and the server does not know. It determines the permutation of model
+# vectors and the initial models.
 
 SHORTEST = 32  # characters of a secret: 32 hexadecimal digits are 128 bits
 
 
 def read_secret(path: Path) -> str:
-    """Return the secret in a file.
+    """Read the secret that clients share from a file.
 
     Raises
     ------
     ConfigError
-        If the file cannot be read, or the secret is short enough to be guessed.
+        If the file cannot be read, or the secret is so short that it could be guessed.
     """
     try:
         secret = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the clients' secret {path}: {error}") from error
+        raise ConfigError(
+            f"cannot read the file {path} with the clients' secret: {error}"
+        ) from error
     if len(secret) < SHORTEST:
         raise ConfigError(
-            f"the clients' secret {path} has {len(secret)} characters, expected at least "
+            f"the clients' secret in {path} has {len(secret)} characters, expected at least "
             f"{SHORTEST}; make one with: python -c 'import secrets; print(secrets.token_hex(32))'"
         )
     return secret
 
 
 def seed_of(secret: str) -> int:
-    """Return a secret as a number of 256 bits."""
+    """Return the SHA-256 digest of the clients' secret as a number, for use as a seed."""
     return int.from_bytes(hashlib.sha256(secret.encode()).digest(), "big")
 
 
 def secret_digest(secret: str) -> str:
-    """Return a digest by which clients with the same secret are recognized.
+    """Return a digest of the clients' secret, by which the server finds clients with equal secrets.
 
     The secret cannot be computed from the digest.
     """
@@ -201,11 +229,11 @@ def secret_digest(secret: str) -> str:
 
 
 def secret_model(make: Maker, layout: Layout, seed: int, number: int = 0) -> Tensor:
-    """Return the initial model ``[S]`` that clients draw from their shared secret ``seed``.
+    """Return the initial model, as a vector ``[S]``, that clients draw from their shared secret.
 
-    The entries of each parameter are shuffled. The reason is that torch draws a model from 32 bits,
-    so few that a server could try all seeds, and a party that knows every entry of a model θ can
-    see from P·θ where the permutation P puts it.
+    The entries of each parameter are shuffled in addition. Otherwise a server could find the
+    clients' permutation P: torch draws a model from a seed of only 32 bits, so the server could try
+    all seeds, and a party that knows all entries of a model θ can read the permutation off P·θ.
 
     Parameters
     ----------
@@ -214,7 +242,7 @@ def secret_model(make: Maker, layout: Layout, seed: int, number: int = 0) -> Ten
     layout
         Layout of the model.
     seed
-        The clients' secret as a number.
+        The clients' secret as a number, see :func:`seed_of`.
     number
         Number of the model, if an algorithm has several initial models.
     """
@@ -235,9 +263,16 @@ _SIGNATURE = "signed"
 
 @dataclass(frozen=True)
 class Request:
-    """Request that a reply is checked against: Flower's metadata, the nonce, and a limit.
+    """Request that the server has sent, against which the reply is checked.
 
-    ``largest`` is the largest number of bytes of the reply's vectors.
+    Parameters
+    ----------
+    run, node, kind
+        Flower's metadata of the message: the ids of the run and of the node, and the message type.
+    nonce
+        Random number of the request, which the reply must return.
+    largest
+        Largest number of bytes of the vectors of the reply.
     """
 
     run: int
@@ -248,25 +283,35 @@ class Request:
 
     @classmethod
     def of(cls, message: Message, nonce: str, largest: int = 0) -> Request:
-        """Return the request that a message makes."""
+        """Return the request that a Flower message with this nonce represents."""
         data = message.metadata
         return cls(data.run_id, data.dst_node_id, data.message_type, nonce, largest)
 
 
 def with_nonce(content: RecordDict) -> tuple[RecordDict, str]:
-    """Return the content of a request with a fresh nonce, and the nonce.
+    """Add a fresh random nonce to the content of a request.
 
-    The records of the content are not copied.
+    Returns
+    -------
+    tuple[RecordDict, str]
+        Content with the nonce added, in which all other records are those of the argument and not
+        copies; and the nonce.
     """
     nonce = secrets.token_hex(NONCE_BYTES)
     return RecordDict({**content, _REQUEST: ConfigRecord({"nonce": nonce})}), nonce
 
 
 def signed(answer: RecordDict, message: Message, key: Key) -> RecordDict:
-    """Return a signed reply to a message; raise an UpdateError if the message has no nonce."""
+    """Sign a reply to a message with the client's key; return the reply with the signature.
+
+    Raises
+    ------
+    UpdateError
+        If the message has no nonce.
+    """
     record = message.content.get(_REQUEST)
     if not isinstance(record, ConfigRecord):
-        raise UpdateError("asked without a nonce, which every question of a server has")
+        raise UpdateError("the request contains no nonce, which every request must have")
     nonce = typed(dict(record), "nonce", str)
     signature = key.private.sign(_transcript(Content.of(answer), Request.of(message, nonce)))
     values = ConfigRecord(
@@ -276,21 +321,23 @@ def signed(answer: RecordDict, message: Message, key: Key) -> RecordDict:
 
 
 def verified(answer: RecordDict, request: Request) -> Content:
-    """Read a reply and verify its signature.
+    """Verify the signature of a reply to a request, and return the reply's content.
 
     Raises
     ------
     UpdateError
-        If the reply is a refusal, does not return the request's nonce, or is not signed by its key.
+        If the reply is a refusal, does not return the nonce of the request, or has no valid
+        signature by the key that it contains.
     """
     content = Content.of(answer)
     record = answer.get(_SIGNATURE)
     if not isinstance(record, ConfigRecord):
-        raise UpdateError("the answer is not signed")
+        raise UpdateError("the reply is not signed")
     values = dict(record)
     if not secrets.compare_digest(typed(values, "nonce", str).encode(), request.nonce.encode()):
-        raise UpdateError("the answer does not return the nonce of its question")
-    # before the signature: a client that cannot read its key refuses unsigned
+        raise UpdateError("the reply does not return the nonce of its request")
+    # Refusals are read before the signature is verified, since a client that cannot read its key
+    # cannot sign its refusal.
     if "refused" in content.values:
         raise UpdateError(clean(content.get("refused", str)))
     key = typed(values, "key", str)
@@ -298,16 +345,18 @@ def verified(answer: RecordDict, request: Request) -> Content:
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
         public.verify(bytes.fromhex(typed(values, "signature", str)), _transcript(content, request))
     except (ValueError, InvalidSignature) as error:
-        raise UpdateError(f"key {shown(key)} did not sign this answer to this question") from error
+        raise UpdateError(
+            f"the reply has no valid signature by the key {shown(key)} for this request"
+        ) from error
     return replace(
         content, signer=Signer(public.public_bytes_raw().hex(), typed(values, "lasts", bool))
     )
 
 
 def unsigned(answer: RecordDict, message: Message) -> RecordDict:
-    """Return a refusal with only the nonce of its request.
+    """Return a refusal with the nonce of its request but without a signature.
 
-    It is for a client that cannot read its key, and so cannot sign.
+    A client that cannot read its key cannot sign its refusal.
     """
     record = message.content.get(_REQUEST)
     return (
@@ -316,7 +365,7 @@ def unsigned(answer: RecordDict, message: Message) -> RecordDict:
 
 
 def _transcript(content: Content, request: Request) -> bytes:
-    """Return the bytes that are signed: the request, the node, and all content of the reply."""
+    """Return the bytes that a client signs: the request, its node, and all content of the reply."""
     vectors = {name: sha256(data).hexdigest() for name, data in content.vectors.items()}
     values = dict(content.values)
     parts = [

@@ -1,7 +1,8 @@
-"""Record of the sketches of masked updates that a client has sent, over all runs.
+"""Record of the sketches of masked updates that a client has sent, over all its runs.
 
-A sketch contains the signs of an update in some directions. With enough different projections a
-server could learn every direction, so a client counts the directions of all projections together.
+A sketch contains the signs of random projections of an update, by which the server compares
+clients. With enough different projections a server could reconstruct an update, so a client counts
+the directions of all projections that it has used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ FILE = "sketches.json"  # in the client's folder
 
 @dataclass(frozen=True)
 class Projection:
-    """Projection of updates: seed, dimension R, and patterns of the projected parameters."""
+    """Random projection of updates.
+
+    Parameters
+    ----------
+    seed
+        Seed of the projection.
+    dim
+        Dimension R, the number of projected entries.
+    of
+        Name patterns of the projected parameters; empty for all parameters.
+    """
 
     seed: int
     dim: int
@@ -30,18 +41,18 @@ class Projection:
 
 @dataclass(frozen=True)
 class Sketched:
-    """Projections that a client has used, and number of sketches that it has sent."""
+    """Record of a client's sketches: the used projections, and the number of sent sketches."""
 
     projections: tuple[Projection, ...] = ()
     sketches: int = 0
 
     @property
     def directions(self) -> int:
-        """Number of directions in which signs of updates have left the client."""
+        """Number of directions, over all used projections, of which the client has sent signs."""
         return sum(projection.dim for projection in self.projections)
 
     def plus(self, projection: Projection, count: int) -> Sketched:
-        """Return the record after ``count`` further sketches by a projection."""
+        """Return the counts after ``count`` further sketches by a projection."""
         projections = self.projections
         if projection not in projections:
             projections = (*projections, projection)
@@ -49,9 +60,14 @@ class Sketched:
 
 
 class SketchLog:
-    """Record of a client's sketches, over all its runs.
+    """Record of the sketches that a client has sent, over all its runs.
 
-    Sketches are counted before they are made, so one that fails counts too.
+    A sketch is counted before it is computed, so a sketch whose computation fails counts, too.
+
+    Parameters
+    ----------
+    folder
+        Folder of the client; None if the client has no folder.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -64,14 +80,23 @@ class SketchLog:
         check: Callable[[Sketched], object],
         state: RecordDict | None = None,
     ) -> None:
-        """Count sketches.
+        """Count sketches that are about to be sent; if this raises an error, they must not be sent.
 
-        No sketch may leave if this fails, or if ``check`` rejects the new total.
+        Parameters
+        ----------
+        projection
+            Projection of the sketches.
+        count
+            Number of sketches.
+        check
+            Function that raises an error if the new counts exceed a limit.
+        state
+            Record that Flower stores for the client between two messages.
 
         Raises
         ------
         PolicyError
-            If the file is damaged.
+            If the record is damaged, or the new counts exceed a limit.
         """
         with self._record.alone():
             after = self._record.read(state).plus(projection, count)
@@ -79,28 +104,38 @@ class SketchLog:
             self._record.write(after, state)
 
 
-def _projection(stored: Mapping[str, Any]) -> Projection:
+def _read_projection(stored: Mapping[str, Any]) -> Projection:
+    """Read a projection from JSON values; raise a ValueError if a value has a wrong type."""
     names = stored["of"]
     has_names = isinstance(names, list) and all(
         isinstance(name, str) for name in cast("list[Any]", names)
     )
     if type(stored["seed"]) is not int or not has_names:
-        raise ValueError(f"{shown(dict(stored))} is no projection")
+        raise ValueError(
+            "a projection should have 'dim', 'seed' (a whole number) and 'of' (a list of name "
+            f"patterns of parameters), got {shown(dict(stored))}"
+        )
     return Projection(stored["seed"], stored["dim"], tuple(cast("list[str]", names)))
 
 
 def _decoded(stored: Mapping[str, Any]) -> Sketched:
+    """Read from JSON values how many sketches a client has sent, and by which projections.
+
+    Raise a ValueError if a value is malformed.
+    """
     if not isinstance(stored["projections"], list):
-        raise ValueError("projections should be a list")
-    projections = tuple(_projection(each) for each in stored["projections"])
+        raise ValueError(f"'projections' should be a list, got {shown(stored['projections'])}")
+    projections = tuple(_read_projection(each) for each in stored["projections"])
     counts = [stored["sketches"], *(projection.dim for projection in projections)]
     if any(type(count) is not int or count < 0 for count in counts):
-        raise ValueError("a number that is no count")
+        raise ValueError(
+            f"'sketches' and each 'dim' should be whole numbers of at least 0, got {shown(counts)}"
+        )
     return Sketched(projections, stored["sketches"])
 
 
 def _combined(one: Sketched, other: Sketched) -> Sketched:
-    """Return the projections of both, and the larger count of sketches."""
+    """Return a record with the projections of two records and the larger number of sketches."""
     more = [projection for projection in other.projections if projection not in one.projections]
     return Sketched((*one.projections, *more), max(one.sketches, other.sketches))
 
@@ -108,7 +143,7 @@ def _combined(one: Sketched, other: Sketched) -> Sketched:
 _KIND = RecordKind(
     file=FILE,
     what="the count of the sketches that this client has sent",
-    consequence="none leaves it",
+    consequence="this client sends no further sketch",
     empty=Sketched,
     encoded=asdict,
     decoded=_decoded,

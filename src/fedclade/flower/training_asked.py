@@ -1,51 +1,78 @@
-"""Request for training, checked by the client's policy before anything is trained."""
+"""Request for training, which a client checks against its policy before it trains."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from fedclade.core import Mixture, Round, UpdateError
+from fedclade.core import (
+    OWN,
+    AllData,
+    ClientWork,
+    Em,
+    FullGradient,
+    HeadThenBody,
+    LocalRule,
+    LocalTraining,
+    Nothing,
+    Proximal,
+    Round,
+    Sgd,
+    Splits,
+    Steps,
+    UpdateError,
+)
 from fedclade.flower.models_sent import read_mixture, read_rule, read_spec
 from fedclade.flower.policy import Policy
 from fedclade.flower.replies import largest_of_class
 from fedclade.flower.wire import Content
+from fedclade.flower.work_sent import reply_of, start_and_store
 
-# Largest number of entries of a signature that may be requested: memory is allocated for them.
+# Largest number of entries of a signature that a query may request, since the client allocates
+# memory for them.
 LARGEST_SKETCH = 2**20
 
 
 class TrainingFailedError(UpdateError):
-    """Training that ended in an unusable update, such as one with entries that are not finite."""
+    """Error for training whose update is unusable, for example because entries are not finite."""
 
 
 @dataclass(frozen=True)
 class TrainingAsked:
-    """Request for one round of training, or for a gradient.
+    """Request for one round of training, or for a gradient, as a client has read it.
 
     Parameters
     ----------
-    kind
-        ``train`` or ``gradients``.
     round
-        Settings of the round.
-    own, shares
-        Whether the client stores the trained model, and whether it also sends it.
+        Number of the round, local training, and seeds of random draws.
+    work
+        Work of the client: from which model it starts, on which data and by which steps it trains,
+        what it stores and what it replies.
     sent
-        Names of the vectors that are models.
-    mixture
-        Mixture that the models form; None without a mixture.
+        Names of the vectors in the message that are models.
     goes_on
-        Whether the client continues from its own model, so that the server sends none.
+        Whether the client continues from the model that it stores, so that the server sends none.
     """
 
-    kind: str
     round: Round
-    own: bool
-    shares: bool
+    work: ClientWork
     sent: list[str]
-    mixture: Mixture | None
     goes_on: bool
+
+    @property
+    def start_row(self) -> int:
+        """Row of the model from which the client starts: ``OWN`` for the model that it stores."""
+        return OWN if self.goes_on else 0
+
+    @property
+    def anchors(self) -> list[int] | None:
+        """List with the row of the client's anchor among the sent models; None without an anchor.
+
+        The anchor is the model towards which a proximal term pulls. It is the last of the sent
+        models.
+        """
+        return [len(self.sent) - 1] if self.sent and self.work.needs_anchor else None
 
     @classmethod
     def read(
@@ -57,11 +84,12 @@ class TrainingAsked:
         *,
         is_closed: bool = False,
     ) -> Self:
-        """Return the request for training in a message.
+        """Read a request for training from a message, and check it against the client's policy.
 
-        If the client ``is_closed``, a refusal must be the same for all numbers of examples in a
-        size class, or a server could find the number by bisection. So a request is refused if the
-        policy forbids it for the smallest or the largest number of the class.
+        A closed client, with a privacy budget or secure aggregation, reports only the size class of
+        its number of examples. Whether it refuses a request must be the same for all numbers in the
+        class, or a server could find the number by bisection. So a request is refused if the policy
+        forbids it for the smallest or for the largest number of the class.
 
         Parameters
         ----------
@@ -70,82 +98,173 @@ class TrainingAsked:
         policy
             Policy of the client.
         examples
-            Number of training examples of the client; if it is closed, its reported size class.
+            Number of training examples of the client; the size class if the client is closed.
         labels
-            Number of labels; None if examples do not have one label each.
+            Number of labels of the task; None if examples do not have one label each.
         is_closed
-            Whether only masked or noisy updates leave the client.
+            Whether the client sends updates only masked or with noise.
 
         Raises
         ------
         PolicyError, UpdateError
-            If the policy forbids the request, or the request is not possible.
+            If the policy forbids the request, or the request is contradictory or malformed.
         """
         kind = content.get("what", str)
-        dim = content.get("dim", int)
-        replicates = content.get("replicates", int)
-        part_size = content.get("part_size", int)
-        fits = 1 <= replicates <= examples and 0 <= replicates * part_size <= examples
-        # The limits would be checked for one part, but training would use all examples.
-        if replicates == 1 and part_size:
-            fits = False
-        if not (fits and 0 <= dim <= LARGEST_SKETCH):
-            parts = f"{replicates} parts" + (f" of {part_size}" if part_size else "")
-            raise UpdateError(
-                f"asked for {parts} of {examples} training examples, compared by {dim} numbers each"
-            )
-        spec = read_spec(content)
+        splits = _read_splits(content, examples)
+        local = read_spec(content)
         rule = read_rule(content) if kind == "train" else None
         own = content.get("own", bool)
         personal_epochs = max(0, content.get("personal_epochs", int))
         if own and kind != "train":
-            raise UpdateError("asked for the gradient of a model that the client keeps")
+            raise UpdateError(
+                "the query requests the gradient at a model that the client stores; gradients are "
+                "possible only at a model that the server sends"
+            )
         shares = own and content.get("shares", bool)
         names, mixture = read_mixture(content, labels)
-        if mixture is not None and (replicates > 1 or own or rule is not None or kind != "train"):
+        if mixture is not None and (splits.count > 1 or own or rule is not None or kind != "train"):
             raise UpdateError(
-                "asked for something else of a mixture than one update of each of its models"
+                "the query about a mixture of models requests splits of the data, a stored model, "
+                "a local rule or a gradient; only one update of each model is possible"
             )
         policy.check_models(len(names))
         times = (1 if rule is None else rule.gradients) * max(1, len(names))
-        trained_on = [replicates * part_size or examples]
-        if is_closed and replicates == 1:
+        trained_on = [splits.count * splits.size or examples]
+        if is_closed and splits.count == 1:
             trained_on.append(largest_of_class(examples))
-        # An open client may be requested later to share the model that it stores, after steps that
-        # change nothing. So its update counts as one that leaves.
+        # A later query may request the model that this client stores, unless the client is closed.
+        # So training of a stored model must satisfy the limits for an update that is sent.
         leaves = shares or not own or not is_closed
         for number in trained_on:
-            policy.check_training(spec, replicates, number, personal_epochs, times, leaves=leaves)
-        if leaves and kind == "train":
-            part_spec = spec.on_part(replicates, part_size) if replicates > 1 else spec
-            sizes = {number // replicates for number in trained_on}
-            # The sizes of unequal parts differ by one.
-            sizes |= {-(-number // replicates) for number in trained_on}
-            largest = max(sizes)
-            for size in sorted(sizes):
-                last_batch = part_spec.batch_sizes(size)[-1]
-                if len(trained_on) > 1 and part_spec.batch_size < largest:
-                    # Some number of examples in the size class has this last batch.
-                    last_batch = part_spec.smallest_batch or 1
-                policy.check_retention(
-                    part_spec, content.get("round", int), size, last_batch, rule=rule
-                )
+            policy.check_training(
+                local, splits.count, number, personal_epochs, times, leaves=leaves
+            )
         this_round = Round(
             number=content.get("round", int),
-            spec=spec,
+            local=local,
             seed=content.get("seed", int),
             purpose=content.get("purpose", str),
             query=content.get("query", int),
-            replicates=replicates,
-            part_size=part_size,
-            compares_parts=content.get("compares_parts", bool),
-            personal_epochs=personal_epochs,
-            rule=rule,
-            communicates="nothing" if own and not shares else "all",
+        )
+        if leaves and kind == "train":
+            _check_retention(policy, this_round, splits, trained_on, rule=rule)
+        has_anchor = "anchor" in content.vectors
+        if kind != "train":
+            steps = FullGradient()
+        elif mixture is not None:
+            steps = Em(mixture)
+        else:
+            steps = _steps_of(local, rule, personal_epochs, has_anchor=has_anchor)
+        in_splits = kind == "train" and splits.count > 1
+        start, store = start_and_store(own=own, purpose=this_round.purpose, in_splits=in_splits)
+        work = ClientWork(
+            start=start,
+            data=splits if in_splits else AllData(),
+            steps=steps,
+            store=store if kind == "train" else Nothing(),
+            reply=reply_of(own=own, shares=shares),
         )
         goes_on = own and kind == "train" and "model" not in content.vectors
-        sent = names or [
-            *([] if goes_on else ["model"]),
-            *(["anchor"] if "anchor" in content.vectors else []),
-        ]
-        return cls(kind, this_round, own, shares, sent, mixture, goes_on)
+        sent = names or [*([] if goes_on else ["model"]), *(["anchor"] if has_anchor else [])]
+        return cls(this_round, work, sent, goes_on)
+
+
+def _read_splits(content: Content, examples: int) -> Splits:
+    """Return the splits of the client's data that a message requests: their number and size.
+
+    A message without splits results in a single split with all examples.
+
+    Raises
+    ------
+    UpdateError
+        If the client's ``examples`` training examples cannot be split in this way.
+    """
+    dim = content.get("dim", int)
+    count = content.get("replicates", int)
+    size = content.get("part_size", int)
+    fits = 1 <= count <= examples and 0 <= count * size <= examples
+    # With a single split of a smaller size, the limits would be checked for the size of the split,
+    # but training would use all examples.
+    if count == 1 and size:
+        fits = False
+    if not (fits and 0 <= dim <= LARGEST_SKETCH):
+        parts = f"{count} parts" + (f" of size {size}" if size else "")
+        raise UpdateError(
+            f"the query requests {parts} of {examples} training examples, compared by {dim} "
+            f"numbers each; expected parts of at most {examples} examples in all, a size only with "
+            f"2 or more parts, and 0 to {LARGEST_SKETCH} numbers"
+        )
+    return Splits(count, size, content.get("compares_parts", bool))
+
+
+def _check_retention(
+    policy: Policy,
+    this_round: Round,
+    splits: Splits,
+    trained_on: Sequence[int],
+    *,
+    rule: LocalRule | None,
+) -> None:
+    """Check that no update depends only on the last mini-batches of local training.
+
+    Parameters
+    ----------
+    policy
+        Policy of the client.
+    this_round
+        Round with the settings of local training.
+    splits
+        Splits of the data on which the client trains separately.
+    trained_on
+        Number of training examples in all splits together. For a client that reports only a size
+        class there are two numbers, the smallest and the largest of the class, and the training
+        must be allowed for both.
+    rule
+        Local rule; None for ordinary training.
+    """
+    local = this_round.local
+    if splits.count > 1:
+        local = local.on_part(splits.count, splits.size)
+    sizes = {number // splits.count for number in trained_on}
+    # Splits of unequal size differ by one example.
+    sizes |= {-(-number // splits.count) for number in trained_on}
+    largest = max(sizes)
+    for size in sorted(sizes):
+        last_batch = local.batch_sizes(size)[-1]
+        if len(trained_on) > 1 and local.batch_size < largest:
+            # For some number of examples in the size class, the last mini-batch has this size.
+            last_batch = local.smallest_batch or 1
+        policy.check_retention(local, this_round.number, size, last_batch, rule=rule)
+
+
+def _steps_of(
+    local: LocalTraining, rule: LocalRule | None, personal_epochs: int, *, has_anchor: bool
+) -> Steps:
+    """Return the kind of local steps, such as SGD, that a query requests to train a single model.
+
+    Parameters
+    ----------
+    local
+        Settings of local training.
+    rule
+        Local rule; None for ordinary training.
+    personal_epochs
+        Epochs in which only the personal parameters are trained first; 0 for none.
+    has_anchor
+        Whether the query contains an anchor, the model towards which a proximal term pulls.
+
+    Raises
+    ------
+    UpdateError
+        If the query requests several kinds of steps at once.
+    """
+    if personal_epochs and (rule is not None or (has_anchor and local.mu)):
+        raise UpdateError(
+            "the query requests epochs of only the personal parameters together with a local rule "
+            "or a proximal term; only one of them is possible"
+        )
+    if rule is not None:
+        return rule
+    if personal_epochs:
+        return HeadThenBody(personal_epochs)
+    return Proximal(local.mu) if has_anchor else Sgd()

@@ -1,9 +1,10 @@
-"""Messages between server and clients, each checked by its receiver. No pickle anywhere.
+"""Format of the messages between server and clients, and checks of received messages.
 
 A message has a ``ConfigRecord`` named ``fedclade`` with plain values, and an ``ArrayRecord`` named
-``vectors`` with arrays that are raw little-endian bytes. The receiver knows their lengths
-beforehand, so no memory is allocated because of a length that a message claims. The report on a
-refused message is short and printable, regardless of the message.
+``vectors`` with arrays of raw little-endian bytes. Nothing is pickled, since unpickling data of an
+untrusted sender could run code. The receiver knows the lengths of all arrays beforehand, so it
+allocates no memory for a length that a message claims. Error texts about a message are short and
+printable, whatever the message contains.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from torch import Tensor
 
 from fedclade.core import OWN, Layout, UpdateError
 
-PROTOCOL = 10  # version of these messages; both sides must use the same
+PROTOCOL = 10  # version of the message format; server and clients must have the same version
 # Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format.
 RAW = "fedclade.raw"
 # Characters of a JSON value; a data spec and a local training take a few hundred.
 LONGEST_JSON = 10_000
 # Bytes of a message without its vectors; lists of scores take about ten bytes for each model.
 LARGEST_VALUES = 2**20
-LONGEST_REASON = 300  # characters of a reason from the other side
+LONGEST_REASON = 300  # characters of an error text that another party has sent
 LONGEST_LOG_LINE = 4000  # characters of a line in a client's log
 
 T = TypeVar("T", str, int, float, bool, bytes)
@@ -42,14 +43,15 @@ _VECTORS = "vectors"
 
 @dataclass(frozen=True)
 class Signer:
-    """Signer of a reply.
+    """Signer of a reply, as verified by its signature.
 
     Parameters
     ----------
     key
         Public key of the client, in hexadecimal.
     lasts
-        Whether the client reports that it stores the key in a folder.
+        Whether the client reports that it stores the key in a folder, so that the key is the same
+        after a restart.
     """
 
     key: str
@@ -58,16 +60,16 @@ class Signer:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """Content of a message.
+    """Content of a received message.
 
     Parameters
     ----------
     values
         Plain values by name.
     vectors
-        Bytes of vectors by name.
+        Raw bytes of vectors by name.
     signer
-        Signer of the message, once the signature is verified.
+        Signer of the message; None if no signature was verified.
     """
 
     values: Mapping[str, Any]
@@ -76,41 +78,48 @@ class Content:
 
     @classmethod
     def of(cls, record: RecordDict) -> Content:
-        """Read a message.
+        """Return the content of a Flower record that was received as a message.
 
         Raises
         ------
         UpdateError
-            If it is not a message of fedclade, or is of another version of the protocol.
+            If the record is not a message of fedclade, or has another version of the format.
         """
         values = record.get(_VALUES)
         vectors = record.get(_VECTORS, ArrayRecord())
         if not isinstance(values, ConfigRecord) or not isinstance(vectors, ArrayRecord):
             raise UpdateError(
-                f"a message of fedclade has the record {_VALUES!r}, this one has "
+                f"a message of fedclade should have the record {_VALUES!r}, got the records "
                 f"{shown(sorted(record))}"
             )
         if (theirs := values.get("protocol")) != PROTOCOL:
             raise UpdateError(
-                f"version {shown(theirs)} of the protocol is spoken there, and {PROTOCOL} here; "
-                "install the same version of fedclade on both sides"
+                f"the sender uses version {shown(theirs)} of the message format, and the receiver "
+                f"uses version {PROTOCOL}; install the same version of fedclade on server and "
+                "clients"
             )
         for name, array in vectors.items():
             if array.stype != RAW:
                 raise UpdateError(
-                    f"array {shown(name)} is of type {shown(array.stype)}, expected {RAW!r}"
+                    f"array {shown(name)} has the type {shown(array.stype)}, expected {RAW!r}"
                 )
         return cls(dict(values), {name: array.data for name, array in vectors.items()})
 
     def get(self, name: str, kind: type[T]) -> T:
-        """Return a value; raise an UpdateError if it is missing or of another type."""
+        """Return a plain value; raise an UpdateError if it is missing or not of type ``kind``."""
         return typed(self.values, name, kind)
 
     def json(self, name: str, longest: int = LONGEST_JSON) -> dict[str, Any]:
-        """Return a value that must be a JSON object of at most ``longest`` characters."""
+        """Return a value that is a JSON object in text form, of at most ``longest`` characters.
+
+        Raises
+        ------
+        UpdateError
+            If the value is missing, too long, or not a JSON object.
+        """
         text = self.get(name, str)
         if len(text) > longest:
-            raise UpdateError(f"{name!r} has {len(text)} characters, more than {longest}")
+            raise UpdateError(f"{name!r} has {len(text)} characters, expected at most {longest}")
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -120,24 +129,26 @@ class Content:
         return found
 
     def has_only(self, names: Collection[str]) -> None:
-        """Check that the message has no vectors except those with these names."""
+        """Raise an UpdateError if the message contains a vector whose name is not in ``names``."""
         if more := sorted(set(self.vectors).difference(names)):
-            raise UpdateError(f"{len(more)} vectors that nobody asked for: {shown(more)}")
+            raise UpdateError(f"the message contains {len(more)} unexpected vectors: {shown(more)}")
 
     def vector(self, name: str) -> bytes:
         """Return the bytes of a vector; raise an UpdateError if it is missing."""
         if name not in self.vectors:
-            raise UpdateError(f"there is no vector {name!r}, only {shown(sorted(self.vectors))}")
+            raise UpdateError(
+                f"the message has no vector {name!r}, only {shown(sorted(self.vectors))}"
+            )
         return self.vectors[name]
 
     @property
     def size(self) -> int:
-        """Number of bytes of the vectors."""
+        """Total number of bytes of the vectors."""
         return sum(map(len, self.vectors.values()))
 
 
 def typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """Return the value of a name; raise an UpdateError if it is missing or of another type."""
+    """Return the value ``name`` of a message; raise an UpdateError if not of type ``kind``."""
     value = values.get(name)
     if type(value) is not kind:  # for isinstance, True is an int
         raise UpdateError(f"{name!r} should be of type {kind.__name__}, got {shown(value)}")
@@ -145,7 +156,7 @@ def typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 
 def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
-    """Return a message of plain values and vectors."""
+    """Return a message as a Flower record, from plain values and vectors by name."""
     content = RecordDict({_VALUES: ConfigRecord({"protocol": PROTOCOL, **values})})
     if vectors:
         content[_VECTORS] = ArrayRecord(dict(vectors))
@@ -154,37 +165,39 @@ def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
 
 @contextmanager
 def untrusted() -> Generator[None]:
-    """Turn every error in reading a message of the other side into an :class:`UpdateError`."""
+    """Return a context that turns every error in reading a received message into an UpdateError."""
     try:
         yield
     except UpdateError:
         raise
     except Exception as error:
-        # Every kind of error is caught: one client's message must not end the run of the others.
-        raise UpdateError(f"cannot be read: {type(error).__name__}: {clean(str(error))}") from error
+        # Every kind of error is caught, since one client's message must not end the whole run.
+        raise UpdateError(
+            f"the message cannot be read: {type(error).__name__}: {clean(str(error))}"
+        ) from error
 
 
 def refusal(why: str) -> RecordDict:
-    """Return the reply of a client that refuses a request, with the reason."""
+    """Return the message by which a client refuses a request for the reason ``why``."""
     return record({"refused": why})
 
 
 def clean(text: str, longest: int = LONGEST_REASON) -> str:
-    """Return a text from the other side in a form for tables and logs.
+    """Return a text from an untrusted sender in a form that is safe for tables and logs.
 
-    It is cut to ``longest`` characters, and has no control characters.
+    The text is cut to ``longest`` characters, and control characters are replaced by spaces.
     """
     kept = text if len(text) <= longest else f"{text[: longest - 1]}…"
     return "".join(letter if letter.isprintable() else " " for letter in kept)
 
 
 def raw(data: bytes, kind: str, entries: int) -> Array:
-    """Return bytes as one of Flower's arrays."""
+    """Return bytes as a Flower array of ``entries`` numbers of the type ``kind``."""
     return Array(kind, (entries,), RAW, data)
 
 
 def raw_vector(vector: Tensor) -> Array:
-    """Return a vector of float32 or float64 as one of Flower's arrays, unchanged."""
+    """Return a float32 or float64 tensor ``[n]`` as a Flower array, without loss of precision."""
     array = vector.detach().cpu().numpy()
     return raw(
         array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(),
@@ -194,22 +207,37 @@ def raw_vector(vector: Tensor) -> Array:
 
 
 def raw_vectors(models: Tensor, rows: Iterable[int]) -> dict[int, Array]:
-    """Return the models of these rows as arrays, without repetition; skip clients' own models."""
+    """Return the models in some rows of ``models`` as Flower arrays, by row.
+
+    Each row is encoded once, and the row ``OWN``, which stands for a model that a client stores, is
+    skipped.
+    """
     return {row: raw_vector(models[row]) for row in dict.fromkeys(rows) if row != OWN}
 
 
 def read_vector(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> Tensor:
-    """Return a tensor of a given shape from the bytes of a vector.
+    """Return a received vector as a tensor.
+
+    Parameters
+    ----------
+    data
+        Raw little-endian bytes.
+    shape
+        Expected shape.
+    dtype
+        Expected type of the entries.
+    name
+        Description of the vector, for the error.
 
     Raises
     ------
     UpdateError
-        If the number of bytes does not fit the shape.
+        If the number of bytes does not fit the shape and the type.
     """
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise UpdateError(
-            f"{name} of {len(data)} bytes, expected {expected} for shape {shape} of {dtype}"
+            f"{name} has {len(data)} bytes, expected {expected} for shape {shape} of {dtype}"
         )
     little = torch.empty((), dtype=dtype).numpy().dtype.newbyteorder("<")
     return torch.from_numpy(np.frombuffer(data, little).astype(little.newbyteorder("="))).view(
@@ -218,14 +246,15 @@ def read_vector(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: s
 
 
 def digest(data: bytes) -> str:
-    """Return a short digest of some bytes, such as of the model that a client trained from."""
+    """Return a BLAKE2b digest of 16 bytes in hexadecimal, such as the name of a sent model."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def layout_digest(layout: Layout) -> str:
-    """Return a short digest of a model's structure.
+    """Return a short digest of a model's structure, by which server and clients compare models.
 
-    It depends on the names, shapes and types of the model's tensors, and on its frozen values.
+    The digest depends on the names, shapes and types of the model's tensors, and on its frozen
+    values.
     """
     slots, personal = (
         [[s.name, list(s.shape), str(s.dtype)] for s in part]
@@ -240,6 +269,7 @@ def layout_digest(layout: Layout) -> str:
 
 
 def _digest_of(tensor: Tensor) -> str:
+    """Return a digest of the entries of a tensor."""
     return digest(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 

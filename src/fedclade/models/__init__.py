@@ -1,6 +1,7 @@
-"""Models by name, adapters, and the parts of a model.
+"""Models by name, low-rank adapters, and parts of a model that are frozen, personal or common.
 
-Runs, the network and reports import it; it imports :mod:`fedclade.core` alone.
+Runs, the network and reports import this package. Of fedclade's other packages, it imports only
+:mod:`fedclade.core`.
 """
 
 from fedclade.models.build import FROM_DATA, MODELS, Model, build_model, check_widths, model_factory

@@ -1,4 +1,7 @@
-"""Models by name: those of papers, of installed packages, and users' own factories."""
+"""Models by name: models of papers, models of installed packages, and users' own factories.
+
+A factory is a function or class that returns a model for the data at hand.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +33,17 @@ from fedclade.core import (
 
 
 def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.Module:
-    """Return the network of FL+HC: two 5×5 convolutions with max-pools, and two dense layers.
+    """Return the CNN of the FL+HC paper: two 5×5 convolutions with max-pools, and two dense layers.
 
-    The convolutions have 32 and 64 channels, the pools are 2×2.
-
-    582,026 parameters on MNIST.
+    The convolutions have 32 and 64 channels, and the pools are 2×2. On MNIST the model has 582,026
+    parameters.
 
     Raises
     ------
     ModelError
         If images are smaller than 16 pixels.
     """
-    channels, height, width = _image(input_shape, smallest=16)
+    channels, height, width = _check_image(input_shape, smallest=16)
     left = (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
     return nn.Sequential(
         *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
@@ -51,18 +53,17 @@ def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.
 
 
 def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Return LeNet-5 with average pools, as in FLUX and ANDA.
+    """Return LeNet-5 with average pools, as in the experiments of FLUX and ANDA.
 
-    It has 5×5 convolutions of 6 and 16 channels, and three dense layers.
-
-    61,706 parameters on MNIST, 62,006 with three channels, 83,126 on CIFAR-10.
+    The model has two 5×5 convolutions of 6 and 16 channels, and three dense layers. It has 61,706
+    parameters on MNIST, 62,006 on MNIST with three channels, and 83,126 on CIFAR-10.
 
     Raises
     ------
     ModelError
         If images are smaller than 12 pixels.
     """
-    channels, height, width = _image(input_shape, smallest=12)
+    channels, height, width = _check_image(input_shape, smallest=12)
     left = ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
     return nn.Sequential(
         *(nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2)),
@@ -79,19 +80,18 @@ def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def cifar_cnn(input_shape: tuple[int, ...], outputs: int, *, width: int = 32) -> nn.Module:
-    """Return a network of five layers: three 3×3 convolutions, and two dense layers.
+    """Return a CNN of five layers: three 3×3 convolutions, and two dense layers.
 
-    The convolutions have 1, 2 and 2 times ``width`` channels.
-
-    The CFL papers say "5-layer convolutional network" and no more; this one has 321,290 parameters
-    on CIFAR-10.
+    The convolutions have 1, 2 and 2 times ``width`` channels. The model has 321,290 parameters on
+    CIFAR-10. The sizes of the layers are chosen by fedclade, since the CFL papers specify only a
+    "5-layer convolutional network".
 
     Raises
     ------
     ModelError
         If images are smaller than 8 pixels.
     """
-    channels, rows, columns = _image(input_shape, smallest=8)
+    channels, rows, columns = _check_image(input_shape, smallest=8)
     return nn.Sequential(
         *(nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -101,7 +101,14 @@ def cifar_cnn(input_shape: tuple[int, ...], outputs: int, *, width: int = 32) ->
     )
 
 
-def _image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+def _check_image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    """Check that inputs are images of at least ``smallest`` pixels a side.
+
+    Returns
+    -------
+    tuple of int
+        Number of channels, height and width.
+    """
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise ModelError(
             f"a convolutional model takes images [channels, height, width] of at least {smallest} "
@@ -115,15 +122,18 @@ def _image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
 
 
 def mclr(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Return multinomial logistic regression: 7,850 parameters on MNIST (FedGroup, Table II)."""
+    """Return a model for multinomial logistic regression: one dense layer.
+
+    It has 7,850 parameters on MNIST (FedGroup, Table II).
+    """
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), outputs))
 
 
 def mlp(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 128) -> nn.Module:
-    """Return a perceptron with one hidden layer.
+    """Return a multilayer perceptron with one hidden layer.
 
-    101,770 parameters on MNIST with 128 hidden units, 415,258 on FEMNIST's 26 letters with 512
-    (FedGroup, Table II).
+    It has 101,770 parameters on MNIST with 128 hidden units, and 415,258 on the 26 letters of
+    FEMNIST with 512 hidden units (FedGroup, Table II).
     """
     return nn.Sequential(
         nn.Flatten(), nn.Linear(prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, outputs)
@@ -142,7 +152,9 @@ def lstm(
     hidden: int = 128,
     dense: int = 30,
 ) -> nn.Module:
-    """Return a two-layer LSTM over words: a language model, or a classifier of the whole text.
+    """Return a two-layer LSTM over words: a language model, or a classifier of texts.
+
+    It is a language model for the task ``language``, and a classifier for all other tasks.
 
     Raises
     ------
@@ -151,7 +163,7 @@ def lstm(
     """
     if vocabulary_size == 0:
         raise ModelError(
-            "'lstm' takes tokens, but the data is not text; use 'mclr', 'mlp' or 'cnn'"
+            "model 'lstm' takes tokens, but the data is not text; use 'mclr', 'mlp' or 'cnn'"
         )
     if task == "language":
         return WordLSTM(vocabulary_size, outputs, embedding, hidden)
@@ -161,11 +173,10 @@ def lstm(
 def vector_lstm(
     input_shape: tuple[int, ...], outputs: int, *, hidden: int = 100, dense: int = 30
 ) -> nn.Module:
-    """Return a two-layer LSTM over word vectors that classifies a text.
+    """Return a two-layer LSTM that classifies a text, given as a sequence of word vectors.
 
-    Source: Sent140 in FedProx and FedGroup.
-
-    243,861 parameters for two labels and vectors of 300 numbers, as FedGroup's Table II has it.
+    The experiments with Sent140 in FedProx and FedGroup use this model. It has 243,861 parameters
+    for two labels and vectors of 300 numbers, as in FedGroup's Table II.
 
     Raises
     ------
@@ -174,19 +185,23 @@ def vector_lstm(
     """
     if len(input_shape) != 2:
         raise ModelError(
-            f"'vector_lstm' takes sequences of vectors, got input shape {input_shape}; give the "
-            "data word vectors, as by sent140's vectors = 'glove.6B.300d.txt', or take 'lstm'"
+            f"model 'vector_lstm' takes sequences of word vectors, [words, length of a vector], got "
+            f"input shape {input_shape}; load word vectors, for example with data.vectors = "
+            "'glove.6B.300d.txt' for sent140, or use model 'lstm', which takes tokens"
         )
     return VectorClassifier(input_shape[1], outputs, hidden, dense)
 
 
 class VectorClassifier(nn.Module):
-    """Classifier of sequences of vectors by the last state, padding included, as in FedProx.
+    """LSTM classifier of sequences of vectors, as in FedProx.
 
-    Vectors ``[n, T, d]`` to logits ``[n, outputs]``. There is one vector of biases for each layer
-    of the LSTM, which torch's has twice: they are the weights of an input that is always 1, for the
-    forget gate from 1 on. The first label has logit 0: of two labels that leaves one number, as
-    before a sigmoid.
+    The model maps vectors ``[n, T, d]`` (n sequences of T vectors) to logits ``[n, outputs]``. It
+    classifies a sequence by the LSTM's state after the last vector, even if this vector is padding.
+
+    The LSTM of FedProx has one bias vector per layer, while torch's has two. Here, torch's biases
+    are turned off, and the weights of an additional input that is always 1 act as the single bias
+    vector. The biases of the forget gate are initially 1. The logit of the first label is always 0:
+    a model with two labels therefore computes only one logit, as in binary logistic regression.
     """
 
     def __init__(self, width: int, outputs: int, hidden: int, dense: int) -> None:
@@ -202,16 +217,17 @@ class VectorClassifier(nn.Module):
         self.output = nn.Linear(dense, outputs - 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of the labels."""
+        """Return the logits ``[n, outputs]`` of n sequences of word vectors ``[n, T, d]``."""
         for layer in (self.first, self.second):
             x = layer(functional.pad(x, (0, 1), value=1.0))[0]
         return functional.pad(self.output(self.dense(x[:, -1])), (1, 0))
 
 
 class WordLSTM(nn.Module):
-    """Predictor of the next word at every place, as in CFL's Ag-News experiment (VI-C).
+    """LSTM language model, as in CFL's Ag-News experiment (section VI-C).
 
-    Tokens ``[n, T]`` to logits ``[n, T, outputs]``.
+    At every position of a text it predicts the next word: it maps tokens ``[n, T]`` (n texts of T
+    words) to logits ``[n, T, outputs]``.
     """
 
     def __init__(self, vocabulary_size: int, outputs: int, embedding: int, hidden: int) -> None:
@@ -221,15 +237,16 @@ class WordLSTM(nn.Module):
         self.output = nn.Linear(hidden, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the next words."""
+        """Return the logits ``[n, T, outputs]`` of the next word at each position of n texts."""
         return self.output(self.lstm(self.embedding(tokens))[0])
 
 
 class TextClassifier(nn.Module):
-    """Classifier of texts by the state after the last word (FedGroup, Sent140, Table II).
+    """LSTM that classifies a text by its state after the last word (FedGroup, Sent140, Table II).
 
-    Tokens ``[n, T]``, padded with 0 at the end, to logits ``[n, outputs]``. The paper's embedding
-    is a frozen GloVe (:func:`vector_lstm`); this one is trained.
+    The model maps tokens ``[n, T]`` (n texts of T words, padded with 0 at the end) to logits ``[n,
+    outputs]``. It trains its embedding of words. The paper uses fixed GloVe vectors instead;
+    :func:`vector_lstm` is a model for such vectors.
     """
 
     def __init__(
@@ -242,7 +259,7 @@ class TextClassifier(nn.Module):
         self.output = nn.Linear(dense, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the labels."""
+        """Return the logits ``[n, outputs]`` of n texts of tokens ``[n, T]``."""
         states = self.lstm(self.embedding(tokens))[0]
         last = (tokens != 0).sum(1).clamp(min=1) - 1
         final = states[torch.arange(len(tokens), device=tokens.device), last]
@@ -250,20 +267,21 @@ class TextClassifier(nn.Module):
 
 
 Factory = Callable[..., object]
-"""What it returns is checked: a user's own may return anything."""
+"""Function or class that returns a model; a user's own may return anything, so this is checked."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the library.
+    """Record of a model that fedclade provides by name.
 
     Parameters
     ----------
     factory
-        Called with the values of :data:`FROM_DATA` that it takes, and with the options of the
-        ``[model]`` section.
+        Function that builds the model. It is called with the options of the ``[model]`` section,
+        and with those arguments in :data:`FROM_DATA`, such as the input shape, that it has as
+        parameters.
     summary
-        Line for people.
+        One line about the model for ``fedclade ls``.
     """
 
     factory: Factory
@@ -286,10 +304,13 @@ MODELS: Mapping[str, Model] = {
 }
 
 MOST_PARAMETERS = 2**30
-"""Largest model of the library; a larger one is a mistake, such as labels not numbered from 0."""
+"""Largest number of parameters of a model that fedclade provides.
+
+A larger model is a mistake, for example of labels that are not numbered from 0.
+"""
 
 FROM_DATA = ("input_shape", "outputs", "task", "vocabulary_size")
-"""Parameters of a factory that the data determines; others are options of ``[model]``."""
+"""Arguments of a factory that the data determines; all others are options of ``[model]``."""
 
 
 @checked()
@@ -305,26 +326,35 @@ def build_model(
 ) -> nn.Module:
     """Build a model for the data, with initial parameters that depend on the seed alone.
 
+    Of the four arguments ``input_shape``, ``outputs``, ``task`` and ``vocabulary_size``, the
+    model's factory receives those that it has as parameters.
+
     Parameters
     ----------
     name
-        One of :data:`MODELS` or of an installed package's entry points ``fedclade.models``, or
-        ``module:factory``: a function of the user's own that returns a ``nn.Module``, or a class of
-        one.
-    input_shape, outputs, task, vocabulary_size
-        What the data is like; a factory gets those of them that it has parameters for.
+        A name in :data:`MODELS`, the name of an entry point ``fedclade.models`` of an installed
+        package, or ``module:factory``, where the factory is a function that returns a
+        ``nn.Module``, or a subclass of ``nn.Module``.
+    input_shape
+        Shape of an example's input.
+    outputs
+        Number of outputs of the model, such as the number of labels.
+    task
+        Name of the task.
+    vocabulary_size
+        Number of different tokens; 0 if the data is not text.
     seed
-        Keys the initial parameters.
+        Seed of the initial parameters.
     arguments
-        Further arguments of the factory.
+        Further arguments of the factory by name.
 
     Raises
     ------
     ConfigError
-        If the name is unknown or an argument is.
+        If the name or an argument is unknown, or an argument is out of range.
     ModelError
-        If the factory fails, or returns something that is not a module, or a model of the library
-        would be too large.
+        If the factory fails or does not return a module, or if one of fedclade's own models would
+        have more than :data:`MOST_PARAMETERS` parameters.
     """
     if task not in get_args(TaskKind):
         raise ConfigError(unknown("task:", task, get_args(TaskKind)))
@@ -366,27 +396,41 @@ def build_model(
 
 
 def _check_size(name: str, factory: Factory, given: Mapping[str, Any]) -> None:
-    """Check the number of parameters of one of :data:`MODELS` before it takes any memory."""
+    """Check that one of fedclade's models is not too large, before memory for it is allocated.
+
+    For this check, the model is built on torch's ``meta`` device, on which parameters have shapes
+    but no values.
+
+    Raises
+    ------
+    ModelError
+        If the model has more than :data:`MOST_PARAMETERS` parameters.
+    """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             module = factory(**given)
     except ModelError:
         raise
-    except Exception:  # which building it in earnest raises again, and tells
+    except Exception:  # the build on the real device raises it again, with a message
         return
-    assert isinstance(module, nn.Module)  # as the library's own are
+    assert isinstance(module, nn.Module)  # since the factory is fedclade's own
     parameters = sum(parameter.numel() for parameter in module.parameters())
     if parameters > MOST_PARAMETERS:
         raise ModelError(
             f"model {name!r} would have {parameters:,} parameters for inputs of shape "
-            f"{list(given['input_shape'])} and {given['outputs']:,} outputs, and models of the "
-            f"library have at most {MOST_PARAMETERS:,}; number labels from 0 on, or take smaller "
-            "layers"
+            f"{list(given['input_shape'])} and {given['outputs']:,} outputs, but fedclade's models "
+            f"may have at most {MOST_PARAMETERS:,}; number labels from 0, or use smaller layers"
         )
 
 
 def check_widths(name: str, arguments: Mapping[str, Any]) -> None:
-    """Check that the sizes of one of :data:`MODELS` are at least 1; else a ConfigError."""
+    """Check that the integer options of one of fedclade's models, such as widths, are positive.
+
+    Raises
+    ------
+    ConfigError
+        If options are less than 1; the message has a line for each of them.
+    """
     sizes = {
         key: value for key, value in arguments.items() if name in MODELS and type(value) is int
     }
@@ -394,7 +438,7 @@ def check_widths(name: str, arguments: Mapping[str, Any]) -> None:
 
 
 def model_factory(name: object) -> Factory:
-    """Return the function that builds a model of this name.
+    """Return the factory (function or class) that builds the model of this name.
 
     Raises
     ------

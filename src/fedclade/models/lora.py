@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA): trained pairs of small matrices beside frozen dense layers."""
+"""Low-rank adapters (LoRA): pairs of small trained matrices, added to frozen dense layers."""
 
 from __future__ import annotations
 
@@ -18,76 +18,71 @@ from torch import Tensor, nn
 from fedclade.core import (
     ConfigError,
     ModelError,
+    Range,
+    at_least,
+    check_settings,
     checked,
+    document_settings,
     fitting,
+    greater_than,
     matching,
-    require,
+    one_of,
+    setting,
     shown,
     write_tensors,
 )
 
 SHOWN_LAYERS = 5
-"""Number of layers that a message lists."""
+"""Largest number of layers that a message lists."""
 
 
 @checked()
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
     """Low-rank adaptation of the dense layers of a frozen model (Hu et al. 2021).
 
     Source: arXiv:2106.09685.
 
-    The output of a layer is W₀·x + α/r · B·A·x (their eq. 3, and section 4.1 for α): W₀ is frozen,
-    A ``[r, inputs]`` and B ``[outputs, r]`` are trained. Names and initial values are those of
-    peft: ``lora_A`` is initialized as the weight of a dense layer, ``lora_B`` with zeros.
-
-    Parameters
-    ----------
-    targets
-        Patterns for the names of dense layers, at least one. Only an ``nn.Linear`` takes an
-        adapter: a convolution or an embedding is frozen, unless ``train`` names it.
-    rank, alpha
-        r and α.
-    train
-        Patterns for the parameters that are trained as well, such as those of a new head.
-    kind
-        ``lora``, the only kind.
+    For an input x, the output of a layer with an adapter of rank r and scale α is W₀·x + α/r ·
+    B·A·x (eq. 3 of the paper, and section 4.1 for α). The layer's weight W₀ is frozen, and the
+    low-rank pair A ``[r, inputs]`` and B ``[outputs, r]`` is trained. Names and initial values are
+    as in the package peft: ``lora_A`` is initialized like the weight of a dense layer, and
+    ``lora_B`` with zeros.
 
     Raises
     ------
     ConfigError
-        If a value is out of range.
+        If a setting is out of range.
     """
 
-    targets: tuple[str, ...] = ()
-    rank: int = 8
-    alpha: float = 16.0
-    train: tuple[str, ...] = ()
-    kind: Literal["lora"] = "lora"
+    targets: tuple[str, ...] = setting(
+        (),
+        Range("at least one pattern, such as 'fc*'", bool),
+        doc="""Patterns for the names of dense layers that get an adapter, at least one. Only an
+        ``nn.Linear`` can get one; all other layers are frozen, unless ``train`` names them.""",
+    )
+    rank: int = setting(8, at_least(1), doc="Rank r of the low-rank pairs.")
+    alpha: float = setting(16.0, greater_than(0), doc="Scale α of the low-rank pairs.")
+    train: tuple[str, ...] = setting(
+        (), doc="Patterns for further parameters that are trained, such as the head's."
+    )
+    kind: Literal["lora"] = setting("lora", one_of("lora"), doc="``lora``, the only kind.")
 
     def __post_init__(self) -> None:
-        require(
-            ("model.adapter.kind", self.kind, self.kind == "lora", "'lora'"),
-            (
-                "model.adapter.targets",
-                self.targets,
-                len(self.targets) > 0,
-                "at least one pattern, such as 'fc*'",
-            ),
-            ("model.adapter.rank", self.rank, self.rank >= 1, "at least 1"),
-            ("model.adapter.alpha", self.alpha, self.alpha > 0, "greater than 0"),
-        )
+        check_settings(self, "model.adapter")
 
     def added_to(self, module: nn.Module) -> None:
-        """Add adapters to the matching layers, and freeze all else but the layers of ``train``.
+        """Add adapters to the dense layers that match ``targets``, and freeze the module itself.
 
-        Dropout of the layers stays active in training. The entries of A are drawn from torch's
-        generator.
+        All parameters of the module are frozen except for those that match ``train``. Dropout of
+        frozen layers stays active in training. The initial entries of A are drawn from torch's
+        global generator.
 
         Raises
         ------
         ConfigError
-            If a pattern matches nothing, or layers of another kind alone.
+            If a pattern in ``targets`` matches no dense layer, or one in ``train`` no parameter.
         """
         dense = [
             name for name, layer in module.named_modules() if name and type(layer) is nn.Linear
@@ -105,12 +100,14 @@ class LoRA:
             place = module.get_submodule(parent)
             setattr(place, attribute, LoRALinear(module.get_submodule(name), self.rank, self.alpha))
             if isinstance(place, nn.TransformerEncoderLayer):
-                place.activation_relu_or_gelu = (
-                    0  # no fast path: it reads the weights, and would miss the adapters
-                )
+                # 0 turns off torch's fast path, which reads weights and would ignore adapters.
+                place.activation_relu_or_gelu = 0
 
     def _check_kinds(self, module: nn.Module, dense: Sequence[str]) -> None:
-        """Check that no target matches only layers that are not dense."""
+        """Raise a ConfigError if a pattern in ``targets`` matches only layers that are not dense.
+
+        Patterns that match no layer at all are accepted here; :meth:`added_to` reports them.
+        """
         layers = {
             name: type(layer).__name__
             for name, layer in module.named_modules()
@@ -120,14 +117,13 @@ class LoRA:
             if not fitting(target, dense) and (others := fitting(target, layers)):
                 raise ConfigError(
                     f"model.adapter.targets = {shown(target)} names {others[0]!r}, which is of "
-                    f"type {layers[others[0]]}, and adapters go around nn.Linear alone; the model "
-                    "has "
-                    f"{_list_layers(dense)}"
+                    f"type {layers[others[0]]}, but adapters can be added to nn.Linear only; such "
+                    f"layers of the model: {_list_layers(dense)}"
                 )
 
 
 def _list_layers(names: Sequence[str]) -> str:
-    """Return the first few names of layers, for a message."""
+    """Return the names of the first few layers as a text, for a message."""
     if not names:
         return "none"
     more = ", ..." if len(names) > SHOWN_LAYERS else ""
@@ -135,7 +131,10 @@ def _list_layers(names: Sequence[str]) -> str:
 
 
 class LoRALinear(nn.Module):
-    """Frozen dense layer with a trained low-rank pair."""
+    """Dense layer with a low-rank adapter: the layer is frozen, and a low-rank pair is trained.
+
+    The attributes ``base_layer``, ``lora_A`` and ``lora_B`` are named as in the package peft.
+    """
 
     def __init__(self, base_layer: nn.Module, rank: int, alpha: float) -> None:
         super().__init__()
@@ -148,17 +147,17 @@ class LoRALinear(nn.Module):
         self.scaling = alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the layer plus that of the pair."""
+        """Return the output of the frozen layer plus the scaled output of the low-rank pair."""
         return self.base_layer(x) + self.scaling * self.lora_B(self.lora_A(x))
 
 
 # Adapters as files in peft's format: ``adapter_model.safetensors`` and ``adapter_config.json``.
 
 PREFIX = "base_model.model."
-"""How peft's names begin: the model is wrapped twice."""
+"""Prefix of parameter names in peft's files, since peft wraps the model twice."""
 
 NAME_OF_ADAPTER = re.compile(r"(?<=\.lora_[AB])\.[^.]+(?=\.weight$)|\.modules_to_save\.[^.]+(?=\.)")
-"""What peft's parameters are called in memory and not in a file."""
+"""Parts of peft's parameter names that occur in memory, but not in files."""
 
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -172,7 +171,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
 }
-"""Required values of keys of peft's config, if present: others mean another kind of LoRA."""
+"""Values that keys of peft's config must have, if present; others mean another kind of LoRA."""
 
 
 @checked()
@@ -182,25 +181,33 @@ def save_adapter(
     alpha: float,
     header: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write an adapter in peft's format, for peft's ``PeftModel`` and :func:`load_adapter`.
+    """Write an adapter to a folder in the format of the package peft.
+
+    Peft's ``PeftModel`` and :func:`load_adapter` can read the folder.
 
     Parameters
     ----------
     folder
-        To make, or to write into.
+        Folder to write to, which is created if it does not exist.
     tensors
-        What is trained, by name: ``...lora_A.weight``, ``...lora_B.weight``, and parameters of
-        other layers. Such as ``layout.unflatten(vector)`` of a run's
-        :class:`~fedclade.core.Layout`. The names may be those of a PeftModel.
+        Trained parameters by name: the low-rank pairs ``...lora_A.weight`` and
+        ``...lora_B.weight``, and parameters of other layers; for example
+        ``layout.unflatten(vector)`` of a run's :class:`~fedclade.core.Layout`. The names may also
+        be as in a ``PeftModel``.
     alpha
-        α of the low-rank pairs.
+        Scale α of the low-rank pairs.
     header
-        What to write into the header of the file besides.
+        Further entries for the header of the file with the tensors.
+
+    Returns
+    -------
+    Path
+        The folder.
 
     Raises
     ------
     ModelError
-        If there are no low-rank pairs among the tensors, or some of another rank.
+        If the tensors contain no low-rank pairs, or pairs of different ranks.
     """
     named: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -211,7 +218,8 @@ def save_adapter(
     ranks = sorted({len(tensor) for tensor in pairs.values()})
     if len(ranks) != 1:
         raise ModelError(
-            f"an adapter has low-rank pairs lora_A and lora_B of one rank, got ranks {ranks}"
+            f"an adapter should have low-rank pairs lora_A and lora_B of one rank, got ranks "
+            f"{ranks}"
         )
     config: dict[str, Any] = {
         "peft_type": "LORA",
@@ -242,16 +250,23 @@ def save_adapter(
 
 @checked()
 def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
-    """Return a copy of a model with an adapter that peft or :func:`save_adapter` wrote.
+    """Load an adapter that peft or :func:`save_adapter` wrote, and add it to a copy of a model.
 
-    The base rests, and what the adapter has is trained: so it is a model for
-    :func:`fedclade.simulate` to begin with.
+    In the returned model the parameters of the base model are frozen, and the adapter's parameters
+    are trained, so that :func:`fedclade.simulate` can continue to train the adapter.
+
+    Parameters
+    ----------
+    folder
+        Folder with the adapter.
+    base
+        The base model, which is not changed.
 
     Raises
     ------
     ModelError
-        If the folder holds no such adapter, or one of another model or another kind than LoRA's
-        plain one.
+        If the folder does not contain an adapter, or if the adapter does not fit the model or is of
+        another kind than plain LoRA.
     """
     path = Path(folder)
     rank, alpha, targets, tensors = _read_adapter(path)
@@ -270,8 +285,8 @@ def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
             parameter = parameters[name]
             if tensor.shape != parameter.shape:
                 raise ModelError(
-                    f"the adapter in {path} has {name} of shape {tuple(tensor.shape)}, the model "
-                    f"{tuple(parameter.shape)}"
+                    f"the adapter in {path} has {name} of shape {tuple(tensor.shape)}, but the "
+                    f"model's shape is {tuple(parameter.shape)}; use the model that it was made for"
                 )
             parameter.copy_(tensor)
     return module
@@ -280,20 +295,37 @@ def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
 def _check_names(
     path: Path, parameters: Mapping[str, nn.Parameter], trained: Mapping[str, Tensor]
 ) -> None:
-    """Check that an adapter has exactly the trained parameters of a model."""
+    """Check that the parameters of an adapter are exactly the trained parameters of a model.
+
+    Raises
+    ------
+    ModelError
+        If a parameter is in only one of the two.
+    """
     unmatched = [name for name in trained if name not in parameters]
     for name, parameter in parameters.items():
         if parameter.requires_grad and name not in trained:
             unmatched.append(name)
     if unmatched:
         raise ModelError(
-            f"the adapter in {path} does not fit the model: {shown(unmatched[0])} is in one of "
-            "them alone"
+            f"the adapter in {path} does not fit the model: only one of the two has the trained "
+            f"parameter {shown(unmatched[0])}; use the model that the adapter was made for"
         )
 
 
 def _read_adapter(path: Path) -> tuple[int, float, tuple[str, ...], dict[str, Tensor]]:
-    """Return rank, α, target modules and tensors of an adapter's folder."""
+    """Read an adapter from a folder in peft's format.
+
+    Returns
+    -------
+    tuple
+        Rank, scale α, names of the target modules, and tensors by name.
+
+    Raises
+    ------
+    ModelError
+        If files are missing or damaged, or if the adapter is of another kind than plain LoRA.
+    """
     try:
         config = json.loads((path / "adapter_config.json").read_text())
         tensors = load_file(path / "adapter_model.safetensors")
@@ -307,7 +339,8 @@ def _read_adapter(path: Path) -> tuple[int, float, tuple[str, ...], dict[str, Te
     for key, values in PLAIN.items():
         if key in config and config[key] not in values:
             raise ModelError(
-                f"the adapter in {path} has {key} = {shown(config[key])}, expected {values[0]!r}"
+                f"the adapter in {path} has {key} = {shown(config[key])}, expected {values[0]!r}: "
+                "only plain LoRA can be loaded"
             )
     if not isinstance(targets, list):  # a regular expression
         raise ModelError(

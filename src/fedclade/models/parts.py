@@ -1,4 +1,8 @@
-"""Parts of a model: frozen, personal, or common to all clusters; and adapters."""
+"""Parts of a model that are frozen, personal, or common to all clusters; and adapters.
+
+A frozen part is not trained. A personal part stays with each client. A common part is averaged over
+all clusters, while each cluster has the rest of the model for itself.
+"""
 
 from __future__ import annotations
 
@@ -13,36 +17,36 @@ from torch import Tensor, nn
 # The base class of the layers for batches and for instances.
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
-from fedclade.core import ConfigError, Layout, check_arguments, check_module, matching, rng, shown
+from fedclade.core import (
+    ConfigError,
+    Layout,
+    check_arguments,
+    check_module,
+    document_settings,
+    matching,
+    rng,
+    setting,
+    shown,
+)
 from fedclade.models.lora import LoRA
 
 PARTS = ("freeze", "personal", "common", "adapter")
-"""Keys of the ``[model]`` section about parts; all others are arguments of the factory."""
+"""Keys of the ``[model]`` section that name parts; other keys are arguments of the factory."""
 
 Preset = Literal["head", "body", "norm"]
-"""Named parts: the last layer with parameters, all layers before, all normalization layers."""
+"""Names of parts: ``head``, the last layer with parameters; ``body``, all other layers; ``norm``,
+all normalization layers."""
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Parts of a model; patterns are those of :func:`fedclade.core.matching`.
+    """Specification of the frozen, personal and common parts of a model, and of its adapter.
 
-    Parameters
-    ----------
-    freeze
-        Frozen entries: the same for all clients, never sent, averaged or compared; see
-        :func:`freeze`.
-    personal
-        Entries that stay with a client, in a vector of their own; see
-        :class:`~fedclade.core.Layout`. A list of patterns, or a :data:`Preset`: ``head``, ``body``
-        or ``norm``.
-    common
-        Entries that all clusters share: they are averaged over all clusters, as if these were one;
-        each cluster has the rest of the model for itself. Patterns, or a :data:`Preset`.
-    adapter
-        Adapter that is trained in place of the model, as a value or as in the ``[model]`` section.
+    Each part is given by patterns for the names of parameters and buffers, as in
+    :func:`fedclade.core.matching`.
 
     Raises
     ------
@@ -50,10 +54,28 @@ class Parts:
         If a preset is unknown, or the adapter has a wrong field.
     """
 
-    freeze: tuple[str, ...] = ()
-    personal: tuple[str, ...] | Preset = ()
-    common: tuple[str, ...] | Preset = ()
-    adapter: LoRA | None = None
+    freeze: tuple[str, ...] = setting(
+        (),
+        doc="""Frozen entries: they are the same for all clients, and never sent, averaged or
+        compared; see :func:`freeze`.""",
+    )
+    personal: tuple[str, ...] | Preset = setting(
+        (),
+        doc="""Entries that stay with each client, which stores them in a separate vector; see
+        :class:`~fedclade.core.Layout`. A list of patterns, or a :data:`Preset`: ``head``, ``body``
+        or ``norm``.""",
+    )
+    common: tuple[str, ...] | Preset = setting(
+        (),
+        doc="""Entries that all clusters share: they are averaged over the clients of all clusters,
+        while each cluster has the rest of the model for itself. A list of patterns, or a
+        :data:`Preset`.""",
+    )
+    adapter: LoRA | None = setting(
+        None,
+        doc="""Adapter that is trained instead of the model's own parameters: a :class:`LoRA`, or
+        its settings as in the ``[model]`` section.""",
+    )
 
     def __post_init__(self) -> None:
         for key, part in (("personal", self.personal), ("common", self.common)):
@@ -66,7 +88,7 @@ class Parts:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Parts:
-        """Return the parts that a ``[model]`` section names."""
+        """Create the parts from a ``[model]`` section of a config; other keys are ignored."""
         return cls(
             **check_arguments(
                 "[model]", cls, {key: section[key] for key in PARTS if key in section}
@@ -74,18 +96,25 @@ class Parts:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the parts as a ``[model]`` section, without those that are unset."""
+        """Return the parts that are set as a dict, in the form of a ``[model]`` section."""
         return {key: value for key, value in asdict(self).items() if value}
 
     def applied(self, module: nn.Module, seed: int = 0) -> nn.Module:
-        """Return a model with its adapters, which depend on the seed, and its frozen parts.
+        """Return a copy of a model with its adapter added and its frozen parts frozen.
 
-        The module is as it was, unless nothing is to be done.
+        If neither an adapter nor a frozen part is set, the model itself is returned.
+
+        Parameters
+        ----------
+        module
+            The model, which is not changed.
+        seed
+            Seed of the adapter's initial parameters.
 
         Raises
         ------
         ConfigError
-            If a pattern matches nothing.
+            If a pattern matches no parameter.
         """
         if not self.freeze and self.adapter is None:
             return module
@@ -99,26 +128,33 @@ class Parts:
         return module
 
     def layout(self, module: nn.Module) -> Layout:
-        """Return the layout of a model that has these parts."""
+        """Return the layout of a model: which entries of its vector are shared, which personal."""
         return Layout.of(module, self.personal_names(module))
 
     def personal_names(self, module: nn.Module) -> tuple[str, ...]:
-        """Return the patterns of what is personal; of a preset, the names.
+        """Return patterns or names of the personal parameters and buffers of a model.
+
+        These are the patterns of ``personal``; for a preset, the names of its parameters and
+        buffers.
 
         Raises
         ------
         ConfigError
-            If there are no normalisation layers, and these should be personal.
+            If normalization layers should be personal, and the model has none.
         """
         return _resolve_names(module, self.personal, "personal")
 
     def common_entries(self, module: nn.Module) -> Tensor | None:
-        """Return whether each entry of a model is common to all clusters, ``[S]``; None if none is.
+        """Return a mask of the entries of a model's parameter vector that all clusters share.
+
+        The mask is a boolean tensor ``[S]``, for the S entries that clients send to the server. The
+        result is None if no entry is common.
 
         Raises
         ------
         ConfigError
-            If a pattern matches nothing that is sent, or everything is common.
+            If a pattern matches no entry that is sent to the server, or if all parameters are
+            common.
         """
         if not self.common:
             return None
@@ -136,13 +172,29 @@ class Parts:
             entries[slot.start : slot.stop] = True
         if entries[: layout.n_parameters].all():
             raise ConfigError(
-                "model.common leaves the clusters no parameters of their own; take less, or FedAvg"
+                "model.common makes all parameters common, so that clusters have none of their "
+                "own; name fewer parameters, or use the algorithm fedavg"
             )
         return entries if entries.any() else None
 
 
 def _resolve_names(module: nn.Module, part: tuple[str, ...] | Preset, key: str) -> tuple[str, ...]:
-    """Return the patterns of a part; for a preset, the names of its parameters and buffers."""
+    """Return the patterns of a part; for a preset, the names of its parameters and buffers.
+
+    Parameters
+    ----------
+    module
+        The model.
+    part
+        Patterns, or a preset.
+    key
+        Name of the setting, for messages.
+
+    Raises
+    ------
+    ConfigError
+        If the preset is ``norm``, and the model has no normalization layers.
+    """
     if not isinstance(part, str):
         return part
     layout = Layout.of(module)
@@ -155,7 +207,8 @@ def _resolve_names(module: nn.Module, part: tuple[str, ...] | Preset, key: str) 
         layers = _find_norms(module, slots_by_layer)
         if not layers:
             raise ConfigError(
-                f"model.{key} = 'norm', but the model has no normalisation layer to train"
+                f"model.{key} = 'norm', but the model has no normalisation layer to train; name "
+                "other layers, or use a model with normalisation layers"
             )
     else:
         layers = _find_last_layer(module, layout, slots_by_layer)
@@ -167,14 +220,14 @@ def _resolve_names(module: nn.Module, part: tuple[str, ...] | Preset, key: str) 
 
 
 def _find_norms(module: nn.Module, layers: Iterable[str]) -> list[str]:
-    """Return the names of the normalization layers."""
+    """Return the names in ``layers`` that belong to normalization layers of a model."""
     return [name for name in layers if isinstance(module.get_submodule(name), NORMS)]
 
 
 def _find_last_layer(
     module: nn.Module, layout: Layout, slots_by_layer: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return the name of the last layer with parameters, or no name."""
+    """Return a list with the name of the last layer that has trained parameters; may be empty."""
     trained = {slot.name for slot in layout.parameters}
     last: list[str] = []
     for name, _ in module.named_modules(remove_duplicate=False):
@@ -186,14 +239,21 @@ def _find_last_layer(
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters and buffers of a module whose names match a pattern.
 
-    Frozen parameters are not trained. Parts with frozen entries and nothing left to train go into
-    evaluation mode, including their dropout and the statistics of their BatchNorm; so do layers
-    of which all buffers match.
+    Frozen parameters are not trained. Submodules with frozen entries and no trained parameters are
+    put into evaluation mode, which turns off their dropout and stops the updates of BatchNorm's
+    statistics. Layers whose own buffers are all frozen are put into evaluation mode, too.
+
+    Parameters
+    ----------
+    module
+        The module, which is changed in place.
+    patterns
+        Patterns for names, as in :func:`fedclade.core.matching`.
 
     Raises
     ------
     ConfigError
-        If a pattern matches nothing.
+        If a pattern matches no parameter or buffer.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     saved = module.state_dict(keep_vars=True)
@@ -211,7 +271,10 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def _has_frozen(part: str, frozen: Collection[str]) -> bool:
-    """Return whether a part, or the whole module for an empty name, has frozen entries."""
+    """Return whether a submodule has entries whose names are in ``frozen``.
+
+    ``part`` is the submodule's name; an empty name stands for the whole module.
+    """
     if not part:
         return len(frozen) > 0
     return any(name.startswith(f"{part}.") for name in frozen)

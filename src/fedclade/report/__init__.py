@@ -1,8 +1,8 @@
-"""Reports of runs and comparisons: tables for the terminal, Markdown, CSV, JSON and figures.
+"""Reports of runs and comparisons: terminal tables, Markdown, CSV, JSON, figures and HTML.
 
-Only drawing a figure needs matplotlib. The subpackage :mod:`fedclade.report.page`, which writes
-HTML pages, needs jinja2 and plotly. The command line and the network import this package; it
-imports runs, and the packages below.
+Only figures written to files need matplotlib. The subpackage :mod:`fedclade.report.page`, which
+writes HTML pages, needs jinja2 and plotly. The package imports :mod:`fedclade.runs`, and is
+imported by the command line and the network.
 """
 
 from fedclade.report import style
@@ -18,6 +18,7 @@ from fedclade.report.figures import (
     similarity_figure,
 )
 from fedclade.report.formats import NONE, count, duration, percent, shortened, significant
+from fedclade.report.gains import gain_tables, with_attributes
 from fedclade.report.notebook import html_of
 from fedclade.report.plots import plot_of
 from fedclade.report.progress import RunProgress, progress_bars
@@ -57,6 +58,7 @@ __all__ = [
     "dendrogram_figure",
     "duration",
     "event_table",
+    "gain_tables",
     "html_of",
     "label_of",
     "new_table",
@@ -75,4 +77,5 @@ __all__ = [
     "style",
     "tolerate_missing_figures",
     "tree_view",
+    "with_attributes",
 ]

@@ -1,4 +1,4 @@
-"""BibTeX entries of algorithms, data sets, models and more."""
+"""BibTeX entries for algorithms, data sets, partitions, shifts, models and installed plug-ins."""
 
 from __future__ import annotations
 
@@ -29,22 +29,28 @@ CITATIONS: Mapping[str, Sequence[str]] = {
     "cnn": ("briggs2020flhc",),
     "cifar_cnn": ("sattler2021cfl",),
 }
-"""Keys in ``citations.bib`` by name of a data set, partition, shift or model.
+"""Keys of BibTeX entries in ``citations.bib``, by name of a data set, partition, shift or model.
 
-The record of a method contains its own keys.
+Algorithms are not listed here: the record of an algorithm (``Method.citations``) contains its keys.
 """
 
 
 def cite_name(name: str) -> str:
-    """Return the BibTeX of an algorithm, data set, partition, shift or model.
+    """Return the BibTeX entries of an algorithm, data set, partition, shift or model.
 
-    A method's record names its citations. Anything else from an installed package, or by
-    ``module:name``, has an attribute ``citation``.
+    The record of an algorithm names its entries (``Method.citations``). The entries of any other
+    component, from an installed package or imported as ``module:name``, are in the component's
+    attribute ``citation``.
+
+    Parameters
+    ----------
+    name
+        Name of a built-in or installed component, or an import path ``module:name``.
 
     Raises
     ------
     ConfigError
-        If there is no entry of that name.
+        If no component has this name, the component cannot be imported, or it has no citation.
     """
     if name in CITATIONS:
         return _read_entries(CITATIONS[name])
@@ -55,44 +61,58 @@ def cite_name(name: str) -> str:
         return _cite_method(cited)
     citation = getattr(cited, "citation", None)
     if not isinstance(citation, str) or not citation:
-        raise ConfigError(f"{name} has no citation; it should be a string with BibTeX")
+        raise ConfigError(
+            f"the attribute citation of {name} should be a string with BibTeX entries, but it is "
+            "missing, empty or not a string"
+        )
     return dedent(citation).strip()
 
 
 def _load_cited(name: str) -> object:
-    """Return an installed package's entry, or the object of ``module:name``."""
+    """Load a component by name from an installed package, or by an import path ``module:name``."""
     entry_points: dict[str, EntryPoint] = {}
     for kind in KINDS:
-        if kind != "commands":  # No result depends on a command.
+        if kind != "commands":  # Results do not depend on commands, so commands are not cited.
             entry_points.update(installed(kind))
     if name in entry_points:
-        return loaded(entry_points[name], "what to cite,")
+        return loaded(entry_points[name], "cited component")
     if ":" in name:
-        return imported(name, "what to cite,")
+        return imported(name, "cited component")
     methods = {method.name for method in METHODS if method.citations}
-    raise ConfigError(unknown("name to cite", name, {*CITATIONS, *methods, *entry_points}))
+    raise ConfigError(
+        unknown(
+            "algorithm, data set or other component", name, {*CITATIONS, *methods, *entry_points}
+        )
+    )
 
 
 def _cite_method(method: Method) -> str:
-    """Return the BibTeX of the citations of a method's record."""
+    """Return the BibTeX entries that an algorithm's record names in its field ``citations``."""
     if not method.citations:
-        raise ConfigError(f"{method.name} does not say how to cite it: its record has no citations")
+        raise ConfigError(
+            f"the record of algorithm {method.name} should name its citations, but its field "
+            "citations is empty"
+        )
     return _read_entries(method.citations)
 
 
 def _read_entries(citations: Sequence[str]) -> str:
-    """Return the BibTeX of citations: entries, or keys in ``citations.bib``."""
+    """Return the BibTeX entries of citations, joined by empty lines.
+
+    Each citation is either a BibTeX entry itself (it contains ``@``) or a key in ``citations.bib``.
+    """
     entries = _read_bibliography()
     for citation in citations:
         is_entry = "@" in citation
         if not is_entry and citation not in entries:
             raise ConfigError(
-                unknown("key of fedclade's citations", citation, entries) + "; or give BibTeX"
+                unknown("BibTeX key", citation, entries)
+                + "; a citation should be a key in fedclade's citations.bib or a BibTeX entry"
             )
     return "\n\n".join(entries.get(citation) or dedent(citation).strip() for citation in citations)
 
 
 def _read_bibliography() -> Mapping[str, str]:
-    """Return the entries of ``citations.bib`` by their keys."""
+    """Return the BibTeX entries of the file ``citations.bib`` by their keys."""
     text = files("fedclade.report").joinpath("citations.bib").read_text(encoding="utf-8")
     return {entry.split("{")[1].split(",")[0]: entry for entry in text.strip().split("\n\n")}

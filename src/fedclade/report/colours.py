@@ -1,4 +1,7 @@
-"""Colours by name, such as ``@ink``: pages have light and dark ones, files the light ones."""
+"""Colours of reports by name, such as ``@ink``, and the choice of colours for clusters.
+
+HTML pages have a light and a dark palette; figures in files use the light palette.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ DAY: Mapping[str, str] = {
         "high2": "#B2182B",
     },
 }
-"""Colours on a light page."""
+"""Colours on a light page, by name."""
 
 NIGHT: Mapping[str, str] = {
     "ink": "#E8EAED",
@@ -47,31 +50,40 @@ NIGHT: Mapping[str, str] = {
         "high2": "#FF9077",
     },
 }
-"""Colours on a dark page."""
+"""Colours on a dark page, by name."""
 
 CONTRAST = 4.0
-"""Contrast of the lines of clusters on a dark page; WCAG 2.2, criterion 1.4.11, requires 3."""
+"""Smallest contrast of a cluster's line on a dark page; WCAG 2.2, criterion 1.4.11, requires 3."""
 
 
 def palette(*, night: bool) -> dict[str, str]:
-    """Return all colours by name, including clusters (``c0``) and true clusters (``t0``)."""
+    """Return the colours of light or dark pages (``#RRGGBB``) by name.
+
+    The names include the colours of clusters (``c0``, ``c1``, ...) and of true clusters (``t0``,
+    ``t1``, ...).
+    """
     base = NIGHT if night else DAY
     colours = dict(base)
     for i, colour in enumerate(style.CLUSTERS):
-        colours[f"c{i}"] = lightened(colour, base["panel"]) if night else colour
+        if night:
+            colours[f"c{i}"] = lightened(colour, base["panel"])
+        else:
+            colours[f"c{i}"] = colour
     for i, colour in enumerate(style.TRUTH):
         colours[f"t{i}"] = colour
     return colours
 
 
 def lightened(colour: str, ground: str) -> str:
-    """Mix a colour with white until it has enough contrast to a dark ground.
+    """Mix a colour with white until its contrast to a dark background is at least ``CONTRAST``.
 
     >>> lightened("#332288", "#1B1F23"), lightened("#E0A800", "#1B1F23")
     ('#857AB8', '#E0A800')
     """
     for step in range(21):
-        mixed = tuple(round(channel + (255 - channel) * step / 20) for channel in _channels(colour))
+        mixed = tuple(
+            round(channel + (255 - channel) * step / 20) for channel in _split_channels(colour)
+        )
         lighter = "#" + "".join(f"{channel:02X}" for channel in mixed)
         if contrast(lighter, ground) >= CONTRAST:
             return lighter
@@ -79,28 +91,41 @@ def lightened(colour: str, ground: str) -> str:
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours, from 1 to 21 (WCAG 2.2, relative luminance)."""
-    low, high = sorted((_luminance(one), _luminance(other)))
+    """Return the contrast ratio of two colours, from 1 to 21 (WCAG 2.2, relative luminance)."""
+    low, high = sorted((_compute_luminance(one), _compute_luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
-def _channels(colour: str) -> tuple[int, int, int]:
+def _split_channels(colour: str) -> tuple[int, int, int]:
+    """Return the red, green and blue channel of a colour ``#RRGGBB``, each from 0 to 255."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
-def _luminance(colour: str) -> float:
-    shares = [channel / 255 for channel in _channels(colour)]
-    red, green, blue = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
+def _compute_luminance(colour: str) -> float:
+    """Return the relative luminance of a colour, from 0 for black to 1 for white (WCAG 2.2)."""
+    shares = [channel / 255 for channel in _split_channels(colour)]
+    red, green, blue = (_linearize_channel(share) for share in shares)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+def _linearize_channel(share: float) -> float:
+    """Return the linear intensity of an sRGB channel in [0, 1] (WCAG 2.2)."""
+    if share <= 0.04045:
+        return share / 12.92
+    return ((share + 0.055) / 1.055) ** 2.4
+
+
 def truth_colour(cluster: int) -> str:
-    """Return the colour of a true cluster."""
+    """Return the colour name (``@t0``, ``@t1``, ...) of a true cluster, given its number."""
     return f"@t{cluster % len(style.TRUTH)}"
 
 
 def series(labels: Sequence[str]) -> list[LegendEntry]:
-    """Return a legend entry for each label, with colours and, from the sixth on, dashed lines."""
+    """Return one legend entry per label, with a colour and a line style for each label.
+
+    If there are more labels than colours in ``style.CLUSTERS``, colours are repeated. The dash
+    pattern changes after every half of the colours, so that lines of the same colour differ.
+    """
     n_colours = len(style.CLUSTERS)
     shapes = list(DASHES)
     entries: list[LegendEntry] = []
@@ -112,34 +137,33 @@ def series(labels: Sequence[str]) -> list[LegendEntry]:
 
 @dataclass(frozen=True)
 class ClusterColours:
-    """Colours of a run's clusters, the same in all pictures.
+    """Colours of a run's clusters, equal in all pictures of the run.
 
-    Current clusters have colours of their own if there are enough. Split clusters are grey, the
-    root is the darkest.
+    Each current cluster (leaf of the parameter tree) has a distinct colour if there are enough
+    colours. Clusters that were split are grey, and the root is dark.
     """
 
     run: Run
 
     @cached_property
     def leaves(self) -> list[int]:
-        """The current clusters that have members, in the order of the tree."""
+        """Ids of the current clusters that have members, in the order of the parameter tree."""
         return [leaf.id for leaf in queries.leaves_in_tree_order(self.run.tree) if leaf.members]
 
     @property
     def crowded(self) -> bool:
-        """Whether the run has more clusters than there are colours."""
+        """Whether the run has more current clusters than there are colours."""
         return len(self.leaves) > len(style.CLUSTERS)
 
     @cached_property
     def _entries(self) -> dict[int, LegendEntry]:
-        return (
-            {}
-            if self.crowded
-            else dict(zip(self.leaves, series([""] * len(self.leaves)), strict=True))
-        )
+        """Legend entry of each current cluster by node id; empty if there are too few colours."""
+        if self.crowded:
+            return {}
+        return dict(zip(self.leaves, series([""] * len(self.leaves)), strict=True))
 
     def of(self, node: int) -> str:
-        """Return the colour of a node."""
+        """Return the colour name of a node of the parameter tree."""
         if node in self._entries:
             return self._entries[node].colour
         if node in self.leaves:
@@ -147,11 +171,22 @@ class ClusterColours:
         return "@ink" if node == 0 else "@muted"
 
     def dash(self, node: int) -> Dash:
-        """Return the dashes of a node's lines."""
-        return self._entries[node].dash if node in self._entries else "solid"
+        """Return the dash pattern of the lines of a node of the parameter tree."""
+        if node in self._entries:
+            return self._entries[node].dash
+        return "solid"
 
     def current(self, shape: str = "") -> list[LegendEntry]:
-        """Return the legend of the current clusters, in a picture of lines or of another shape."""
+        """Return one legend entry per current cluster, with its number of clients.
+
+        If there are more clusters than colours, a single entry stands for all clusters.
+
+        Parameters
+        ----------
+        shape
+            Shape of the legend entries, such as ``dot``; by default lines with the clusters'
+            dash patterns.
+        """
         if self.crowded:
             return [LegendEntry("@accent", count(len(self.leaves), "cluster"), shape or "line")]
         size = {node.id: count(len(node.members), "client") for node in self.run.tree.nodes}
@@ -161,7 +196,11 @@ class ClusterColours:
         ]
 
     def legend(self) -> list[LegendEntry]:
-        """Return the legend of lines, with those of split clusters."""
+        """Return the legend of a picture of lines.
+
+        Its entries are the current clusters, the root until its split, and other clusters that were
+        split.
+        """
         entries = self.current()
         nodes = self.run.tree.nodes
         if nodes[0].split_in:

@@ -1,4 +1,4 @@
-"""Comparison of methods on one federation with several seeds: ``fedclade compare`` for Python."""
+"""Comparison of methods on one federation with several seeds: ``fedclade compare`` in Python."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedclade.report.progress import progress_bars
 from fedclade.runs import Maker, OnRound, Run, RunOptions, RunSettings, settings_from, simulate
 
 Method: TypeAlias = Algorithm | str | Config
-"""An algorithm, its name, or a config with its own model and settings."""
+"""An algorithm, the name of an algorithm, or a config that specifies its own model and settings."""
 
 Clients: TypeAlias = Federation | Callable[[int], Federation]
-"""The clients' data, or a function that returns it for a seed."""
+"""The clients' data, or a function that takes a seed and returns the clients' data."""
 
 
 @checked()
@@ -40,30 +40,31 @@ def compare(
     progress: bool | None = None,
     **options: Unpack[RunOptions],
 ) -> Comparison:
-    """Run methods on one federation, each with the same seeds, and compare them.
+    """Run several methods on one federation with the same seeds, and compare the results.
 
     Parameters
     ----------
     methods
-        Algorithms or their names, by labels, such as ``{"fedavg": "fedavg", "cfl": CFL()}``; or a
-        list of names; or configs, as ``fedclade.config.read_config`` returns them, each with
-        its own model and settings.
+        Methods to compare: a mapping from labels to algorithms or names of algorithms, such as
+        ``{"fedavg": "fedavg", "cfl": CFL()}``; or a list of names; or a mapping from labels to
+        configs, as ``fedclade.config.read_config`` returns them, each with its own model and
+        settings.
     model, settings, engine
-        As in :func:`fedclade.simulate`; not allowed with configs.
+        As in :func:`fedclade.simulate`; model and settings are not allowed with configs.
     federation
-        The clients' data, or a function that returns it for a seed. Configs load their own data if
-        it is not given.
+        The clients' data, or a function that takes a seed and returns the data. If it is
+        omitted, each config loads the data that it specifies.
     seeds
         Number of seeds, counted from 0, or a list of seeds.
     name
-        Name of the data, for the title.
+        Name of the data, for the title of the comparison.
     device
         As in :func:`fedclade.simulate`.
     folder
-        Folder in which the runs are stored, as ``METHOD/seed-N``. The same call continues an
-        interrupted comparison, and reads finished runs.
+        Folder in which each run is stored, as ``LABEL/seed-N``. A repeated call with the same
+        arguments continues an interrupted comparison and reads finished runs from the folder.
     progress
-        As in :func:`fedclade.simulate`, with a bar for each method.
+        As in :func:`fedclade.simulate`, with one progress bar per method.
     **options
         Single fields of :class:`RunSettings <fedclade.RunSettings>`, such as ``rounds=40``; not
         allowed with configs.
@@ -71,26 +72,26 @@ def compare(
     Returns
     -------
     Comparison
-        Comparison with ``.plot()``, ``.frame()`` and ``.save(folder)``, and with the runs by label
-        in ``.runs``. Notebooks show it as a table.
+        Comparison with ``.plot()``, ``.frame()`` and ``.save(folder)``, and with the runs by
+        label in ``.runs``. Notebooks display it as a table.
 
     Raises
     ------
     ConfigError
         If there is no method or no seed, a seed is repeated, a label cannot be the name of a
-        folder, a model or a federation is missing, or a model is given with configs; also whatever
-        :func:`fedclade.simulate` raises.
+        folder, a model or a federation is missing, or a model is given with configs; also in
+        all cases in which :func:`fedclade.simulate` raises it.
     """
     by_label = _label_methods([methods] if isinstance(methods, str) else methods)
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     are_valid = bool(numbers) and all(seed >= 0 for seed in numbers)
     are_distinct = len(set(numbers)) == len(numbers)
-    distinct = "different numbers, or a run would count more than once"
+    distinct = "distinct, as the run of a repeated seed would count more than once"
     require(
-        ("methods", by_label, bool(by_label), "at least 1"),
-        ("seeds", seeds, are_valid, "at least 1, none below 0"),
+        ("methods", by_label, bool(by_label), "a list or mapping with at least 1 method"),
+        ("seeds", seeds, are_valid, "a number of at least 1, or a list of numbers of at least 0"),
         ("seeds", seeds, are_distinct, distinct),
-        ("seed", options.get("seed"), "seed" not in options, "left out: use seeds"),
+        ("seed", options.get("seed"), "seed" not in options, "omitted (use seeds instead)"),
     )
     if folder is not None:
         check_labels(by_label)
@@ -99,31 +100,41 @@ def compare(
     settings = settings_from(settings, options)
 
     def run_method(method: Method, seed: int, **common: Any) -> Run:
-        data = federation(seed) if callable(federation) else federation
+        """Run one method with one seed; ``common`` are further arguments of :func:`simulate`."""
+        if callable(federation):
+            data = federation(seed)
+        else:
+            data = federation
         if isinstance(method, Config):
             config = replace(method, top=replace(method.top, seed=seed))
-            return config.run(config.federation() if data is None else data, **common)
+            if data is None:
+                data = config.federation()
+            return config.run(data, **common)
         assert model is not None  # checked above
         assert data is not None
         seeded = replace(settings, seed=seed)
         return simulate(method, model, data, seeded, engine=engine, **common)
 
     runs: dict[str, list[Run]] = {label: [] for label in by_label}
-    is_shown = at_prompt() if progress is None else progress
+    if progress is None:
+        progress = at_prompt()
     with ExitStack() as stack:
-        bars = progress_bars() if is_shown else None
-        if bars is not None:
+        bars = None
+        if progress:
+            bars = progress_bars()
             stack.enter_context(bars.shown())
         for label, method in by_label.items():
             rounds = method.top.rounds if isinstance(method, Config) else settings.rounds
-            on_round = None if bars is None else bars.start(label, rounds * len(numbers))
+            on_round = None
+            if bars is not None:
+                on_round = bars.start(label, rounds * len(numbers))
             for i, seed in enumerate(numbers):
                 run = run_method(
                     method,
                     seed,
                     device=device,
-                    on_round=None if on_round is None else _shift_rounds(on_round, i * rounds),
-                    folder=None if folder is None else Path(folder) / label / f"seed-{seed}",
+                    on_round=_shift_rounds(on_round, i * rounds),
+                    folder=_name_run_folder(folder, label, seed),
                     progress=False,
                 )
                 runs[label].append(run)
@@ -131,12 +142,13 @@ def compare(
 
 
 def _label_methods(methods: Mapping[str, Method] | Iterable[str]) -> dict[str, Method]:
-    """Return methods by label; names of algorithms are their own labels.
+    """Return the methods by label; in a list of names, each name is also the label.
 
     Raises
     ------
     ConfigError
-        If a list contains anything but names, or one twice, or a label or a method is invalid.
+        If a list contains anything but names, or a name twice, or if a label or a method in a
+        mapping has the wrong type.
     """
     by_label: dict[str, Method] = {}
     if isinstance(methods, Mapping):
@@ -149,44 +161,95 @@ def _label_methods(methods: Mapping[str, Method] | Iterable[str]) -> dict[str, M
     for label, method in by_label.items():
         # Users may pass anything, whatever the annotations say.
         if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"the label of a method should be a string, got {shown(label)}")
+            raise ConfigError(f"each label in methods should be a string, got {shown(label)}")
         if not isinstance(method, Algorithm | str | Config):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
-                f"methods[{shown(label)}] should be an algorithm, its name or a config, got "
+                f"methods[{shown(label)}] should be an Algorithm, a name or a Config, got "
                 f"{shown(method)}"
             )
     return by_label
 
 
 def _check_name(name: object, names: Sequence[object]) -> None:
+    """Check that an entry of a list of methods is a name, and that the name occurs only once.
+
+    Parameters
+    ----------
+    name
+        The entry to check.
+    names
+        All entries of the list.
+
+    Raises
+    ------
+    ConfigError
+        If the entry is not a string, or occurs more than once.
+    """
     if not isinstance(name, str):
         raise ConfigError(
-            f"methods should be names, or a table of algorithms by their labels, got {shown(name)}"
+            "methods should be a list of names of algorithms or a mapping from labels to "
+            f"algorithms, got a list with {shown(name)}"
         )
     if names.count(name) > 1:
-        raise ConfigError(f"each method can be compared once, got {shown(name)} more than once")
+        raise ConfigError(
+            f"methods should contain each name once, got {shown(name)} more than once; to compare "
+            "variants of an algorithm, pass a mapping from labels to algorithms"
+        )
 
 
-def _shift_rounds(on_round: OnRound, offset: int) -> OnRound:
-    """Return a callback for a run whose rounds follow ``offset`` rounds of others on one bar."""
+def _name_run_folder(folder: str | Path | None, label: str, seed: int) -> Path | None:
+    """Return the folder ``folder/LABEL/seed-N`` of a run; None if runs are not stored."""
+    if folder is None:
+        return None
+    return Path(folder) / label / f"seed-{seed}"
+
+
+def _shift_rounds(on_round: OnRound | None, offset: int) -> OnRound | None:
+    """Wrap a progress callback so that several runs of one method advance the same progress bar.
+
+    Parameters
+    ----------
+    on_round
+        Callback of the bar, called after each round; None without a progress bar.
+    offset
+        Number of rounds of the method's earlier runs, which is added to the round of this run.
+
+    Returns
+    -------
+    OnRound or None
+        The callback for this run; None without a progress bar.
+    """
+    if on_round is None:
+        return None
     return lambda row, tree: on_round({**row, "round": offset + row["round"]}, tree)
 
 
 def _check_methods(
     methods: Mapping[str, Method], model: object, federation: object, *, has_settings: bool
 ) -> None:
-    """Check that configs have no further settings, and that algorithms have a model and data."""
+    """Check that the arguments of :func:`compare` fit the kind of its methods.
+
+    Algorithms need a model and a federation. Configs specify a model and settings themselves, so
+    neither argument is allowed with configs, and configs cannot be mixed with algorithms.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is missing, or not allowed with configs, or both kinds of methods are given.
+    """
     configs = [label for label, method in methods.items() if isinstance(method, Config)]
     if configs and len(configs) < len(methods):
         raise ConfigError(
-            f"methods should be configs or algorithms, got both: {configs[0]!r} is a config"
+            f"methods should be all configs or all algorithms, got both: {configs[0]!r} is a config"
         )
     if configs and (model is not None or has_settings):
         raise ConfigError(
-            f"the config {configs[0]!r} has a model and settings of its own; leave these out"
+            f"model and settings should be omitted with configs, as the config {configs[0]!r} "
+            "specifies its own model and settings"
         )
     if not configs and (model is None or federation is None):
         missing = "model" if model is None else "federation"
         raise ConfigError(
-            f"compare needs a {missing} for algorithms, as fedclade.simulate does; got None"
+            f"fedclade.compare needs a {missing} to run algorithms, got None; pass this argument, "
+            "or compare configs"
         )

@@ -1,4 +1,4 @@
-"""Comparison of several configurations, each run with several seeds."""
+"""Comparison of several configurations, each of which was run with one or more seeds."""
 
 from __future__ import annotations
 
@@ -44,29 +44,31 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure as PlotlyFigure
 
 HEADING_WIDTH = 9
-"""Headings are broken at spaces beyond this number of characters."""
+"""Number of characters beyond which the heading of a column is broken at spaces."""
 
 
 @checked()
 @dataclass(frozen=True, eq=False)
 class Comparison(ComparisonFiles):
-    """Configurations in a table, with 95 % intervals over seeds.
+    """Table of configurations, with the means of their runs and 95 % intervals over seeds.
 
-    The gap closed by a run is measured between the FedAvg run and the oracle run with the same
-    seed, data and model. If several configurations have such runs, the first one counts. Without
-    FedAvg or oracle run, or if the oracle is not better, there is no gap.
+    The column "gap closed" gives (method - FedAvg) / (oracle - FedAvg) for a run, where FedAvg and
+    the oracle, which knows the true clusters, were run with the same seed, data and model. If
+    several configurations contain such runs, the runs of the first configuration are used. The gap
+    is undefined without a FedAvg run or an oracle run, or if the oracle is not better than FedAvg.
 
     Parameters
     ----------
     runs
-        Runs of each configuration, by its name; one for each seed.
+        Runs of each configuration by its label; one run for each seed.
     name
         Name of the data or the scenario, for the title.
 
     Raises
     ------
     ConfigError
-        If there is no configuration, or one has no runs, or several with the same seed.
+        If there is no configuration, a configuration has no runs, or a configuration has
+        several runs with the same seed and data.
     """
 
     runs: Mapping[str, Sequence[Run]]
@@ -85,27 +87,31 @@ class Comparison(ComparisonFiles):
 
     @cached_property
     def scores(self) -> tuple[Score, ...]:
-        """Metrics of the runs; the first, main one is one that all runs have, if possible."""
-        return compared_by(self._summaries)
+        """All metrics of the runs, first the metrics that all runs have.
+
+        The first metric is the main metric of the comparison.
+        """
+        return compared_by(self._run_summaries)
 
     @cached_property
     def rows(self) -> tuple[ComparisonRow, ...]:
-        """One row for each configuration, in the order given."""
+        """One row of results per configuration, in the order of ``runs``."""
         rows: list[ComparisonRow] = []
         for label, runs in self.runs.items():
-            rows.append(self._row(label, [run.summary for run in runs]))
+            rows.append(self._make_row(label, [run.summary for run in runs]))
         return tuple(rows)
 
     @property
     def columns(self) -> Mapping[str, Sequence[str]]:
-        """Cells of each column, by its heading."""
+        """Texts of each column of the table, by the column's heading."""
         return {name: self._write_cells(write) for name, write in self._columns.items()}
 
     def _write_cells(self, write: Callable[[ComparisonRow], str]) -> list[str]:
+        """Return the cells of a column; ``write`` makes a configuration's cell from its row."""
         return [write(row) for row in self.rows]
 
     def frame(self) -> DataFrame:
-        """Return the numbers of :meth:`csv` as a pandas data frame.
+        """Return the numbers of :meth:`csv` as a pandas data frame, one row per configuration.
 
         Raises
         ------
@@ -115,34 +121,34 @@ class Comparison(ComparisonFiles):
         return data_frame([self._as_csv(row) for row in self.rows], "Comparison.frame")
 
     def plot(self) -> PlotlyFigure:
-        """Return a Plotly figure of the means with their intervals, and every run as a small dot.
+        """Return a Plotly figure of the mean scores with intervals and of each run as a small dot.
 
         Raises
         ------
         ConfigError
-            If the configurations have no metric in common.
+            If the runs have no metric in common.
         MissingExtraError
             If plotly is not installed.
         """
-        return comparison_plot(in_common(self._summaries), self.rows, self.title, self._data)
+        return comparison_plot(in_common(self._run_summaries), self.rows, self.title, self._data)
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(self.runs)})"
 
     @checked()
     def table(self, width: int | None = None) -> Table:
-        """Return the comparison for the terminal.
+        """Return the comparison as a table for the terminal.
 
         Parameters
         ----------
         width
-            Columns of the terminal. Columns of the table that do not fit are left out, the least
-            important first.
+            Number of characters in a line of the terminal. Columns that do not fit are left
+            out, the least important first. By default, all columns are included.
         """
         title = self.title
         columns = dict(self._columns)
         numbers_of_seeds = {len(row.seeds) for row in self.rows}
-        if len(numbers_of_seeds) == 1:  # in the title it leaves room for other columns
+        if len(numbers_of_seeds) == 1:  # stated in the title, it leaves room for other columns
             title += f", {count(numbers_of_seeds.pop(), 'seed')} each"
             del columns["seeds"]
         suffix = _find_common_suffix([row.label for row in self.rows])
@@ -159,7 +165,7 @@ class Comparison(ComparisonFiles):
         table = new_table(title, caption=escape(self.note), collapse_padding=True)
         for name in cells:
             side = "left" if name in WORDS else "right"
-            # A number must not be broken, and a name only if it is very long.
+            # Numbers are never broken over lines, and names only if they are wider than the table.
             table.add_column(name, justify=side, no_wrap=True, overflow="fold")
         for row, line in zip(self.rows, zip(*cells.values(), strict=True), strict=True):
             table.add_row(*line, style="dim" if row.algorithm in BASELINES else None)
@@ -173,25 +179,29 @@ class Comparison(ComparisonFiles):
         return f"**{self.title}**\n\n{table}\n\n{self.note}\n"
 
     def csv(self) -> str:
-        """Return the means as CSV, one line for each configuration.
+        """Return the mean results as CSV, one line for each configuration.
 
-        Metrics also have half the width of the interval. Shares are in [0, 1]; missing numbers are
-        empty.
+        Each metric has a second column with half the width of its 95 % interval. Shares are in [0,
+        1]; missing numbers are empty.
         """
         return csv_table([self._as_csv(row) for row in self.rows])
 
     def _as_csv(self, row: ComparisonRow) -> dict[str, Any]:
+        """Return the CSV line of a configuration, as values by column name."""
         entries: dict[str, Any] = {**row.words, "seeds": len(row.seeds)}
         for name, estimate in row.estimates.items():
             entries[name] = None if estimate is None else estimate.mean
         for name, estimate in row.scores.items():
             entries[f"{name}_half_width"] = None if estimate is None else estimate.half_width
         reached = row.rounds_to_target
-        entries["runs_at_target"] = 0 if reached is None else len(reached.values)
+        if reached is None:
+            entries["runs_at_target"] = 0
+        else:
+            entries["runs_at_target"] = len(reached.values)
         return entries | row.counts
 
     def json(self) -> str:
-        """Return the mean, half the width of the interval and the values of each number as JSON."""
+        """Return the comparison as JSON: each number with mean, interval half-width and values."""
         rows: list[dict[str, Any]] = []
         for row in self.rows:
             estimates = {name: _as_json(estimate) for name, estimate in row.estimates.items()}
@@ -204,29 +214,40 @@ class Comparison(ComparisonFiles):
         Raises
         ------
         ConfigError
-            If the configurations have no metric in common.
+            If the runs have no metric in common.
+        MissingExtraError
+            If matplotlib is not installed.
         """
-        return comparison_figure(in_common(self._summaries), self.rows, self.title, self._data)
+        return comparison_figure(in_common(self._run_summaries), self.rows, self.title, self._data)
 
     @property
-    def _summaries(self) -> list[Mapping[str, Any]]:
+    def _run_summaries(self) -> list[Mapping[str, Any]]:
+        """Summaries (contents of ``summary.json``) of all runs of all configurations."""
         summaries: list[Mapping[str, Any]] = []
         for runs in self.runs.values():
             summaries += [run.summary for run in runs]
         return summaries
 
     @cached_property
-    def _baselines(self) -> dict[tuple[Any, ...], Mapping[str, Any]]:
-        """Summary of the first run of each algorithm with a seed, data and model."""
+    def _baseline_summaries(self) -> dict[tuple[Any, ...], Mapping[str, Any]]:
+        """Summary of the first run for each combination of algorithm, seed, data and model.
+
+        The number "gap closed" of a run is computed from these summaries of FedAvg and of the
+        oracle.
+        """
         baselines: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-        for summary in self._summaries:
-            baselines.setdefault((summary["algorithm"], *_setting(summary)), summary)
+        for summary in self._run_summaries:
+            baselines.setdefault((summary["algorithm"], *_shared_setting(summary)), summary)
         return baselines
 
     def _gap_closed(self, summary: Mapping[str, Any]) -> float | None:
-        """Return (method - FedAvg) / (oracle - FedAvg) of a run; None if one of them is missing."""
-        fedavg = self._baselines.get(("fedavg", *_setting(summary)))
-        oracle = self._baselines.get(("oracle", *_setting(summary)))
+        """Return (method - FedAvg) / (oracle - FedAvg) for one run, by the main metric.
+
+        None if the run with FedAvg or the oracle, or one of the three scores, is missing, or if the
+        oracle is not better than FedAvg.
+        """
+        fedavg = self._baseline_summaries.get(("fedavg", *_shared_setting(summary)))
+        oracle = self._baseline_summaries.get(("oracle", *_shared_setting(summary)))
         if fedavg is None or oracle is None:
             return None
         score = self.scores[0]
@@ -234,10 +255,20 @@ class Comparison(ComparisonFiles):
             return None
         means = [score.mean(entry) for entry in (summary, fedavg, oracle)]
         known = [score.sign * mean for mean in means if mean is not None]
-        return gap_closed(*known) if len(known) == len(means) else None
+        if len(known) != len(means):
+            return None
+        return gap_closed(*known)
 
-    def _row(self, label: str, summaries: Sequence[Mapping[str, Any]]) -> ComparisonRow:
-        """Return the row of a configuration from the summaries of its runs."""
+    def _make_row(self, label: str, summaries: Sequence[Mapping[str, Any]]) -> ComparisonRow:
+        """Compute the row of a configuration from the summaries of its runs.
+
+        Parameters
+        ----------
+        label
+            Label of the configuration.
+        summaries
+            Content of ``summary.json`` of each run.
+        """
         main = self.scores[0]
         with_main = [summary for summary in summaries if main.is_of(summary)]
         scores: dict[str, Estimate | None] = {}
@@ -266,7 +297,10 @@ class Comparison(ComparisonFiles):
 
     @cached_property
     def _columns(self) -> dict[str, Callable[[ComparisonRow], str]]:
-        """Functions that write the cells, by heading, without columns that carry no information."""
+        """Functions that write the cells of each shown column, by heading.
+
+        Columns without information are left out, such as the data if all rows have the same data.
+        """
         rows = self.rows
         is_superfluous = {
             "algorithm": all(row.label.startswith(row.algorithm) for row in rows),
@@ -284,23 +318,26 @@ class Comparison(ComparisonFiles):
 
     @property
     def _data(self) -> str:
+        """Descriptions of the configurations' data without repetitions, separated by semicolons."""
         return _join_distinct((row.data for row in self.rows), "; ")
 
     @property
     def title(self) -> str:
-        """Title with the name and the number of configurations."""
+        """Title of the comparison, with its name, if any, and the number of configurations."""
         title = f"Comparison of {count(len(self.rows), 'configuration')}"
-        return f"{self.name}: {title.lower()}" if self.name else title
+        if self.name:
+            return f"{self.name}: {title.lower()}"
+        return title
 
     @property
     def note(self) -> str:
-        """Note below the table: data and explanations."""
+        """Note below the table: the data, and explanations of intervals and columns."""
         sentences = [
             f"{self._data}.",
             "±: 95 % interval of the mean over seeds.",
             "Gap closed: 0 is FedAvg, 1 the oracle.",
         ]
-        if chosen := note_of_chosen(self._summaries):
+        if chosen := note_of_chosen(self._run_summaries):
             sentences.append(chosen)
         if any(row.counts for row in self.rows):
             sentences.append(SCORED)
@@ -308,26 +345,36 @@ class Comparison(ComparisonFiles):
 
 
 def _check_seeds(label: str, runs: Sequence[Run]) -> None:
-    """Check that the runs of a configuration differ in seed or data: one would count twice."""
+    """Check that no two runs of a configuration have the same seed and data.
+
+    Such runs would be identical, and their result would count twice in the mean.
+
+    Raises
+    ------
+    ConfigError
+        If two runs have the same seed and data.
+    """
     seeds = [(run.summary["seed"], run.summary["data"]) for run in runs]
     for seed, data in seeds:
         if seeds.count((seed, data)) > 1:
             raise ConfigError(
-                f"the runs of {shown(label)} should have different seeds, got seed {seed} on "
-                f"{data} more than once"
+                f"the runs of configuration {shown(label)} should have distinct seeds, got seed "
+                f"{seed} on {data} more than once"
             )
 
 
-def _setting(summary: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the seed, data and model that a run must share with its baselines."""
+def _shared_setting(summary: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the seed, data and model that a run and its baselines must have in common."""
     return summary["seed"], summary["data"], summary["model"]
 
 
 def _join_distinct(words: Iterable[str], separator: str = ", ") -> str:
+    """Join texts without repetitions, in the order in which they first occur."""
     return separator.join(dict.fromkeys(words))
 
 
 def _as_json(estimate: Estimate | None) -> dict[str, Any] | None:
+    """Return an estimate as a dictionary for JSON; None if the estimate is missing."""
     if estimate is None:
         return None
     return {
@@ -338,7 +385,7 @@ def _as_json(estimate: Estimate | None) -> dict[str, Any] | None:
 
 
 def _measure_width(cells: Mapping[str, Sequence[str]]) -> int:
-    """Return the width of a table: that of the widest entry of each column, and two more each."""
+    """Return the width of a table in characters: the widest entry of each column, plus padding."""
     width = 0
     for name, column in cells.items():
         width += 2 + max(len(text) for text in (*name.splitlines(), *column))
@@ -346,9 +393,10 @@ def _measure_width(cells: Mapping[str, Sequence[str]]) -> int:
 
 
 def _find_common_suffix(labels: Sequence[str]) -> str:
-    """Return the common end of all labels, from a hyphen on: ``-mnist-label-swap``.
+    """Return the common end of all labels, from a hyphen on, such as ``-mnist-label-swap``.
 
-    It is empty for a single label.
+    The table states this common part once, in its title, and shortens the labels. Empty if there is
+    no common part or only a single label.
     """
     if len(labels) < 2:
         return ""

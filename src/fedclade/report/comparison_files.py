@@ -1,4 +1,4 @@
-"""Comparisons as files: Markdown, CSV, JSON and figures."""
+"""Output of comparisons to files: Markdown, CSV, JSON and figures."""
 
 from __future__ import annotations
 
@@ -27,11 +27,21 @@ if TYPE_CHECKING:
 
 
 COLUMNS = 4
-"""Number of panels in a row."""
+"""Largest number of panels in a row of a figure of several scenarios."""
 
 
 def comparison_figure(score: Score, rows: Sequence[ComparisonRow], title: str, data: str) -> Figure:
-    """Draw the mean of every configuration with its interval, and every run as a small dot."""
+    """Draw each configuration's mean score with its interval, and every run as a small dot.
+
+    Parameters
+    ----------
+    score
+        Metric that is drawn.
+    rows
+        Results of each configuration, drawn from top to bottom.
+    title, data
+        Title of the figure, and description of the data as subtitle.
+    """
     figure = style.new_figure(8.6, style.HEADER + 0.9 + 0.42 * len(rows))
     axes = figure.subplots()
     _prepare_axes(axes, [row.label for row in rows])
@@ -43,7 +53,7 @@ def comparison_figure(score: Score, rows: Sequence[ComparisonRow], title: str, d
         dots: dict[str, Any] = {"ms": 4.5, "alpha": 0.4, "mew": 0, "gid": "runs"}
         axes.plot(estimate.values, below, "o", color=_choose_colour(row), **dots)
         look: dict[str, Any] = {"fmt": "o", "ms": 8, "capsize": 4, "elinewidth": 1.8}
-        axes.errorbar(estimate.mean, place, **look, **_interval(row, score, estimate))
+        axes.errorbar(estimate.mean, place, **look, **_interval_entries(row, score, estimate))
         text = write_with_interval(score, estimate)
         note: dict[str, Any] = {"y": "data", "va": "center", "color": style.INK, "gid": "value"}
         style.note(axes, text, (1, place), shift=(8, 0), **note)
@@ -56,9 +66,15 @@ def comparison_figure(score: Score, rows: Sequence[ComparisonRow], title: str, d
 
 
 def suite_figure(scenarios: Mapping[str, tuple[Score, Sequence[ComparisonRow]]]) -> Figure:
-    """Draw the mean score of every algorithm with its interval, in a panel for each scenario.
+    """Draw the mean score of every algorithm with its interval, in one panel per scenario.
 
-    An algorithm is on the same line in all panels. They share a scale if they share a metric.
+    An algorithm is on the same line in all panels. The panels have the same scale if all scenarios
+    use the same metric.
+
+    Parameters
+    ----------
+    scenarios
+        Metric and rows of results of each scenario, by the scenario's name.
     """
     scores = list(dict.fromkeys(score for score, _ in scenarios.values()))
     labels = all_labels(rows for _, rows in scenarios.values())
@@ -84,7 +100,10 @@ def suite_figure(scenarios: Mapping[str, tuple[Score, Sequence[ComparisonRow]]])
         # The lowest panel of a column has tick labels; it need not be in the last row.
         lowest = grid[(len(scenarios) - 1 - column) // n_columns, column]
         lowest.tick_params(labelbottom=True)
-    metric = _name_with_direction(scores[0]) if len(scores) == 1 else "scores"
+    if len(scores) == 1:
+        metric = _name_with_direction(scores[0])
+    else:
+        metric = "scores"
     title = f"{count(len(labels), 'algorithm')} in {count(len(scenarios), 'scenario')}"
     explanation = "mean of the clients; 95 % interval over seeds; grey: baselines"
     style.set_title(figure, title, f"test {metric}, {explanation}")
@@ -92,28 +111,29 @@ def suite_figure(scenarios: Mapping[str, tuple[Score, Sequence[ComparisonRow]]])
 
 
 def _draw_row(axes: Axes, row: ComparisonRow, score: Score, place: int) -> None:
-    """Draw the mean of a configuration with its interval, and its value at the right."""
+    """Draw a configuration's mean score with its interval, and its value at the right."""
     estimate = row.scores[score.name]
     if estimate is None:
         return
     look: dict[str, Any] = {"fmt": "o", "ms": 5, "capsize": 3, "elinewidth": 1.4}
-    axes.errorbar(estimate.mean, place, **look, **_interval(row, score, estimate))
+    axes.errorbar(estimate.mean, place, **look, **_interval_entries(row, score, estimate))
     text = write_score(score, estimate)
     note: dict[str, Any] = {"y": "data", "va": "center", "fontsize": 8, "color": style.INK}
     style.note(axes, text, (1, place), shift=(3, 0), **note)
 
 
 def all_labels(scenarios: Iterable[Sequence[ComparisonRow]]) -> list[str]:
-    """Return the labels of all scenarios, ordered as in the one with the most.
+    """Return the labels of the rows of all scenarios, without repetitions.
 
-    Scenarios without an oracle have the same order, with a gap.
+    The labels are in the order of the scenario with the most rows, so that a scenario without some
+    of the configurations, such as the oracle, does not change the order.
     """
     longest_first = sorted(scenarios, key=len, reverse=True)
     return list(dict.fromkeys(row.label for rows in longest_first for row in rows))
 
 
 def _prepare_axes(axes: Axes, labels: Sequence[str]) -> None:
-    """Set up a line for each label, from top to bottom."""
+    """Set up a panel with one line for each label, from top to bottom."""
     style.plain(axes)
     axes.grid(False, axis="y")
     axes.set_yticks(range(len(labels)), labels)
@@ -121,15 +141,22 @@ def _prepare_axes(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def _name_with_direction(score: Score) -> str:
-    return score.label if score.sign > 0 else f"{score.label} (lower is better)"
+    """Return the name of a metric, followed by "(lower is better)" if lower scores are better."""
+    if score.sign > 0:
+        return score.label
+    return f"{score.label} (lower is better)"
 
 
 def _choose_colour(row: ComparisonRow) -> str:
+    """Return grey for baselines such as FedAvg and the accent colour for all other algorithms."""
     return style.MUTED if row.algorithm in BASELINES else style.ACCENT
 
 
-def _interval(row: ComparisonRow, score: Score, estimate: Estimate) -> dict[str, Any]:
-    """Return the interval for ``errorbar``, for shares only as far as it lies between 0 and 1."""
+def _interval_entries(row: ComparisonRow, score: Score, estimate: Estimate) -> dict[str, Any]:
+    """Return the keyword arguments of ``Axes.errorbar`` for an interval and its colour.
+
+    The interval of a share is cut off at 0 and 1.
+    """
     width = estimate.half_width
     mean = estimate.mean
     colour = _choose_colour(row)
@@ -139,31 +166,31 @@ def _interval(row: ComparisonRow, score: Score, estimate: Estimate) -> dict[str,
 
 
 class ComparisonFiles(Displayed, ABC):
-    """Base of comparisons: their output as text and figures."""
+    """Base class of comparisons: output as Markdown, CSV, JSON and figures."""
 
     @abstractmethod
     def markdown(self) -> str:
-        """Return the tables as Markdown, each with a title."""
+        """Return the tables of the comparison as Markdown, each with a title."""
 
     @abstractmethod
     def csv(self) -> str:
-        """Return one table as CSV."""
+        """Return the numbers of the comparison as one CSV table."""
 
     @abstractmethod
     def json(self) -> str:
-        """Return everything as JSON."""
+        """Return all numbers of the comparison as JSON."""
 
     @abstractmethod
     def figure(self) -> Figure:
-        """Draw the means with their intervals."""
+        """Draw the mean scores of the comparison with their intervals."""
 
     def figures(self) -> dict[str, Figure]:
-        """Draw all figures, by the names of their files."""
+        """Draw all figures of the comparison, by file name without ending."""
         return {"comparison": self.figure()}
 
     @checked()
     def save(self, folder: str | Path, *, figure: bool = True) -> Path:
-        """Write ``comparison.md``, ``.csv`` and ``.json``, and all figures as ``.png``.
+        """Write the tables to ``comparison.md``, ``.csv`` and ``.json``, and figures as ``.png``.
 
         Parameters
         ----------
@@ -175,7 +202,7 @@ class ComparisonFiles(Displayed, ABC):
         Returns
         -------
         Path
-            The folder.
+            The output folder.
 
         Raises
         ------
@@ -206,21 +233,27 @@ def markdown_table(
     Parameters
     ----------
     columns
-        Headings.
+        Headings of the columns.
     rows
         Cells of each row.
     words
-        Headings of the columns that are aligned at the left; others are aligned at the right.
+        Headings of the columns that are aligned at the left; all other columns are aligned at
+        the right.
     """
     left_aligned = set(words)
     rule = [":--" if name in left_aligned else "--:" for name in columns]
     lines = [list(columns), rule]
-    lines += [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    lines += [_escape_bars(row) for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _escape_bars(row: Sequence[str]) -> list[str]:
+    """Escape the vertical bars in the cells of a row, which would end a cell in Markdown."""
+    return [cell.replace("|", "\\|") for cell in row]
+
+
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV; a column that a row lacks is empty there."""
+    """Return rows as a CSV table; the cell of a column that a row does not have is empty."""
     columns: dict[str, None] = {}
     for row in rows:
         columns.update(dict.fromkeys(row))

@@ -1,6 +1,8 @@
-"""Pictures of a run: scores and norms over the rounds, similarities, dendrogram.
+"""Pictures of a run: scores and update norms over the rounds, similarities, and a dendrogram.
 
-Scores with separation gaps are drawn as in figure 8 of the CFL paper, norms as in its figure 7.
+A picture (:class:`fedclade.report.picture.Picture`) is a description of a plot that is drawn with
+Plotly on pages and with matplotlib in files. Scores with separation gaps follow figure 8 of the CFL
+paper, norms its figure 7.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ from fedclade.report.queries import Series
 from fedclade.report.run_view import ClientOrder, RunView, truth_blocks
 from fedclade.runs import Run, SimilarityMatrix, events_of
 
-# The dendrogram of a step of hierarchical clustering: the merges of clusters and their distances.
+# The dendrogram of a hierarchical clustering step: the merges of clusters and their distances.
 
 NAMED = 40
-"""With up to this number of clients, their names are below the leaves."""
+"""Largest number of clients with which the clients' names are written below a dendrogram."""
 
 STRIP = 0.05
-"""Height of the strip of true clusters, as a share of the panel's."""
+"""Height of the strip of true clusters below a dendrogram, as a share of the axis above 0."""
 
 LABELLED = 0.02
-"""Smallest share of the clients with which a true cluster has a label in the strip."""
+"""Smallest share of the clients with which a true cluster is labelled in the strip."""
 
 METRICS = {
     "l1": "L1 distance",
@@ -58,21 +60,34 @@ METRICS = {
 
 
 def clustering_step(run: Run) -> tuple[int, Clustered] | None:
-    """Return the last step of hierarchical clustering and its round; None if there was none."""
+    """Return the round and event of a run's last hierarchical clustering; None if there is none."""
     steps = events_of(run.events, Clustered)
-    return steps[-1] if steps else None
+    if not steps:
+        return None
+    return steps[-1]
 
 
 def compared(step: Clustered) -> str:
-    """Return the noun for the data of a step's distances: ``data`` or ``updates``."""
+    """Return the noun for the data that a clustering step compared: ``data`` or ``updates``."""
     return "data" if step.metric in ("angle", "descriptor") else "updates"
 
 
 @dataclass(frozen=True)
 class Merges:
-    """Layout of a dendrogram: clients side by side so that no lines cross, merges above them.
+    """Layout of the dendrogram of a hierarchical clustering step.
 
-    Clusters are numbered as in SciPy: first the m clients, then the merges.
+    Clients are side by side in an order in which no lines cross, and merges of two clusters are
+    above them. Clusters are numbered as in SciPy: first the m clients (0 to m - 1), then one
+    cluster per merge.
+
+    Parameters
+    ----------
+    run
+        Run whose clients were clustered.
+    at
+        Round of the clustering step.
+    step
+        Event of the clustering step, with the merges and their distances.
     """
 
     run: Run
@@ -82,22 +97,22 @@ class Merges:
 
     @property
     def m(self) -> int:
-        """Number of clients."""
+        """Number of clustered clients."""
         return len(self.step.clients)
 
     @cached_property
     def parts(self) -> list[tuple[int, int]]:
-        """The two clusters of each merge."""
+        """The two clusters that each merge joins, by their numbers."""
         return [(a, b) for a, b, _ in self.step.merges]
 
     @cached_property
     def heights(self) -> list[float]:
-        """Height of each cluster; clients are at 0."""
+        """Height (distance of the merge) of each cluster by cluster number; 0 for a client."""
         return [0.0] * self.m + [height for _, _, height in self.step.merges]
 
     @cached_property
     def order(self) -> list[int]:
-        """Indices of the clients from left to right."""
+        """Positions of the clients in ``step.clients``, in the order from left to right."""
         order: list[int] = []
         pending = [len(self.heights) - 1]
         # No recursion: with single linkage, chains can be as deep as the number of clients.
@@ -111,12 +126,15 @@ class Merges:
 
     @cached_property
     def clients(self) -> list[int]:
-        """Ids of the clients from left to right."""
+        """Ids of the clients in the order from left to right."""
         return [self.step.clients[place] for place in self.order]
 
     @cached_property
     def places(self) -> list[float]:
-        """Horizontal place of each cluster: whole numbers for clients, middles for merges."""
+        """Horizontal position of each cluster, by cluster number.
+
+        Clients are at 0, 1, 2, ...; a merge is in the middle between its two clusters.
+        """
         places = [0.0] * self.m
         for place, client in enumerate(self.order):
             places[client] = place
@@ -126,10 +144,10 @@ class Merges:
 
     @cached_property
     def found(self) -> list[int | None]:
-        """Tree node of each client after the step; None for clients that have left the run.
+        """Id of the tree node that each client belongs to after the clustering step.
 
-        Children that were created before any round belong to a clustering at the start of the
-        first round.
+        The order is that of ``step.clients``. None for clients that have left the run. Children
+        that were created in round 0 come from a clustering at the start of the first round.
         """
         node = self.run.tree.nodes[self.step.node]
         node_of = dict.fromkeys(node.members, node.id)
@@ -140,7 +158,11 @@ class Merges:
 
     @cached_property
     def nodes(self) -> list[int | None]:
-        """Tree node of each cluster; None above the cut. Clients that left are ignored."""
+        """Id of the tree node that contains all clients of each cluster, by cluster number.
+
+        None for clusters above the cut, which contain clients of several nodes. Clients that have
+        left the run are ignored.
+        """
         nodes_within = [set[int]() if node is None else {node} for node in self.found]
         for a, b in self.parts:
             nodes_within.append(nodes_within[a] | nodes_within[b])
@@ -148,7 +170,7 @@ class Merges:
 
     @cached_property
     def cluster_sizes(self) -> list[int]:
-        """Number of clients of each cluster."""
+        """Number of clients in each cluster, by cluster number."""
         sizes = [1] * self.m
         for a, b in self.parts:
             sizes.append(sizes[a] + sizes[b])
@@ -156,11 +178,17 @@ class Merges:
 
     @property
     def top(self) -> float:
-        """Upper end of a scale on which all merges and the cut can be seen."""
+        """Upper end of the vertical axis, above all merges and the cut."""
         return 1.06 * max(*self.heights, self.step.threshold or 0.0) or 1.0
 
     def bridge(self, merge: int) -> list[tuple[float, float]]:
-        """Return the corners of the line that joins the parts of a merge, as places and heights."""
+        """Return the corners (position, height) of the line that joins the two clusters of a merge.
+
+        Parameters
+        ----------
+        merge
+            Number of the merge, counted from 0.
+        """
         a, b = self.parts[merge]
         height = self.heights[self.m + merge]
         return [
@@ -172,10 +200,19 @@ class Merges:
 
 
 def dendrogram_picture(view: RunView, at: int, step: Clustered) -> Picture:
-    """Return the dendrogram of a clustering step, with the height of the cut (FL+HC).
+    """Return the dendrogram of a clustering step, with a line at the height of the cut (FL+HC).
 
-    Below the cut, every cluster has its colour of the other pictures. If the true clusters are
-    known, a strip under the leaves shows that of each client.
+    Below the cut, every cluster has the colour that it has in all other pictures. If the true
+    clusters are known, a strip under the dendrogram has the colour of each client's true cluster.
+
+    Parameters
+    ----------
+    view
+        The run.
+    at
+        Round of the clustering step.
+    step
+        Event of the clustering step.
     """
     merges = Merges(view.run, at, step)
     marks = [*_draw_bridges(view, merges), *_draw_truth_strip(view, merges)]
@@ -185,7 +222,10 @@ def dendrogram_picture(view: RunView, at: int, step: Clustered) -> Picture:
     else:
         clusters = count(len(step.sizes), "cluster")
         marks.append(Rule(step.threshold, f"cut at {step.threshold:.4g}: {clusters}"))
-    low = 0.0 if view.outcome.truth is None else -1.5 * STRIP * merges.top
+    if view.outcome.truth is None:
+        low = 0.0
+    else:
+        low = -1.5 * STRIP * merges.top
     distance = METRICS.get(step.metric, f"{step.metric} distance")
     y_axis = Axis(f"{distance}, {step.linkage} linkage", range=(low, merges.top))
     legend = [*view.colours.current("line"), LegendEntry("@muted", "above the cut")]
@@ -194,7 +234,10 @@ def dendrogram_picture(view: RunView, at: int, step: Clustered) -> Picture:
 
 
 def _leaf_axis(view: RunView, merges: Merges) -> Axis:
-    """Return the axis of the clients: their names, or of many their number."""
+    """Return the horizontal axis of a dendrogram, with the names of the clients.
+
+    If there are too many clients for names, the axis only states their number.
+    """
     ends = (-1, merges.m)
     if merges.m > NAMED:
         return Axis(count(merges.m, "client"), range=ends, grid=False, ticks={})
@@ -202,18 +245,32 @@ def _leaf_axis(view: RunView, merges: Merges) -> Axis:
     return Axis("", range=ends, grid=False, ticks=ticks)
 
 
+def _put_none_first(node: int | None) -> int:
+    """Return a sort key by which None is sorted before all node ids."""
+    return -1 if node is None else node
+
+
 def _draw_bridges(view: RunView, merges: Merges) -> list[Mark]:
-    """Return the bridges of each node as one broken line in its colour; above the cut in grey."""
+    """Return the lines of a dendrogram: one line with gaps per tree node, in the node's colour.
+
+    The merges above the cut, which belong to no single node, are grey.
+    """
     points: dict[int | None, list[tuple[float | None, float | None]]] = {}
     for merge, node in enumerate(merges.nodes[merges.m :]):
         points.setdefault(node, []).extend([*merges.bridge(merge), (None, None)])
     lines: list[Mark] = []
-    for node in sorted(points, key=lambda node: -1 if node is None else node):
+    for node in sorted(points, key=_put_none_first):
+        if node is None:
+            colour = "@muted"
+            name = "above the cut"
+        else:
+            colour = view.colours.of(node)
+            name = f"in cluster {node}"
         line = Line(
             x=[x for x, _ in points[node]],
             y=[y for _, y in points[node]],
-            colour="@muted" if node is None else view.colours.of(node),
-            name="above the cut" if node is None else f"in cluster {node}",
+            colour=colour,
+            name=name,
             hover="{name}<br>distance %{y:.4g}",
             width=1.6 if merges.m <= 200 else 1,
         )
@@ -222,7 +279,7 @@ def _draw_bridges(view: RunView, merges: Merges) -> list[Mark]:
 
 
 def _draw_truth_strip(view: RunView, merges: Merges) -> list[Mark]:
-    """Return the strip of true clusters below the leaves; nothing if they are not known."""
+    """Return the boxes of the strip of true clusters under a dendrogram; empty if none is known."""
     bottom = -1.4 * STRIP * merges.top
     top = -0.4 * STRIP * merges.top
     smallest = LABELLED * merges.m
@@ -240,31 +297,31 @@ def _draw_truth_strip(view: RunView, merges: Merges) -> list[Mark]:
     return boxes
 
 
-# Heat maps of the similarities in each cluster, clients in the order of the tree.
+# Heat maps of the similarities in each cluster, with clients in the order of the tree.
 
 MOST_BLOCKS = 80
-"""With more clusters, no lines are drawn between them, and with more true clusters no strip."""
+"""Largest number of clusters with lines between them, and of true clusters with a strip."""
 
 LOWEST_BLOCK = 0.04
-"""Smallest share of a matrix with which a cluster has a label beside it."""
+"""Smallest share of a matrix with which a cluster has a label next to the matrix."""
 
 
 def similarity_pictures(
     view: RunView, matrices: Sequence[SimilarityMatrix], side: int
 ) -> list[Picture]:
-    """Return a heat map of each matrix of cosine similarities, all with one scale.
+    """Return a heat map of each matrix of cosine similarities; all have the same colour scale.
 
     White lines separate the current clusters. If the true clusters are known, a strip at the left
-    shows that of each client.
+    has the colour of each client's true cluster.
 
     Parameters
     ----------
     view
         The run.
     matrices
-        Similarities of the clients of some nodes.
+        Similarity matrices of the clients of some nodes of the parameter tree.
     side
-        Largest number of drawn rows; of more clients, means over neighbours are drawn.
+        Largest number of drawn rows. For more clients, means over neighbouring rows are drawn.
     """
     order = ClientOrder(view.run)
     limit = _find_largest_similarity(matrices)
@@ -272,7 +329,7 @@ def similarity_pictures(
 
 
 def _find_largest_similarity(matrices: Sequence[SimilarityMatrix]) -> float:
-    """Return the largest absolute similarity of two clients, rounded up to a tenth."""
+    """Return the largest absolute similarity of two different clients, rounded up to a tenth."""
     largest = 0.0
     for matrix in matrices:
         pairs = np.abs(matrix.alpha[~np.eye(len(matrix.clients), dtype=bool)])
@@ -283,6 +340,21 @@ def _find_largest_similarity(matrices: Sequence[SimilarityMatrix]) -> float:
 def _similarity_picture(
     view: RunView, matrix: SimilarityMatrix, order: ClientOrder, limit: float, *, side: int
 ) -> Picture:
+    """Return the heat map of one matrix of cosine similarities.
+
+    Parameters
+    ----------
+    view
+        The run.
+    matrix
+        Similarities of the clients of one tree node.
+    order
+        Order of the clients in the heat map.
+    limit
+        Absolute similarity at the ends of the colour scale.
+    side
+        Largest number of drawn rows.
+    """
     rows = order.rows(matrix.clients)
     clients = [matrix.clients[row] for row in rows]
     alpha = matrix.alpha[np.ix_(rows, rows)].astype(float)
@@ -303,7 +375,10 @@ def _similarity_picture(
     left = -0.5 if order.truth is None else -0.5 - 0.06 * n  # leaves room for the strip
     labels = sorted(set((order.truth or {}).values()))[:10]
     legend = [LegendEntry(truth_colour(label), f"true cluster {label}", "box") for label in labels]
-    subject = "root" if matrix.node == 0 else f"cluster {matrix.node}"
+    if matrix.node == 0:
+        subject = "root"
+    else:
+        subject = f"cluster {matrix.node}"
     title = f"{subject}: {count(len(clients), 'client')}, round {matrix.round}"
     y_axis = Axis("true cluster" if truth else "", range=(n - 0.5, -0.5), grid=False)
     x_axis = Axis("current cluster", range=(left, n - 0.5), ticks=ticks, grid=False)
@@ -313,12 +388,21 @@ def _similarity_picture(
 def _average_neighbours(
     alpha: Similarity, names: list[str], side: int
 ) -> tuple[Similarity, list[str], int]:
-    """Reduce a matrix to at most ``side`` rows by means over neighbours.
+    """Reduce a similarity matrix to at most ``side`` rows by means over blocks of neighbours.
+
+    Parameters
+    ----------
+    alpha
+        Similarities ``[n, n]`` of n clients; missing values are NaN.
+    names
+        Names of the n clients.
+    side
+        Largest number of rows of the result.
 
     Returns
     -------
     tuple
-        The matrix, the names of its rows, and the number of clients of a row.
+        The reduced matrix, the names of its rows, and the number of clients per row.
     """
     n = len(alpha)
     step = -(-n // side)
@@ -331,17 +415,30 @@ def _average_neighbours(
     sums = _sum_blocks(np.where(known, alpha, 0.0), starts)
     counts = _sum_blocks(known.astype(float), starts)
     block_names = [f"{names[i]} … ({i // step})" for i in starts]
-    with np.errstate(invalid="ignore"):  # a block of one client with itself has no mean
+    with np.errstate(invalid="ignore"):  # 0 / 0 for a block that is only a client with itself
         return sums / counts, block_names, step
 
 
 def _sum_blocks(values: Similarity, starts: NDArray[np.int_]) -> Similarity:
-    """Sum a matrix over the square blocks that begin at some rows and columns."""
+    """Divide a square matrix into blocks, and return the sum of each block.
+
+    Rows and columns are divided at the same positions ``starts``, the first of each block.
+    """
     return np.add.reduceat(np.add.reduceat(values, starts, 0), starts, 1)
 
 
 def _draw_cluster_lines(blocks: Sequence[tuple[int, int, str]], step: int, n: int) -> list[Mark]:
-    """Return lines between the current clusters."""
+    """Return lines between the current clusters in a heat map; none if there are too many clusters.
+
+    Parameters
+    ----------
+    blocks
+        Clusters in the order of rows: first client, number of clients, name.
+    step
+        Number of clients per row of the heat map.
+    n
+        Number of rows of the heat map.
+    """
     if len(blocks) > min(MOST_BLOCKS, n / 2):
         return []
     places = [start / step - 0.5 for start, _, _ in blocks[1:]]
@@ -353,7 +450,17 @@ def _draw_cluster_lines(blocks: Sequence[tuple[int, int, str]], step: int, n: in
 
 
 def _draw_similarity_strip(truth: Sequence[tuple[int, int, int]], step: int, n: int) -> list[Mark]:
-    """Return the strip of true clusters."""
+    """Return the boxes of the strip of true clusters at the left of a heat map.
+
+    Parameters
+    ----------
+    truth
+        True clusters in the order of rows: first client, number of clients, true cluster.
+    step
+        Number of clients per row of the heat map.
+    n
+        Number of rows of the heat map.
+    """
     left = -0.5 - 0.055 * n
     right = -0.5 - 0.015 * n
     smallest = LOWEST_BLOCK * n * step
@@ -374,14 +481,15 @@ def _draw_similarity_strip(truth: Sequence[tuple[int, int, int]], step: int, n: 
 # Scores and norms over the rounds.
 
 BAND = (10, 90)
-"""Percentiles of the clusters' values between which a band is drawn if there are many."""
+"""Percentiles of the clusters' values between which a band is drawn if there are many clusters."""
 
 
 def score_picture(view: RunView) -> Picture:
-    """Return the score of every cluster over the rounds, and the separation gap below (CFL fig. 8).
+    """Return the scores of the clusters over the rounds, with the separation gap (CFL fig. 8).
 
-    If the true clusters are not known, α_cross^max takes the place of the gap g(α). If the run has
-    neither, only the scores are drawn.
+    The separation gap g(α) of each cluster is drawn below the scores. If the true clusters are
+    unknown, α_cross^max (the largest similarity across the best bi-partition) takes its place. If
+    the run has recorded neither, only the scores are drawn.
     """
     scores = queries.joined_series(view.run.tree, queries.score_series(view.run))
     lines = _draw_lines(view, scores, f"{view.score.label} {view.score.hover()}")
@@ -405,7 +513,8 @@ def norms_picture(view: RunView) -> Picture | None:
     """Return the two norms of CFL over the rounds for every cluster (eqs. 32 and 33, CFL fig. 7).
 
     If the norm of the mean update falls and the largest norm of an update does not, the members of
-    a cluster have different optima. Thresholds are dashed. None for a run without norms.
+    a cluster have different optima. Thresholds are drawn as dashed lines. None for a run without
+    recorded norms.
     """
     largest = queries.criterion_series(view.run, "max_norm")
     mean = queries.criterion_series(view.run, "mean_norm")
@@ -428,11 +537,15 @@ def norms_picture(view: RunView) -> Picture | None:
 
 
 def _is_positive(series: Series) -> bool:
+    """Return whether all values of a series are greater than 0, as a logarithmic axis requires."""
     return all(value > 0 for value in series.values)
 
 
 def _rounds_picture(view: RunView, title: str, panels: list[Panel], *, height: int) -> Picture:
-    """Return panels over the rounds, with vertical lines at splits and changes of the data."""
+    """Return a picture of panels over the rounds, with a legend.
+
+    Vertical lines mark the rounds in which clusters were split or clients' data changed.
+    """
     labels: dict[int, str] = {}
     for round_number, nodes in queries.splits_by_round(view.run.tree).items():
         names = f"{len(nodes)} nodes"
@@ -449,6 +562,7 @@ def _rounds_picture(view: RunView, title: str, panels: list[Panel], *, height: i
 
 
 def _list_legend(view: RunView) -> list[LegendEntry]:
+    """Return the legend of a picture of lines; empty if there is only one line."""
     if view.colours.crowded:
         low, high = BAND
         band = f"{low}th to {high}th percentile of the clusters"
@@ -458,7 +572,17 @@ def _list_legend(view: RunView) -> list[LegendEntry]:
 
 
 def _draw_lines(view: RunView, series_of: Mapping[int, Series], label: str) -> list[Mark]:
-    """Return a line for every cluster; with more clusters than colours, a mean and a band."""
+    """Return a line for every cluster; for more clusters than colours, their mean and a band.
+
+    Parameters
+    ----------
+    view
+        The run.
+    series_of
+        Values over the rounds, by the node id of a cluster.
+    label
+        Plotly's template for the text that is shown at the mouse pointer.
+    """
     hover = f"{{name}}, round %{{x}}<br>{label}"
     if view.colours.crowded:
         return _draw_band(series_of, hover)
@@ -478,7 +602,7 @@ def _draw_lines(view: RunView, series_of: Mapping[int, Series], label: str) -> l
 
 
 def _draw_band(series_of: Mapping[int, Series], hover: str) -> list[Mark]:
-    """Return the mean of the clusters, and a band that contains most of them."""
+    """Return the mean of the clusters over the rounds, and a band between two percentiles."""
     values = queries.values_by_round(series_of.values())
     mean = queries.mean_series(series_of.values())
     low = [float(np.percentile(at_round, BAND[0])) for at_round in values.values()]
@@ -489,7 +613,17 @@ def _draw_band(series_of: Mapping[int, Series], hover: str) -> list[Mark]:
 
 
 def _draw_thresholds(view: RunView, series_of: Mapping[int, Series], symbol: str) -> list[Mark]:
-    """Return a dashed line for each cluster's own threshold; for many clusters, their mean."""
+    """Return a dashed line for the threshold of each cluster; for many clusters, only their mean.
+
+    Parameters
+    ----------
+    view
+        The run.
+    series_of
+        Threshold over the rounds, by the node id of a cluster.
+    symbol
+        Symbol of the threshold, such as ``ε₁``.
+    """
     if view.colours.crowded:
         series_of = {0: queries.mean_series(series_of.values())}
     lines: list[Mark] = []

@@ -1,4 +1,4 @@
-"""Means and intervals over the runs of a configuration, and the columns of comparisons."""
+"""Means and intervals over the runs of a configuration, and the columns of comparison tables."""
 
 from __future__ import annotations
 
@@ -11,23 +11,29 @@ from fedclade.report.score import Score, Scored
 from fedclade.tasks import mean_and_interval
 
 BASELINES = ("fedavg", "local", "oracle")
-"""Algorithms with which other algorithms are compared."""
+"""Algorithms that serve as references for all other algorithms in a comparison."""
 
 CHOSEN = (
     "Chosen round: test score of the round that is best on validation data; all other numbers are "
-    "those of the last round."
+    "from the last round."
 )
 KEPT = (
-    "Chosen round: the round that is best on validation data; if a run stores its models, all "
-    "other numbers are those of this round, too."
+    "Chosen round: the round that is best on validation data; if a run stores the models of this "
+    "round, all other numbers are from this round, too."
 )
 
-SCORED = "A number such as (18 of 20) counts the clients with a score; it is undefined for the test data of the others."
-"""Note on means over some of the clients."""
+SCORED = (
+    "A number such as (18 of 20) counts the clients with a score; it is undefined for the test "
+    "data of all other clients."
+)
+"""Note below tables with means over clients of which some have no score."""
 
 
 def _read_chosen_round(summary: Mapping[str, Any]) -> float | None:
-    return summary["chosen"]["round"] if "chosen" in summary else None
+    """Return the round chosen on validation data, from a run's summary; None if there is none."""
+    if "chosen" not in summary:
+        return None
+    return summary["chosen"]["round"]
 
 
 NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
@@ -40,11 +46,17 @@ NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "bytes": lambda s: s["bytes_up"] + s["bytes_down"],
     "seconds": lambda s: s["seconds"]["total"],
 }
-"""Numbers in ``summary.json`` other than scores. The gap closed needs other runs."""
+"""Functions that read the numbers other than scores from ``summary.json``, by name.
+
+The gap closed is not among them, as it also depends on other runs.
+"""
 
 
 def note_of_chosen(summaries: Iterable[Mapping[str, Any]]) -> str:
-    """Return a note on the round that is best on validation data; empty if no run has one."""
+    """Return the note that explains the round that is best on validation data.
+
+    Empty if no run has validation data.
+    """
     chosen = [summary["chosen"] for summary in summaries if "chosen" in summary]
     if not chosen:
         return ""
@@ -53,19 +65,24 @@ def note_of_chosen(summaries: Iterable[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Values of a number in several runs, at least one; runs without it are left out."""
+    """Values of one number in several runs (at least one value), with mean and 95 % interval.
+
+    Runs in which the number is undefined have no value.
+    """
 
     values: tuple[float, ...]
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Estimate | None:
-        """Return the estimate from the values that are not None; None without any."""
+        """Return the estimate from the values that are not None; None if there is no such value."""
         known = tuple(float(value) for value in values if value is not None)
-        return cls(known) if known else None
+        if not known:
+            return None
+        return cls(known)
 
     @property
     def mean(self) -> float:
-        """The mean."""
+        """Mean of the values."""
         return mean_and_interval(self.values)[0]
 
     @property
@@ -76,46 +93,49 @@ class Estimate:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """Results of the runs of one configuration."""
+    """Results of the runs of one configuration, in one row of a comparison."""
 
     label: str
     algorithm: str
     data: str
     seeds: tuple[int, ...]
     scores: Mapping[str, Estimate | None]
-    """Means over the clients by metric, the main one first; None if runs lack a metric."""
+    """Mean score over the clients by metric, the main metric first; None for a missing metric."""
     worst10: Estimate | None
-    """Mean score of the worst tenth of the clients."""
+    """Mean score of the tenth of the clients with the worst scores."""
     ari: Estimate | None
-    """Adjusted Rand index of the clusters found, if the true ones are known."""
+    """Adjusted Rand index of the clusters found; None if the true clusters are unknown."""
     clusters: Estimate | None
     chosen: Estimate | None
-    """Mean test score of the round that is best on validation data; None without such data."""
+    """Mean test score of the round that is best on validation data; None without such a round."""
     chosen_round: Estimate | None
     gap_closed: Estimate | None
     """(method - FedAvg) / (oracle - FedAvg) for the same seed; see :class:`Comparison`."""
     rounds_to_target: Estimate | None
-    """Rounds of the runs that reached the target, as are the bytes to it."""
+    """Rounds until the target score was reached, of the runs that reached it."""
     bytes_to_target: Estimate | None
+    """Bytes transferred until the target score was reached, of the runs that reached it."""
     bytes: Estimate | None
     """Bytes sent and received by all clients."""
     seconds: Estimate | None
     honest: Estimate | None = None
-    """Mean score of honest clients; None without adversaries, as ``attack_success``."""
+    """Mean score of honest clients; None without adversaries."""
     attack_success: Estimate | None = None
+    """Success rate of the backdoor attack; None without such an attack."""
     scored: Mapping[str, Scored] = field(default_factory=dict[str, Scored])
     """Numbers of clients with and without a score in all runs, by metric."""
 
     @property
     def words(self) -> dict[str, str]:
-        """Text columns in files."""
+        """Texts of the row (label, algorithm, data), by column name in files."""
         return {"label": self.label, "algorithm": self.algorithm, "data": self.data}
 
     @property
     def estimates(self) -> dict[str, Estimate | None]:
-        """All numbers by their names in files.
+        """All numbers of the row, by column name in files.
 
-        Scores of a chosen round and of adversaries are included only if some runs have them.
+        Scores of the round chosen on validation data, and scores under attacks, are included only
+        if some of the runs have them.
         """
         (first, score), *others = self.scores.items()
         numbers: dict[str, Estimate | None] = {first: score, "worst10": self.worst10}
@@ -134,7 +154,10 @@ class ComparisonRow:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of clients with and without a score, by their names in files."""
+        """Numbers of clients with and without a score, by column name in files.
+
+        Empty if all clients have a score.
+        """
         counts: dict[str, int] = {}
         for name, scored in self.scored.items():
             if scored.without:
@@ -144,17 +167,17 @@ class ComparisonRow:
 
 
 def write_mean(estimate: Estimate | None, digits: int) -> str:
-    """Write a mean with a number of decimals."""
-    return number(_mean(estimate), digits)
+    """Return the mean of an estimate as text, with the given number of decimals."""
+    return number(_get_mean(estimate), digits)
 
 
 def write_score(score: Score, estimate: Estimate | None) -> str:
-    """Write a mean score without a unit, as in a column with the heading of its metric."""
-    return score.digits(_mean(estimate))
+    """Return a mean score as text without a unit, as in a column whose heading names the metric."""
+    return score.digits(_get_mean(estimate))
 
 
 def write_with_interval(score: Score, estimate: Estimate | None) -> str:
-    """Write a mean score with its interval."""
+    """Return a mean score as text, followed by half the width of its interval: ``78.5 ± 1.2``."""
     if estimate is None or estimate.half_width is None:
         return write_score(score, estimate)
     return (
@@ -165,23 +188,37 @@ def write_with_interval(score: Score, estimate: Estimate | None) -> str:
 def with_number(
     row: ComparisonRow, score: Score, write: Callable[[Score, Estimate | None], str]
 ) -> str:
-    """Write a mean score, with the number of clients that have one if some have none."""
+    """Return a mean score as text, with the number of clients that have a score if some have none.
+
+    Parameters
+    ----------
+    row
+        Results of the configuration.
+    score
+        The metric.
+    write
+        Writes the mean score, such as :func:`write_score`.
+    """
     scored = row.scored.get(score.name, Scored())
     return scored.after(write(score, row.scores[score.name]))
 
 
-def _mean(estimate: Estimate | None) -> float | None:
+def _get_mean(estimate: Estimate | None) -> float | None:
+    """Return the mean of an estimate; None if the estimate is missing."""
     return None if estimate is None else estimate.mean
 
 
 def _write_whole(estimate: Estimate | None) -> str:
-    """Write a mean of whole numbers, without decimals if it is one itself."""
+    """Return the mean of whole numbers as text; a mean that is whole has no decimals."""
     is_whole = estimate is not None and estimate.mean.is_integer()
     return write_mean(estimate, 0 if is_whole else 1)
 
 
 def _write_rounds_to_target(row: ComparisonRow) -> str:
-    """Write the mean over the runs that reached the target, with their number if not all did."""
+    """Return the mean number of rounds until the target was reached, as text.
+
+    If only some of the runs reached the target, their number follows: ``12.5 (2 of 3)``.
+    """
     estimate = row.rounds_to_target
     text = _write_whole(estimate)
     if estimate is None or len(estimate.values) == len(row.seeds):
@@ -190,23 +227,23 @@ def _write_rounds_to_target(row: ComparisonRow) -> str:
 
 
 Columns: TypeAlias = Mapping[str, Callable[[ComparisonRow], str]]
-"""Functions that write the cells of a row, by the heading of the column."""
+"""Columns of a table: functions that write the cell of a row, by the heading of the column."""
 
 WORDS: Columns = {
     "config": lambda row: row.label,
     "algorithm": lambda row: row.algorithm,
     "data": lambda row: row.data,
 }
-"""Columns of text, aligned at the left; numbers are aligned at the right."""
+"""Columns of text, which are aligned at the left; all other columns are aligned at the right."""
 
 COLUMNS: Columns = {
     "ARI": lambda row: write_mean(row.ari, 2),
     "clusters": lambda row: _write_whole(row.clusters),
     "gap closed": lambda row: write_mean(row.gap_closed, 2),
     "rounds to target": _write_rounds_to_target,
-    "traffic to target": lambda row: traffic(_mean(row.bytes_to_target)),
-    "traffic": lambda row: traffic(_mean(row.bytes)),
-    "time": lambda row: duration(_mean(row.seconds)),
+    "traffic to target": lambda row: traffic(_get_mean(row.bytes_to_target)),
+    "traffic": lambda row: traffic(_get_mean(row.bytes)),
+    "time": lambda row: duration(_get_mean(row.seconds)),
 }
 """Columns of numbers other than scores."""
 
@@ -220,21 +257,26 @@ DISPENSABLE = (
     "data",
     "algorithm",
 )
-"""Columns that are left out on a narrow terminal, in this order."""
+"""Headings of the columns that are left out on a narrow terminal, the first ones first."""
 
 
 def chosen_heading(score: Score) -> str:
-    """Return the heading of test scores of the round that is best on validation data."""
+    """Return the heading of the column of test scores in the round chosen on validation data."""
     return "chosen round, %" if score.share else "chosen round"
 
 
 def honest_heading(score: Score) -> str:
-    """Return the heading of test scores of honest clients."""
+    """Return the heading of the column of test scores of honest clients."""
     return "honest clients, %" if score.share else "honest clients"
 
 
+def _head_worst_tenth(score: Score) -> str:
+    """Return the heading of the column of mean scores of the worst tenth of the clients."""
+    return "worst tenth, %" if score.share else "worst tenth"
+
+
 def all_columns(scores: Sequence[Score]) -> Columns:
-    """Return all columns of rows with some metrics, the main one first."""
+    """Return all columns of a comparison table with these metrics, the main metric first."""
     first, *others = scores
     columns: dict[str, Callable[[ComparisonRow], str]] = {
         **WORDS,
@@ -243,9 +285,7 @@ def all_columns(scores: Sequence[Score]) -> Columns:
         chosen_heading(first): lambda row: write_with_interval(first, row.chosen),
         honest_heading(first): lambda row: write_with_interval(first, row.honest),
         "backdoor": lambda row: write_mean(row.attack_success, 2),
-        "worst tenth, %" if first.share else "worst tenth": lambda row: write_score(
-            first, row.worst10
-        ),
+        _head_worst_tenth(first): lambda row: write_score(first, row.worst10),
     }
     for score in others:
         columns[score.heading] = _make_score_writer(score)
@@ -254,4 +294,5 @@ def all_columns(scores: Sequence[Score]) -> Columns:
 
 
 def _make_score_writer(score: Score) -> Callable[[ComparisonRow], str]:
+    """Return a function that writes the mean score of a row by one metric, with its interval."""
     return lambda row: with_number(row, score, write_with_interval)

@@ -1,4 +1,8 @@
-"""Figures of a run as files, drawn with matplotlib from the pictures that pages also use."""
+"""Figures of a run as files, drawn with matplotlib.
+
+Each figure is drawn from the same description (:class:`fedclade.report.picture.Picture`) as on HTML
+pages.
+"""
 
 from __future__ import annotations
 
@@ -43,19 +47,19 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 PIXELS = 84
-"""Pixels of a page in an inch of a figure."""
+"""Number of pixels on a page that correspond to one inch of a figure in a file."""
 
 SHOWN = 13
-"""Number of heat maps that are drawn, that of the root first."""
+"""Largest number of heat maps in a figure; the heat map of the root is the first."""
 
 SIDE = 5.2
-"""Side of the first heat map and height of the grid next to it, in inches."""
+"""Side of the root's heat map, and height of the grid of all other heat maps, in inches."""
 
 WORDS = 0.55
-"""Inches for the text above or below a heat map."""
+"""Height of the text above or below a heat map, in inches."""
 
 GAP = 0.35
-"""Inches between heat maps."""
+"""Gap between two heat maps, in inches."""
 
 LETTER = 0.0095
 """Width of a letter above a panel, as a share of the panel's width."""
@@ -64,10 +68,10 @@ COLOURS = palette(night=False)
 
 
 def save_figures(run: Run, folder: str | Path) -> list[Path]:
-    """Draw the scores of a run and, if it has them, norms, similarities and the dendrogram.
+    """Draw the scores of a run and, if recorded, its norms, similarities and dendrogram to files.
 
-    The scores are in a file with the name of the metric, such as ``accuracy.png``, the others in
-    ``norms.png``, ``similarity.png`` and ``dendrogram.png``.
+    The figure of the scores is named after the metric, such as ``accuracy.png``; the other files
+    are ``norms.png``, ``similarity.png`` and ``dendrogram.png``.
 
     Parameters
     ----------
@@ -92,6 +96,8 @@ def save_figures(run: Run, folder: str | Path) -> list[Path]:
         "similarity": similarity_figure(run),
         "dendrogram": dendrogram_figure(run),
     }
+    if run.has_diverged:  # clusters of diverged models carry no information
+        figures |= {"similarity": None, "dendrogram": None}
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -102,18 +108,20 @@ def save_figures(run: Run, folder: str | Path) -> list[Path]:
 
 
 def score_figure(run: Run) -> Figure:
-    """Draw the scores of all clusters over the rounds, and the separation gap g(α) below."""
+    """Draw the scores of all clusters over the rounds, with the separation gap g(α) below."""
     return draw(score_picture(RunView(run)), queries.heading(run))
 
 
 def norms_figure(run: Run) -> Figure | None:
-    """Draw the two norms of CFL over the rounds; None for a run without norms."""
+    """Draw the two update norms of CFL over the rounds; None for a run without recorded norms."""
     picture = norms_picture(RunView(run))
-    return None if picture is None else draw(picture, queries.heading(run))
+    if picture is None:
+        return None
+    return draw(picture, queries.heading(run))
 
 
 def dendrogram_figure(run: Run) -> Figure | None:
-    """Draw the dendrogram of a run's last clustering step (FL+HC); None for a run without one."""
+    """Draw the dendrogram of a run's last clustering step (FL+HC); None without such a step."""
     last_step = clustering_step(run)
     if last_step is None:
         return None
@@ -122,9 +130,10 @@ def dendrogram_figure(run: Run) -> Figure | None:
 
 
 def similarity_figure(run: Run) -> Figure | None:
-    """Draw the cosine similarities of the last updates in every cluster, the root large.
+    """Draw heat maps of the cosine similarities of the last updates in every cluster.
 
-    All have one colour scale, symmetric around 0. None for a run without similarities.
+    The heat map of the root is larger than all other heat maps. The colour scale is common to all
+    heat maps and symmetric around 0. None for a run without recorded similarities.
     """
     matrices = sorted(run.similarities, key=lambda matrix: matrix.node)
     if not matrices:
@@ -144,7 +153,7 @@ def similarity_figure(run: Run) -> Figure | None:
 
 
 def draw(picture: Picture, subtitle: str) -> Figure:
-    """Draw a picture with its title and its legend."""
+    """Draw a picture with matplotlib, with its title, a subtitle and its legend."""
     figure = style.new_figure(9.6, style.HEADER + picture.height / PIXELS)
     shares = [panel.share for panel in picture.panels]
     panels = list(
@@ -162,6 +171,7 @@ def draw(picture: Picture, subtitle: str) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
+    """Draw all marks (lines, boxes, ...) of a panel and set up its y axis."""
     for mark in panel.marks:
         _draw_mark(axes, mark)
     style.label(axes, y=panel.y.title)
@@ -181,17 +191,25 @@ _DASHES: Mapping[Dash, Any] = {
     "longdash": (0, (9, 3)),
     "longdashdot": (0, (9, 3, 2, 3)),
 }
-"""Line styles of Matplotlib."""
+"""Matplotlib's line style for each dash pattern of a picture."""
 
 
 def _draw_mark(axes: Axes, mark: Mark) -> None:
-    """Draw a mark; dots and bars are on pages only."""
+    """Draw one mark (a line, band, heat map, rule or box) into matplotlib axes.
+
+    Raises
+    ------
+    TypeError
+        If the mark is of another kind: dots and bars are supported on HTML pages only.
+    """
     match mark:
         case Line():
             _draw_line(axes, mark)
         case Band():
             look: dict[str, Any] = {"alpha": 0.25, "linewidth": 0}
-            axes.fill_between(mark.x, mark.low, mark.high, color=_colour(mark.colour), **look)
+            axes.fill_between(
+                mark.x, mark.low, mark.high, color=_resolve_colour(mark.colour), **look
+            )
         case HeatMap():
             scale: dict[str, Any] = {"vmin": -mark.limit, "vmax": mark.limit}
             axes.imshow(mark.values, cmap=style.diverging_map(), aspect="auto", **scale)
@@ -203,33 +221,38 @@ def _draw_mark(axes: Axes, mark: Mark) -> None:
         case Box() if mark.x0 == mark.x1 or mark.y0 == mark.y1:
             xs = [mark.x0, mark.x1]
             ys = [mark.y0, mark.y1]
-            axes.plot(xs, ys, color=_colour(mark.colour), linewidth=1.5, gid="line")
+            axes.plot(xs, ys, color=_resolve_colour(mark.colour), linewidth=1.5, gid="line")
         case Box():
             _draw_box(axes, mark)
         case _:
-            raise TypeError(f"files have no {type(mark).__name__}")
+            raise TypeError(
+                "a mark of a figure in a file should be a line, band, heat map, rule or box, got "
+                f"{type(mark).__name__}, which only HTML pages support"
+            )
 
 
 def _draw_line(axes: Axes, mark: Line) -> None:
+    """Draw a line through points into matplotlib axes."""
     x = np.array(mark.x, dtype=float)
     y = np.array(mark.y, dtype=float)
     look: dict[str, Any] = {"linewidth": 0.9 * mark.width, "linestyle": _DASHES[mark.dash]}
     if mark.dots:
         look |= {"marker": "o", "markersize": 4}
-    axes.plot(x, y, color=_colour(mark.colour), gid=mark.name, **look)
+    axes.plot(x, y, color=_resolve_colour(mark.colour), gid=mark.name, **look)
 
 
 def _draw_box(axes: Axes, mark: Box) -> None:
+    """Draw a filled rectangle with its label into matplotlib axes."""
     x = (mark.x0 + mark.x1) / 2
     y = (mark.y0 + mark.y1) / 2
     width = mark.x1 - mark.x0
     height = mark.y1 - mark.y0
-    axes.bar(x, height, width, bottom=mark.y0, color=_colour(mark.colour), gid="box")
+    axes.bar(x, height, width, bottom=mark.y0, color=_resolve_colour(mark.colour), gid="box")
     axes.text(x, y, mark.label, ha="center", va="center", fontsize=9.5, color=style.INK)
 
 
 def _draw_uprights(panels: Sequence[Axes], picture: Picture) -> None:
-    """Draw the vertical lines through all panels, and their labels above the first."""
+    """Draw a picture's vertical lines through all panels, with labels above the first panel."""
     for x in picture.uprights:
         for axes in panels:
             axes.axvline(
@@ -248,22 +271,34 @@ def _draw_uprights(panels: Sequence[Axes], picture: Picture) -> None:
 
 
 def _scale_x(axes: Axes, axis: Axis) -> None:
-    """Set the title, range and ticks of the x axis."""
+    """Set the title, the range and the ticks of the x axis."""
     style.label(axes, x=axis.title)
     assert axis.range is not None
     axes.set_xlim(*axis.range)
     axes.grid(visible=axis.grid, axis="x")
     if axis.ticks is not None:
-        axes.set_xticks(
-            list(axis.ticks), list(axis.ticks.values()), rotation=90 if len(axis.ticks) > 12 else 0
-        )
+        rotation = 90 if len(axis.ticks) > 12 else 0
+        axes.set_xticks(list(axis.ticks), list(axis.ticks.values()), rotation=rotation)
         axes.tick_params(axis="x", length=0, labelsize=8.5)
     else:
         axes.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
 def _heat_map_grid(n_large: int, n_small: int) -> tuple[Figure, list[Axes], Axes]:
-    """Lay out a square for the root, if any, a grid for the other clusters, and a colour bar."""
+    """Lay out a figure of heat maps: a large square for the root, a grid, and a colour bar.
+
+    Parameters
+    ----------
+    n_large
+        Number of large heat maps: 1 if the root has one, else 0.
+    n_small
+        Number of heat maps in the grid.
+
+    Returns
+    -------
+    tuple
+        The figure, the axes of the heat maps (the large one first), and the axes of the colour bar.
+    """
     columns = math.ceil(math.sqrt(n_small))
     rows = 1
     if n_small:
@@ -280,7 +315,7 @@ def _heat_map_grid(n_large: int, n_small: int) -> tuple[Figure, list[Axes], Axes
 
 
 def _draw_heat_map(axes: Axes, picture: Picture, *, is_large: bool) -> None:
-    """Draw one of several heat maps; a small one without the names of its axes."""
+    """Draw a heat map into matplotlib axes; a small one without the titles of its axes."""
     _draw_panel(axes, picture.panels[0])
     _scale_x(axes, picture.x)
     if not is_large:
@@ -291,10 +326,12 @@ def _draw_heat_map(axes: Axes, picture: Picture, *, is_large: bool) -> None:
 
 
 def _make_handle(entry: LegendEntry) -> Line2D:
+    """Return an entry of a legend as a line of matplotlib, with its colour and dash pattern."""
     return style.handle(
-        entry.label, {"color": _colour(entry.colour), "linestyle": _DASHES[entry.dash]}
+        entry.label, {"color": _resolve_colour(entry.colour), "linestyle": _DASHES[entry.dash]}
     )
 
 
-def _colour(name: str) -> str:
+def _resolve_colour(name: str) -> str:
+    """Return the colour ``#RRGGBB`` with a name such as ``@ink``."""
     return COLOURS[name.removeprefix("@")]

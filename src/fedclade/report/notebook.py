@@ -1,4 +1,4 @@
-"""HTML of runs, federations, parameter trees and comparisons in notebooks."""
+"""HTML representation of runs, federations, parameter trees and comparisons in notebooks."""
 
 from __future__ import annotations
 
@@ -25,40 +25,62 @@ from fedclade.report.tables import facts, tree_view
 from fedclade.runs import Run
 
 LISTED = 8
-"""Number of clients of a federation that are listed."""
+"""Largest number of clients of a federation that are listed."""
 
 OPEN = 12
-"""Largest number of clusters of a tree that is shown without a click."""
+"""Largest number of clusters with which a parameter tree is visible without a click."""
 
 MANY = 200_000
-"""With more client rows than this, scores of single clients are not read."""
+"""Number of rows of client scores beyond which a notebook does not read them."""
 
 BARS = 12
-"""Number of bars in a histogram of targets that are numbers; labels have a bar each."""
+"""Number of bars in a histogram of numeric targets; histograms of labels have a bar per label."""
 
 
 @singledispatch
 def html_of(value: object) -> str:
-    """Return the HTML of a value in a notebook."""
-    raise TypeError(f"notebooks have no view of a {type(value).__name__}")
+    """Return the HTML representation of an object for notebooks.
+
+    Parameters
+    ----------
+    value
+        A run, parameter tree, federation, comparison or comparison of several scenarios.
+
+    Raises
+    ------
+    TypeError
+        If the object has another type.
+    """
+    raise TypeError(
+        "an object with an HTML view for notebooks should be a run, parameter tree, federation or "
+        f"comparison, got {type(value).__name__}"
+    )
 
 
 @html_of.register
 def _(run: Run) -> str:
+    """Return the HTML of a run: heading, cards with main results, and the parameter tree."""
     title = queries.heading(run)
-    if len(run.client_rows) > MANY:  # to read them takes long, and much memory
-        rows = [[markup.escape_text(text) for text in fact] for fact in facts(run)]
-        tree = _folded_tree(run, markup.tree(tree_view(run.tree)))
+    if len(run.client_rows) > MANY:  # reading the rows takes long and needs much memory
+        rows = [_escape_cells(fact) for fact in facts(run)]
+        if run.has_diverged:
+            tree = ""
+        else:
+            tree = _folded_tree(run, markup.tree(tree_view(run.tree)))
         return markup.whole(markup.heading(title), markup.lines(rows), tree)
     summary = run.summary
     subtitle = f"{summary['model']}, {count(summary['rounds'], 'round')} on {summary['device']}"
     cards = markup.cards(run_cards(RunView(run)))
-    tree = _folded_tree(run, markup.tree(tree_view(run.tree, run)))
+    if run.has_diverged:
+        tree = ""
+    else:
+        tree = _folded_tree(run, markup.tree(tree_view(run.tree, run)))
     return markup.whole(markup.heading(title, subtitle), cards, tree)
 
 
 @html_of.register
 def _(tree: ParameterTree) -> str:
+    """Return the HTML of a parameter tree."""
     n_clusters = sum(bool(leaf.members) for leaf in tree.leaves)
     clients = count(len(tree.leaf_of), "client")
     title = f"Parameter tree: {clients} in {count(n_clusters, 'cluster')}"
@@ -67,6 +89,7 @@ def _(tree: ParameterTree) -> str:
 
 @html_of.register
 def _(federation: Federation) -> str:
+    """Return the HTML of a federation: heading, cards, and a table of its first clients."""
     ids = list(islice(federation.ids, LISTED))
     clients = [federation.by_id[client] for client in ids]
     columns = {
@@ -81,7 +104,9 @@ def _(federation: Federation) -> str:
     if histograms:
         columns["labels" if federation.pool.schema.labels else "targets"] = histograms
     n_more = len(federation) - len(ids)
-    note = f"and {count(n_more, 'more client')}" if n_more else ""
+    note = ""
+    if n_more:
+        note = f"and {count(n_more, 'more client')}"
     table = markup.table(columns, ("client", "labels", "targets"), note=note)
     heading = markup.heading(f"Federation: {federation}")
     return markup.whole(heading, markup.cards(_federation_cards(federation)), table)
@@ -89,11 +114,13 @@ def _(federation: Federation) -> str:
 
 @html_of.register
 def _(comparison: Comparison) -> str:
+    """Return the HTML of a comparison of configurations."""
     return markup.whole(_render_comparison(comparison))
 
 
 @html_of.register
 def _(suite: SuiteComparison) -> str:
+    """Return the HTML of a comparison of several scenarios: an overview, and a table for each."""
     parts = [
         markup.folded(name, _render_comparison(comparison))
         for name, comparison in suite.scenarios.items()
@@ -104,15 +131,19 @@ def _(suite: SuiteComparison) -> str:
 
 
 def _escape_cells(cells: Sequence[str]) -> list[str]:
+    """Escape texts for HTML, for a row or column of table cells."""
     return [markup.escape_text(cell) for cell in cells]
 
 
 def _folded_tree(run: Run, tree: str) -> str:
-    return markup.folded("The parameter tree", tree) if len(run.tree.leaves) > OPEN else tree
+    """Return the HTML of a run's parameter tree; a large tree becomes visible after a click."""
+    if len(run.tree.leaves) > OPEN:
+        return markup.folded("The parameter tree", tree)
+    return tree
 
 
 def _federation_cards(federation: Federation) -> Iterator[Card]:
-    """Yield the main numbers of a federation."""
+    """Yield cards with the main numbers of a federation: clients, examples, inputs and task."""
     pool = federation.pool
     labels = pool.schema.labels
     sizes = np.fromiter(federation.sizes.values(), dtype=np.int64)
@@ -123,7 +154,10 @@ def _federation_cards(federation: Federation) -> Iterator[Card]:
     yield Card("Training examples", f"{sizes.sum():,}", spread)
     shape = " × ".join(str(size) for size in pool.input_shape)
     yield Card("Inputs", shape or "1", "numbers of an example")
-    outputs = count(labels, "label") if labels else count(pool.outputs, "output")
+    if labels:
+        outputs = count(labels, "label")
+    else:
+        outputs = count(pool.outputs, "output")
     yield Card("Task", pool.task, outputs)
     if federation.true_clusters is not None:
         n_clusters = len(set(federation.true_clusters.values()))
@@ -131,11 +165,24 @@ def _federation_cards(federation: Federation) -> Iterator[Card]:
 
 
 def _describe_newcomers(newcomers: Federation | None) -> str:
-    return "" if newcomers is None else f"and {count(len(newcomers), 'newcomer')}, held back"
+    """Return a note on the number of newcomers (clients excluded from training); may be empty."""
+    if newcomers is None:
+        return ""
+    return f"and {count(len(newcomers), 'newcomer')}, excluded from training"
 
 
 def _count_targets(federation: Federation, ids: list[int]) -> Iterator[list[int]]:
-    """Yield a histogram of the training targets of each client, by label or by interval."""
+    """Yield a histogram of each client's training targets: by label, or by interval for numbers.
+
+    Yields nothing for language models, several labels per example, and vectors as targets.
+
+    Parameters
+    ----------
+    federation
+        The clients' data.
+    ids
+        Ids of the clients.
+    """
     pool = federation.pool
     if pool.task in ("language", "multilabel") or pool.y.dim() > 1:
         return
@@ -155,7 +202,7 @@ def _count_targets(federation: Federation, ids: list[int]) -> Iterator[list[int]
 
 
 def _render_comparison(comparison: Comparison) -> str:
-    """Return the table of a comparison, with a column of drawn intervals, and its note."""
+    """Return the table of a comparison as HTML, with a column of drawn intervals, and its note."""
     score = comparison.scores[0]
     estimates = [row.scores[score.name] for row in comparison.rows]
     columns: dict[str, list[str]] = {}
@@ -170,7 +217,7 @@ def _render_comparison(comparison: Comparison) -> str:
 
 
 def _draw_intervals(estimates: list[Estimate | None]) -> list[str]:
-    """Return each estimate as a line with dots, all on one scale."""
+    """Return a small picture of each estimate (mean, interval, values), all on one scale."""
     ends: list[float] = []
     for estimate in estimates:
         if estimate is not None and np.isfinite(estimate.values).all():
@@ -182,7 +229,10 @@ def _draw_intervals(estimates: list[Estimate | None]) -> list[str]:
 
 
 def _draw_interval(estimate: Estimate | None, low: float, span: float) -> str:
-    """Return an estimate on a scale from ``low`` to ``low + span``; a dash if it is not finite."""
+    """Return a small picture of an estimate on a scale from ``low`` to ``low + span``.
+
+    The picture is a dash if the estimate is missing or not finite.
+    """
     if estimate is None or not np.isfinite(estimate.values).all():
         return NONE
     half = estimate.half_width or 0.0

@@ -1,8 +1,10 @@
-"""Library-independent description of pictures: panels with marks, and colours by name.
+"""Library-independent description of plots: a picture has panels, and a panel has marks.
 
-Pages draw pictures with Plotly (:mod:`fedclade.report.page.plot`), files with matplotlib
-(:mod:`fedclade.report.figures`). The names of colours are defined in
-:mod:`fedclade.report.colours`; with an opacity they are written ``@accent/0.25``.
+A picture is one figure with a title, one or more panels below each other, and a legend. A panel is
+a pair of axes with its marks: lines, dots, bars, bands, heat maps, rules (horizontal lines) and
+boxes. Pages draw pictures with Plotly (:mod:`fedclade.report.page.plot`), files with matplotlib
+(:mod:`fedclade.report.figures`). Colours have names, such as ``@accent``, which are defined in
+:mod:`fedclade.report.colours`; ``@accent/0.25`` adds an opacity.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from fedclade.report.style import FEW_ROUNDS
 
 Dash = Literal["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
-"""Dashes of a line, by Plotly's names."""
+"""Dash pattern of a line, by Plotly's name."""
 
 DASHES: Mapping[str, Dash] = {
     "line": "solid",
@@ -27,14 +29,14 @@ DASHES: Mapping[str, Dash] = {
     "long": "longdash",
     "longdotted": "longdashdot",
 }
-"""Dashes by the shape of a legend entry, in the order in which lines use them."""
+"""Dash patterns by the shape of a legend entry, in the order in which lines use them."""
 
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A colour with its label and shape.
+    """Entry of a legend: a colour with its label and shape.
 
-    The shape is one of :data:`DASHES`, or ``dot``, ``ring``, ``box``, ``diamond`` or ``cross``.
+    The shape is a key of :data:`DASHES`, or ``dot``, ``ring``, ``box``, ``diamond`` or ``cross``.
     """
 
     colour: str
@@ -43,53 +45,57 @@ class LegendEntry:
 
     @property
     def dash(self) -> Dash:
-        """Dashes of its lines."""
+        """Dash pattern of the lines that this legend entry stands for."""
         return DASHES.get(self.shape, "solid")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Marked:
-    """Base of lines, dots and bars."""
+    """Base class of lines, dots and bars in a picture: points with a name."""
 
     x: Sequence[float | None]
     y: Sequence[float | None]
     name: str = ""
     hover: str = ""
-    """Text at the pointer on a page, as Plotly's template; ``{name}`` is replaced by the name."""
+    """Text at the pointer on a page, as Plotly's template; ``{name}`` stands for the name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Marked):
-    """A line through points, interrupted at None."""
+    """Line through points in a picture, interrupted where a coordinate is None."""
 
     colour: str
     width: float = 2
     dash: Dash = "solid"
     dots: bool = False
+    """Whether to draw a dot at each point."""
     steps: bool = False
+    """Whether to connect points by horizontal and vertical steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dots(Marked):
-    """Points; colour and size are common or one for each."""
+    """Points in a picture; colour and size are common to all points or given for each point."""
 
     colour: str | Sequence[str]
     size: float | Sequence[float]
     symbol: Literal["circle", "diamond", "square", "cross"] = "circle"
     ring: bool = False
+    """Whether to draw rings in place of filled symbols."""
     texts: Sequence[str] = ()
+    """Text of each point, for ``%{text}`` in the template of ``hover``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Marked):
-    """Bars, stacked on the bars of earlier marks."""
+    """Bars in a picture, stacked on the bars of earlier marks in the same panel."""
 
     colour: str
 
 
 @dataclass(frozen=True)
 class Band:
-    """The area between two lines."""
+    """Area between a lower and an upper line in a picture."""
 
     x: Sequence[float]
     low: Sequence[float]
@@ -99,18 +105,22 @@ class Band:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A square matrix, cell (i, j) at x = j, y = i, in colours from -limit to limit."""
+    """Square matrix in a picture, with a colour scale from ``-limit`` to ``limit``.
+
+    Cell (i, j) is drawn at x = j and y = i.
+    """
 
     values: NDArray[np.floating[Any]]
     names: Sequence[str]
-    """Names of the rows, and also of the columns."""
+    """Names of the rows, which are also the names of the columns."""
     limit: float
     title: str
+    """Title of the colour scale."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A horizontal line through a panel, with a label above its right end."""
+    """Horizontal line through a whole panel of a picture, with a label above its right end."""
 
     y: float
     label: str = ""
@@ -119,7 +129,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Box:
-    """A filled rectangle; without width or height it is a line."""
+    """Filled rectangle in a picture; a line if its width or its height is 0."""
 
     x0: float
     x1: float
@@ -130,11 +140,15 @@ class Box:
 
 
 Mark: TypeAlias = Line | Dots | Bars | Band | HeatMap | Rule | Box
+"""Element of a panel."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its title, the format of its numbers, and its range, by default that of the data."""
+    """Axis of a picture: its title, number format, range and ticks.
+
+    Without a range, the axis covers the data.
+    """
 
     title: str = ""
     form: Literal["number", "whole", "share"] = "number"
@@ -143,48 +157,51 @@ class Axis:
     from_zero: bool = False
     grid: bool = True
     ticks: Mapping[float, str] | None = None
-    """Labels at places, in place of numbers."""
+    """Labels by their positions on the axis, in place of numbers."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Marks with a common y axis."""
+    """Marks of a picture that have a common y axis."""
 
     marks: Sequence[Mark]
     y: Axis
     share: float = 1.0
-    """Share of the height, relative to the other panels."""
+    """Height of the panel, relative to the other panels of the picture."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels with a common x axis, one above the other."""
+    """Description of a figure: panels with a common x axis, one above the other."""
 
     title: str
     panels: Sequence[Panel]
     x: Axis
     height: int
-    """Height on a page in pixels."""
+    """Height on an HTML page in pixels."""
     legend: Sequence[LegendEntry] = ()
     uprights: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Labels of vertical lines through all panels, by their place."""
+    """Labels of vertical lines through all panels, by the x coordinates of the lines."""
 
 
 def rounds_axis(rounds: int) -> Axis:
-    """Return an axis of rounds, in whole numbers from 1."""
-    margin = 0.5 if rounds <= FEW_ROUNDS else 0.012 * rounds
+    """Return the axis for a number of rounds, with whole numbers from 1."""
+    if rounds <= FEW_ROUNDS:
+        margin = 0.5
+    else:
+        margin = 0.012 * rounds
     return Axis("round", "whole", range=(1 - margin, rounds + margin))
 
 
 def label_rows(picture: Picture, letter: float, rows: int = 3) -> list[tuple[int, str, int]]:
-    """Arrange the labels of vertical lines in rows without overlaps.
+    """Arrange the labels of a picture's vertical lines in rows above the panels, without overlaps.
 
-    Labels without room in any row are left out.
+    A label that fits into no row is left out.
 
     Parameters
     ----------
     picture
-        Picture with the lines.
+        Picture with the vertical lines.
     letter
         Width of a letter, as a share of the picture's width.
     rows
@@ -193,7 +210,7 @@ def label_rows(picture: Picture, letter: float, rows: int = 3) -> list[tuple[int
     Returns
     -------
     list of tuple
-        Place, text, and row from the bottom.
+        For each label its x coordinate, its text, and its row, counted from the bottom.
     """
     _, end = picture.x.range or (0, 1)
     free_from = [-1.0] * rows

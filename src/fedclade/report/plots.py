@@ -1,4 +1,4 @@
-"""Pictures as Plotly figures, for notebooks."""
+"""Plotly figures of runs and comparisons for notebooks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,37 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = 60
-"""Height of a title of two lines, in pixels."""
+"""Height of a figure's title of two lines, in pixels."""
 
 
 def plot_of(run: Run) -> Figure:
-    """Return a figure of the score of every cluster over the rounds; see `score_picture`."""
+    """Return a Plotly figure of the score of every cluster over the rounds; see `score_picture`.
+
+    Raises
+    ------
+    MissingExtraError
+        If plotly is not installed.
+    """
     return figure_of(score_picture(RunView(run)), queries.heading(run))
 
 
 def comparison_plot(score: Score, rows: Sequence[ComparisonRow], title: str, data: str) -> Figure:
-    """Return a figure of each mean score with its interval, and of every run as a small dot."""
+    """Return a Plotly figure of each mean score with its interval, and of each run as a small dot.
+
+    Parameters
+    ----------
+    score
+        Metric that is drawn.
+    rows
+        Results of each configuration, drawn from top to bottom.
+    title, data
+        Title of the figure, and description of the data for the subtitle.
+
+    Raises
+    ------
+    MissingExtraError
+        If plotly is not installed.
+    """
     marks: list[Line | Dots] = []
     for place, row in enumerate(rows):
         marks += _draw_row(score, row, place)
@@ -44,12 +65,17 @@ def comparison_plot(score: Score, rows: Sequence[ComparisonRow], title: str, dat
         margin = 0.06 * (max(ends) - min(ends)) or 0.02
         x_axis = replace(x_axis, range=(min(ends) - margin, max(ends) + margin))
     picture = Picture(title, [Panel(marks, y_axis)], x_axis, height=150 + 44 * len(rows))
-    subtitle = f"{data}; lines: 95 % intervals over seeds" if data else ""
+    subtitle = ""
+    if data:
+        subtitle = f"{data}; lines: 95 % intervals over seeds"
     return figure_of(picture, subtitle).update_yaxes(tickangle=0)
 
 
 def _draw_row(score: Score, row: ComparisonRow, place: int) -> list[Line | Dots]:
-    """Return the interval, the runs and the mean of a configuration; nothing without a score."""
+    """Return a configuration's marks in a plot: its interval, its runs and its mean score.
+
+    Empty if the configuration has no score. ``place`` is the vertical position.
+    """
     estimate = row.scores[score.name]
     if estimate is None:
         return []
@@ -61,7 +87,7 @@ def _draw_row(score: Score, row: ComparisonRow, place: int) -> list[Line | Dots]
         marks.append(Line(x=ends, y=[place, place], colour=colour, width=2.5))
     n_values = len(estimate.values)
     if n_values > 1:
-        # Values cannot be attributed to seeds if a run has no score.
+        # If a run has no score, it is unknown which seed each value belongs to.
         is_complete = n_values == len(row.seeds)
         hover = f"{label} {score.hover('x')}"
         dots = Dots(
@@ -86,9 +112,10 @@ def _draw_row(score: Score, row: ComparisonRow, place: int) -> list[Line | Dots]
 
 
 def figure_of(picture: Picture, subtitle: str) -> Figure:
-    """Return a picture as a Plotly figure, with a title and a legend.
+    """Convert a picture into a Plotly figure with a title, a subtitle and a legend.
 
-    Colours are those of a light page, or of a dark one if Plotly's default template is dark.
+    The figure has the colours of a light page, or of a dark page if Plotly's default template is
+    dark.
 
     Raises
     ------
@@ -123,7 +150,9 @@ def figure_of(picture: Picture, subtitle: str) -> Figure:
 
 
 def coloured(value: Any, colours: Mapping[str, str]) -> Any:
-    """Replace names of colours in a figure, ``@ink`` or ``@accent/0.25`` with an opacity.
+    """Replace the colour names in a Plotly figure, such as ``@ink``, by colours.
+
+    A name may be followed by an opacity: ``@accent/0.25``.
 
     >>> coloured({"color": ["@ink", "@ink/0.5"]}, {"ink": "#102030"})
     {'color': ['#102030', 'rgba(16,32,48,0.5)']}
@@ -135,7 +164,7 @@ def coloured(value: Any, colours: Mapping[str, str]) -> Any:
     if not isinstance(value, str) or not value.startswith("@"):
         return value
     name, _, opacity = value[1:].partition("/")
-    if name not in colours:  # another text that begins with @
+    if name not in colours:  # a text that begins with @ and is not a colour name
         return value
     if not opacity:
         return colours[name]
@@ -144,7 +173,7 @@ def coloured(value: Any, colours: Mapping[str, str]) -> Any:
 
 
 def _legend_trace(entry: LegendEntry) -> dict[str, Any]:
-    """Return a trace that is visible in the legend only."""
+    """Return a Plotly trace without points, which only adds an entry to the legend."""
     return {
         "type": "scatter",
         "x": [None],

@@ -1,4 +1,4 @@
-"""Progress bars of runs for terminals and notebooks: rounds, clusters, scores."""
+"""Progress bars of runs for terminals and notebooks, with rounds, clusters and scores."""
 
 from __future__ import annotations
 
@@ -26,19 +26,35 @@ from fedclade.report.tables import Terminal
 from fedclade.runs import OnRound, Row, counting
 
 SHOWN = 12
-"""Number of visible bars, the last ones, so that the bar of the current run is among them."""
+"""Largest number of visible bars.
+
+The bars that were added last are visible, so that the bar of the current run is among them.
+"""
 
 OFTEN = 0.1
-"""Least number of seconds between two updates in a notebook."""
+"""Smallest number of seconds between two updates of the bars in a notebook."""
 
 
 def progress_bars() -> RunProgress | NotebookProgress:
-    """Return progress bars for a notebook or a terminal; without either, they are not shown."""
-    return NotebookProgress() if in_notebook() else RunProgress(Terminal(), quiet=False)
+    """Return progress bars for the current environment: a notebook cell or a terminal.
+
+    The bars are hidden if the program runs in neither.
+    """
+    if in_notebook():
+        return NotebookProgress()
+    return RunProgress(Terminal(), quiet=False)
 
 
 class RunProgress:
-    """Progress bars in a terminal, one for every run; hidden if quiet or without a terminal."""
+    """Progress bars in a terminal, one for every run.
+
+    Parameters
+    ----------
+    console
+        Console on which the bars are drawn; without a terminal, the bars are hidden.
+    quiet
+        Whether to hide the bars.
+    """
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self.quiet = quiet
@@ -55,17 +71,18 @@ class RunProgress:
 
     @contextmanager
     def shown(self) -> Generator[None]:
-        """Show the bars while the block runs."""
+        """Show the progress bars while the ``with`` block runs."""
         with self._bars:
             yield
 
     def start(self, name: str, rounds: int) -> OnRound:
-        """Add a bar for a run, and return the callback for the end of each round."""
+        """Add a progress bar for a run, and return the callback that updates the bar each round."""
         bar = self._bars.add_task(name, total=rounds, state="loading data")
         for task in self._bars.tasks[:-SHOWN]:
             self._bars.update(task.id, visible=False)
 
         def on_round(row: Row, tree: ParameterTree) -> None:
+            """Advance the progress bar to the end of a round."""
             self._bars.update(bar, completed=row["round"], state=_describe_state(row, tree))
 
         return on_round
@@ -73,6 +90,8 @@ class RunProgress:
 
 @dataclass
 class _Bar:
+    """Progress bar of one run in a notebook; it measures the time from ``since`` to ``until``."""
+
     name: str
     rounds: int
     since: float
@@ -82,7 +101,10 @@ class _Bar:
 
 
 class NotebookProgress:
-    """Progress bars in a notebook cell, without widgets, so that a saved notebook shows the end."""
+    """Progress bars in a notebook cell, one for every run, drawn as HTML.
+
+    They need no notebook widgets, so that a saved notebook still contains their final state.
+    """
 
     def __init__(self) -> None:
         self._bars: list[_Bar] = []
@@ -91,21 +113,22 @@ class NotebookProgress:
 
     @contextmanager
     def shown(self) -> Generator[None]:
-        """Show the bars while the block runs, and keep them in the output."""
+        """Show the progress bars while the ``with`` block runs, and then their final state."""
         from IPython.display import display  # installed wherever a notebook runs
 
-        self._place = display(self._content(), raw=True, display_id=True)
+        self._place = display(self._render_bars(), raw=True, display_id=True)
         try:
             yield
         finally:
             self._show()
 
     def start(self, name: str, rounds: int) -> OnRound:
-        """Add a bar for a run, and return the callback for the end of each round."""
+        """Add a progress bar for a run, and return the callback that updates the bar each round."""
         bar = _Bar(name, rounds, perf_counter(), perf_counter())
         self._bars.append(bar)
 
         def on_round(row: Row, tree: ParameterTree) -> None:
+            """Advance the progress bar to the end of a round, and redraw all bars at intervals."""
             bar.done = row["round"]
             bar.state = _describe_state(row, tree)
             bar.until = perf_counter()
@@ -115,10 +138,12 @@ class NotebookProgress:
         return on_round
 
     def _show(self) -> None:
+        """Replace the displayed progress bars by their current state."""
         self._last = perf_counter()
-        self._place.update(self._content(), raw=True)
+        self._place.update(self._render_bars(), raw=True)
 
-    def _content(self) -> dict[str, str]:
+    def _render_bars(self) -> dict[str, str]:
+        """Return the progress bars in both formats that notebooks display: plain text and HTML."""
         bars = self._bars[-SHOWN:]
         lines: list[str] = []
         rows: list[list[str]] = []
@@ -133,7 +158,7 @@ class NotebookProgress:
 
 
 def _describe_state(row: Row, tree: ParameterTree) -> str:
-    """Return the mean score and the number of clusters after a round."""
+    """Return a text with the mean score, if there was an evaluation, and the number of clusters."""
     metric, score = counting(row)
     clusters = f"clusters {len(tree.leaves)}"
     if score is None:

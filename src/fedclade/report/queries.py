@@ -1,4 +1,8 @@
-"""Queries on runs for tables and pictures: leaves, splits, and series over the rounds."""
+"""Queries on the records of runs, for tables and pictures.
+
+They read the leaves and splits of a parameter tree, and series: values of a cluster over the
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from fedclade.runs import Run
 
 @dataclass(frozen=True)
 class Series:
-    """Values of one cluster in ascending rounds."""
+    """Values of one cluster over the rounds, in ascending order of rounds."""
 
     rounds: tuple[int, ...]
     values: tuple[float, ...]
@@ -28,7 +32,10 @@ def heading(run: Run) -> str:
 
 
 class Personal(NamedTuple):
-    """Part of a model that stays on each client: its share, its size and the parameters' names."""
+    """Personal part of a model, which stays on each client.
+
+    Its fields are the share of the model's parameters, a text with their number, and their names.
+    """
 
     share: float
     numbers: str
@@ -36,7 +43,7 @@ class Personal(NamedTuple):
 
 
 def personal_part(run: Run) -> Personal | None:
-    """Return the part of the model that stays on each client; None if there is none."""
+    """Return the part of a run's model that stays on each client; None if there is no such part."""
     if run.layout is None or not run.layout.personal:
         return None
     size = run.layout.personal_size
@@ -46,7 +53,10 @@ def personal_part(run: Run) -> Personal | None:
 
 
 def leaves_in_tree_order(tree: ParameterTree) -> tuple[Node, ...]:
-    """Return the leaves depth first, so that clusters that were split late are adjacent."""
+    """Return the leaves of a parameter tree in depth-first order.
+
+    In this order, clusters that were separated by a late split are adjacent.
+    """
     leaves: list[Node] = []
     pending = [tree.nodes[0]]
     while pending:
@@ -59,7 +69,10 @@ def leaves_in_tree_order(tree: ParameterTree) -> tuple[Node, ...]:
 
 
 def splits_by_round(tree: ParameterTree) -> dict[int, list[int]]:
-    """Return the split nodes by round, without a root that starts with many clusters."""
+    """Return the ids of the nodes that were split in each round.
+
+    A root that was split in round 0, because a run starts with several clusters, is left out.
+    """
     splits: dict[int, list[int]] = defaultdict(list)
     for node in tree.nodes:
         if node.split_in:
@@ -68,11 +81,11 @@ def splits_by_round(tree: ParameterTree) -> dict[int, list[int]]:
 
 
 def score_series(run: Run) -> dict[int, Series]:
-    """Return the mean score of each cluster's clients over the rounds, by node.
+    """Return the mean score of each cluster's clients over the rounds, by node id.
 
-    Clients without a score are left out. The evaluation in the round of a split belongs to the
-    split cluster, as its children still have its model, or to the children if they start from
-    models of their own.
+    Clients without a score are left out. In the round of a split, the evaluation belongs to the
+    split cluster, as its children still have its model; if the children start from other models,
+    the evaluation belongs to the children.
     """
     score = Score.of_run(run)
     first = 0 if _children_have_own_models(run) else 1
@@ -84,21 +97,33 @@ def score_series(run: Run) -> dict[int, Series]:
         while row["round"] < node.born + first and node.parent is not None:
             node = run.tree.nodes[node.parent]
         scores[node.id][row["round"]].append(value)
-    return {node: over_rounds(by_round, _mean) for node, by_round in sorted(scores.items())}
+    return {node: over_rounds(by_round, _average) for node, by_round in sorted(scores.items())}
 
 
 def _children_have_own_models(run: Run) -> bool:
-    """Return whether the children of a split start from models of their own."""
+    """Return whether a run's config lets the children of a split start with models of their own."""
     settings = run.config.get("algorithm", {})
     return settings.get("children_start") == "own_mean" or settings.get("keep_updates") is True
 
 
 def joined_series(tree: ParameterTree, found: Mapping[int, Series]) -> dict[int, Series]:
-    """Prepend to each series the last point of the nearest ancestor with a series."""
+    """Connect the series of each cluster to the series of its nearest ancestor that has one.
+
+    The last point of the ancestor becomes the first point of the cluster, so that lines of a plot
+    have no gap at a split.
+
+    Parameters
+    ----------
+    tree
+        Parameter tree of the run.
+    found
+        Series by node id.
+    """
     joined: dict[int, Series] = {}
     for node, series in found.items():
         before = _find_ancestor_series(tree, found, node)
-        # Not earlier for clients that are in no leaf yet: their node's series continues.
+        # An ancestor's series can continue after the split, with clients that are in no leaf yet.
+        # Its last point is then not before the first point of this series, and is not added.
         if before is not None and before.rounds[-1] < series.rounds[0]:
             rounds = (before.rounds[-1], *series.rounds)
             values = (before.values[-1], *series.values)
@@ -110,7 +135,7 @@ def joined_series(tree: ParameterTree, found: Mapping[int, Series]) -> dict[int,
 def _find_ancestor_series(
     tree: ParameterTree, found: Mapping[int, Series], node: int
 ) -> Series | None:
-    """Return the series of the nearest ancestor that has one."""
+    """Return the series of a node's nearest ancestor that has a series; None if there is none."""
     for ancestor in reversed(tree.above(node)[:-1]):
         if ancestor.id in found:
             return found[ancestor.id]
@@ -118,7 +143,10 @@ def _find_ancestor_series(
 
 
 def criterion_series(run: Run, column: str) -> dict[int, Series]:
-    """Return a column of ``clusters.parquet`` over the rounds, by node, without missing values."""
+    """Return a column of ``clusters.parquet`` as series over the rounds, by node id.
+
+    Missing values are left out.
+    """
     numbers: dict[int, dict[int, float]] = defaultdict(dict)
     for row in run.cluster_rows:
         if (value := row.get(column)) is not None:
@@ -130,32 +158,39 @@ def criterion_series(run: Run, column: str) -> dict[int, Series]:
 
 
 def norm_thresholds(run: Run) -> tuple[float | None, float | dict[int, Series] | None]:
-    """Return CFL's thresholds ε₂ (eq. 33) and ε₁ (eq. 32).
+    """Return CFL's thresholds ε₂ for the largest norm (eq. 33) and ε₁ for the mean norm (eq. 32).
 
     Returns
     -------
     eps2
-        None if it decides nothing, as it is infinite or applies to something else than the updates
-        of a round.
+        Threshold ε₂. None if it decides no split of this run: it is infinite, or applies to
+        other vectors than the updates of a round.
     eps1
-        None if it decides nothing, as with fixed rounds of splits. With ``eps1 = "auto"`` it is a
-        tenth of the largest mean norm in a cluster's lineage so far, by node.
+        Threshold ε₁. None if it decides no split of this run, as with fixed rounds of splits.
+        With ``eps1 = "auto"``, a series for each node id: a tenth of the largest mean norm so
+        far in the cluster and its ancestors.
     """
     settings = run.config.get("algorithm", {})
-    # a test, or a criterion of one's own
+    # Splits are decided by a test or a user-defined criterion, and not by thresholds.
     if settings.get("criterion", "thresholds") != "thresholds":
         return None, None
     eps2 = settings.get("eps2")
     if eps2 is not None and (isinf(eps2) or not _is_eps2_of_updates(settings)):
         eps2 = None
-    eps1 = None if settings.get("split_rounds") else settings.get("eps1")
+    if settings.get("split_rounds"):
+        eps1 = None
+    else:
+        eps1 = settings.get("eps1")
     if eps1 == "auto":
         return eps2, _compute_auto_eps1(run)
     return eps2, eps1
 
 
 def _is_eps2_of_updates(settings: Mapping[str, Any]) -> bool:
-    """Return whether ε₂ applies to the norms of the updates of a round, which are drawn."""
+    """Return whether CFL's threshold ε₂ applies to the norms of the updates that a round computes.
+
+    These are the norms that the report draws, so that ε₂ can be drawn with them.
+    """
     if settings.get("eps2_of") == "updates":
         return True
     compares_updates = settings.get("similarity", "updates") == "updates"
@@ -163,7 +198,10 @@ def _is_eps2_of_updates(settings: Mapping[str, Any]) -> bool:
 
 
 def _compute_auto_eps1(run: Run) -> dict[int, Series]:
-    """Return a tenth of the largest mean norm in each cluster's lineage so far, by node."""
+    """Return the threshold ε₁ for ``eps1 = "auto"`` over the rounds, by node id.
+
+    It is a tenth of the largest mean norm so far in the cluster and its ancestors.
+    """
     means = criterion_series(run, "mean_norm")
     thresholds: dict[int, Series] = {}
     peaks: dict[int | None, float] = {None: 0.0}
@@ -177,7 +215,7 @@ def _compute_auto_eps1(run: Run) -> dict[int, Series]:
 
 
 def values_by_round(found: Iterable[Series]) -> dict[int, list[float]]:
-    """Return the values of all clusters in each round, in the order of rounds."""
+    """Return the values of all series in each round, in ascending order of rounds."""
     values: dict[int, list[float]] = defaultdict(list)
     for series in found:
         for number, value in zip(series.rounds, series.values, strict=True):
@@ -188,14 +226,23 @@ def values_by_round(found: Iterable[Series]) -> dict[int, list[float]]:
 def over_rounds(
     values: Mapping[int, Sequence[float]], reduce: Callable[[Sequence[float]], float]
 ) -> Series:
-    """Reduce the values of each round to one number, such as their mean."""
+    """Return a series with one number for each round, such as the mean of several values.
+
+    Parameters
+    ----------
+    values
+        Values of each round.
+    reduce
+        Computes the number from the values of a round.
+    """
     return Series(tuple(values), tuple(reduce(at_round) for at_round in values.values()))
 
 
 def mean_series(found: Iterable[Series]) -> Series:
-    """Return the mean over the clusters in each round."""
-    return over_rounds(values_by_round(found), _mean)
+    """Return the mean of several series in each round."""
+    return over_rounds(values_by_round(found), _average)
 
 
-def _mean(values: Sequence[float]) -> float:
+def _average(values: Sequence[float]) -> float:
+    """Return the mean of at least one number."""
     return sum(values) / len(values)

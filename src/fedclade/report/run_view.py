@@ -1,4 +1,4 @@
-"""Views of a run for pictures and pages: final scores, order of clients, comparison run."""
+"""Views of a run for pictures and pages: final scores, order of clients, comparison with a run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Outcome:
     """Final state of a run's clients: their scores, names and true clusters."""
 
     rows: Mapping[int, Row]
-    """Row of the last evaluation of each client that replied to it."""
+    """Row of each client that replied to the run's last evaluation, by client id."""
     known: Mapping[int, Row]
-    """Last row of each client that replied to any evaluation."""
+    """Last row of each client that replied to any evaluation of the run."""
     everybody: frozenset[int]
     """All clients of the run, including clients that never replied to an evaluation."""
     score: Score
 
     @classmethod
     def of(cls, run: Run) -> Outcome:
-        """Read the outcome of a run."""
+        """Return the final state of the clients of a run."""
         known = {
             row["client"]: row for row in sorted(run.client_rows, key=lambda row: row["round"])
         }
@@ -44,45 +44,55 @@ class Outcome:
 
     @cached_property
     def truth(self) -> dict[int, int] | None:
-        """True cluster of each client, if known; None if none is known."""
+        """True cluster of each client for which it is known; None if no true cluster is known."""
         truth = {client: row["true_cluster"] for client, row in self.known.items()}
         return {client: cluster for client, cluster in truth.items() if cluster is not None} or None
 
     def name(self, client: int) -> str:
-        """Return a client's name, or its id if it has no name of its own."""
-        name = self.known[client]["name"] if client in self.known else f"client-{client}"
-        return str(client) if name == f"client-{client}" else name
+        """Return a client's name, or its id as text if the client has only the default name."""
+        if client in self.known:
+            name = self.known[client]["name"]
+        else:
+            name = f"client-{client}"
+        if name == f"client-{client}":
+            return str(client)
+        return name
 
     def mean_score(self, members: Iterable[int]) -> float | None:
-        """Return the mean score of the members with a score; None if no member has one."""
+        """Return the mean score of the given clients that have a score; None if there are none."""
         rows = [self.rows[client] for client in members if client in self.rows]
         scores = self.score.by_client(rows).values()
-        return sum(scores) / len(scores) if scores else None
+        if not scores:
+            return None
+        return sum(scores) / len(scores)
 
 
 @dataclass(frozen=True)
 class ClientOrder:
-    """Order of clients in pictures of similarities: by leaf, then by true cluster, then by id.
+    """Order of a run's clients in heat maps of similarities.
 
-    Clients that are in no leaf are first, and clients that have left the run last.
+    Clients are sorted by leaf of the parameter tree, then by true cluster, then by id. Clients that
+    are in no leaf yet are first, and clients that have left the run are last.
     """
 
     run: Run
 
     @cached_property
     def truth(self) -> dict[int, int] | None:
-        """True cluster of each client; None if none is known."""
+        """True cluster of each client for which it is known; None if no true cluster is known."""
         return Outcome.of(self.run).truth
 
     @cached_property
     def _place(self) -> dict[int, int]:
+        """Position of each leaf in the order of the parameter tree, by node id."""
         return {leaf.id: i for i, leaf in enumerate(leaves_in_tree_order(self.run.tree))}
 
     def rows(self, clients: Sequence[int]) -> list[int]:
-        """Return the order of the rows of a matrix of some clients."""
+        """Return the order in which a matrix's rows are drawn, given the client id of each row."""
         truth = self.truth or {}
 
         def key(row: int) -> tuple[int, int, int, int]:
+            """Return a row's sort key: position and id of the leaf, true cluster, client id."""
             client = clients[row]
             true_cluster = truth.get(client, -1)
             cluster = self.run.tree.leaf_of.get(client)
@@ -93,16 +103,16 @@ class ClientOrder:
         return sorted(range(len(clients)), key=key)
 
     def clusters(self, clients: Sequence[int]) -> list[tuple[int, int, str]]:
-        """Return the clusters of ordered clients: start, size, name."""
+        """Return the blocks of clients in the same current cluster: start, size, name."""
         return blocks([str(self.run.tree.leaf_of.get(client, "left")) for client in clients])
 
     def true_clusters(self, clients: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Return the known true clusters of ordered clients: start, size, number."""
+        """Return the blocks of clients with the same known true cluster: start, size, number."""
         return truth_blocks(clients, self.truth or {})
 
 
 def blocks(labels: Sequence[L]) -> list[tuple[int, int, L]]:
-    """Return the runs of equal labels: start, size, label."""
+    """Return the blocks of equal consecutive labels: start, size and label of each block."""
     found: list[tuple[int, int, L]] = []
     start = 0
     for label, same in groupby(labels):
@@ -113,35 +123,76 @@ def blocks(labels: Sequence[L]) -> list[tuple[int, int, L]]:
 
 
 def truth_blocks(clients: Sequence[int], truth: Mapping[int, int]) -> list[tuple[int, int, int]]:
-    """Return the runs of clients with the same known true cluster: start, size, true cluster."""
+    """Return the blocks of consecutive clients that have the same known true cluster.
+
+    Parameters
+    ----------
+    clients
+        Ids of the clients in their order.
+    truth
+        True clusters by client id.
+
+    Returns
+    -------
+    list of tuple
+        Position of the first client, size, and true cluster of each block.
+    """
     found = blocks([truth.get(client) for client in clients])
     return [(start, size, label) for start, size, label in found if label is not None]
 
 
 def composition(members: Iterable[int], truth: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Return the known true clusters of some clients with their sizes, the largest first."""
+    """Return the known true clusters among some clients, with their sizes, the largest first.
+
+    Parameters
+    ----------
+    members
+        Ids of the clients.
+    truth
+        True clusters by client id.
+
+    Returns
+    -------
+    list of tuple
+        True cluster, and number of the given clients in it.
+    """
     counts = Counter(truth[client] for client in members if client in truth)
     return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
 
 
 def purity(members: Iterable[int], truth: Mapping[int, int]) -> float | None:
-    """Return the share of the most common true cluster; None if no true cluster is known."""
+    """Return the share of a cluster's members that are in the most common true cluster.
+
+    Only members with a known true cluster count. None if no true cluster is known.
+
+    Parameters
+    ----------
+    members
+        Ids of the cluster's clients.
+    truth
+        True clusters by client id.
+    """
     inside = composition(members, truth)
-    return inside[0][1] / sum(n for _, n in inside) if inside else None
+    if not inside:
+        return None
+    return inside[0][1] / sum(n for _, n in inside)
 
 
 @dataclass(frozen=True, eq=False)
 class RunView:
-    """A finished run, or one in progress, with the context of its report."""
+    """Run, finished or in progress, with the objects that its report needs.
+
+    These are, for example, another run to compare with and the results of newcomers.
+    """
 
     run: Run
     against: Run | None = None
-    """Run of the same clients for comparison."""
+    """Run of the same clients with which the report compares this run, if any."""
     against_label: str = ""
     newcomers: Mapping[str, Any] | None = None
     """Content of ``newcomers.json``, as written by ``fedclade assign``."""
     folder: Path | None = None
-    """Folder of the run."""
+    """Folder of the run; None if the run is not stored."""
 
     @cached_property
     def colours(self) -> ClusterColours:
@@ -150,36 +201,42 @@ class RunView:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """Final state of the run's clients."""
+        """Final state of the run's clients: scores, names and true clusters."""
         return Outcome.of(self.run)
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the run is finished; a run in progress has neither a model layout nor gains."""
+        return self.run.layout is not None or self.run.gains is not None
+
+    @property
     def rounds(self) -> int:
-        """Number of rounds."""
+        """Number of completed rounds."""
         return self.run.summary["rounds"]
 
     @property
     def model_round(self) -> int:
-        """Round of the stored tree and its models."""
+        """Round from which the parameter tree and its models are stored."""
         return self.run.model_round
 
     @property
     def score(self) -> Score:
-        """Main metric."""
+        """Main metric of the run."""
         return self.outcome.score
 
     @cached_property
     def scores(self) -> dict[int, float]:
-        """Last score of each client that has one."""
+        """Last score of each client that has a score, by client id."""
         return self.score.by_client(self.outcome.rows.values())
 
     @cached_property
     def before(self) -> tuple[str, dict[int, float]] | None:
-        """Label and scores for comparison: of the other run, or else of the root's model.
+        """Scores to compare this run with: label, and scores by client id; None if there are none.
 
-        The scores of the root's model are from the last evaluation in which the root's model was
-        evaluated on a client that now has the model of another node. None without such an
-        evaluation.
+        If the report compares this run with another run, the scores are from the other run.
+        Otherwise, they are scores of the model of the parameter tree's root: from the last round in
+        which this model was evaluated on a client that now has the model of another node. None
+        without such a round.
         """
         if self.against is not None:
             rows = Outcome.of(self.against).rows

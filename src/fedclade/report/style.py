@@ -1,6 +1,6 @@
-"""Common style of figures: colours, axes, titles and legends.
+"""Common style of matplotlib figures: colours, axes, titles and legends.
 
-This is the only module of the report that needs matplotlib at run time.
+This is the only module of :mod:`fedclade.report` that imports matplotlib at run time.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = [
 INK = "#222222"
 MUTED = "#6B6B6B"
 FAINT = "#DADADA"
-"""Colours of text; of secondary text and former clusters; and of grids and frames."""
+"""Colours: ``INK`` of text, ``MUTED`` of secondary text and split clusters, ``FAINT`` of grids."""
 
 ACCENT = "#0072B2"
-"""Colour of figures that need only one."""
+"""Colour of marks in figures that need only one colour."""
 
 CLUSTERS = (
     *("#0072B2", "#D55E00", "#44AA99", "#882255", "#E0A800"),
@@ -56,7 +56,7 @@ CLUSTERS = (
 )
 """Colours of clusters, after Okabe and Ito and after Tol.
 
-They are also distinct for people with deuteranopia and protanopia.
+The colours are distinct for people with deuteranopia and protanopia, too.
 """
 
 TRUTH = (
@@ -71,22 +71,23 @@ TRUTH = (
     "#B9DCD2",
     "#F4D6E4",
 )
-"""Colours of true clusters, pale so that readers do not take them for the clusters of a run."""
+"""Colours of true clusters, which are pale to distinguish them from the clusters of a run."""
 
 DPI = 150
+"""Resolution of figures in files, in dots per inch."""
 
 FEW_ROUNDS = 12
 """Largest number of rounds with a tick and a dot for each round."""
 
 HEADER = 0.64
-"""Inches above the panels for the title of a figure."""
+"""Height of the room for a figure's title above its panels, in inches."""
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of ``width`` by ``height`` inches.
+    """Return an empty matplotlib figure of ``width`` by ``height`` inches.
 
-    The figure belongs to no window and changes no global state of matplotlib. The layout leaves
-    room above the panels for the text of :func:`set_title`.
+    The figure is not registered with pyplot, so it opens no window and changes no global state of
+    matplotlib. The layout leaves room above the panels for the text of :func:`set_title`.
 
     Raises
     ------
@@ -110,13 +111,13 @@ def diverging_map() -> Colormap:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as a PNG file; an existing file is replaced at once."""
+    """Write a figure to a PNG file; an existing file is replaced atomically."""
     appear(path, lambda beside: figure.savefig(beside, dpi=DPI, format="png"))
     return path
 
 
 def set_title(figure: Figure, title: str, subtitle: str) -> None:
-    """Write the title and the subtitle above the panels, at the left."""
+    """Write a title and a subtitle above the panels of a figure, at the left."""
     height = figure.get_figheight()
     figure.text(
         0.012,
@@ -134,7 +135,7 @@ def set_title(figure: Figure, title: str, subtitle: str) -> None:
 
 
 def plain(*panels: Axes) -> None:
-    """Reduce axes to two sides, a faint grid and small ticks, which help to read numbers."""
+    """Reduce axes to two sides, a faint grid and small ticks."""
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(FAINT)
@@ -145,7 +146,7 @@ def plain(*panels: Axes) -> None:
 
 
 def label(axes: Axes, *, x: str = "", y: str = "") -> None:
-    """Set the titles of the axes."""
+    """Set the titles of the x and y axis of a panel."""
     if x:
         axes.set_xlabel(x, fontsize=10, color=INK)
     if y:
@@ -153,7 +154,7 @@ def label(axes: Axes, *, x: str = "", y: str = "") -> None:
 
 
 def percent_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
-    """Write shares on an axis in per cent."""
+    """Write the shares on an axis of a panel in per cent."""
     from matplotlib.ticker import FuncFormatter
 
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -161,7 +162,7 @@ def percent_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 
 
 def log_scale(*panels: Axes) -> None:
-    """Make a shared y axis logarithmic, with plain numbers, unless there is a zero.
+    """Make the y axis that panels share logarithmic, with plain numbers at its ticks.
 
     If the smallest value is not above zero, or all values are equal, the axis is not changed.
     """
@@ -173,9 +174,11 @@ def log_scale(*panels: Axes) -> None:
         return
     axes = panels[0]
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(
-        LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 7))
-    )
+    if high > 10 * low:
+        steps = (1, 2, 5)
+    else:
+        steps = (1, 1.5, 2, 3, 4, 5, 7)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -190,14 +193,14 @@ def note(
     shift: tuple[float, float] = (0, 0),
     **look: Any,
 ) -> None:
-    """Write a small note into or next to a panel.
+    """Write a small text into or next to a panel.
 
     Parameters
     ----------
     axes, text
         The panel, and the text.
     place
-        Position of the note, in the coordinates ``x`` and ``y``.
+        Position of the text, in the coordinates that ``x`` and ``y`` specify.
     x, y
         Coordinates of the position: ``data``, or ``axes fraction`` for shares of the panel.
     shift
@@ -212,14 +215,14 @@ def note(
 
 
 def handle(label: str, look: Mapping[str, Any]) -> Line2D:
-    """Return an entry of a legend."""
+    """Return a line of matplotlib that serves as a legend entry with this label and look."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **look)
 
 
 def legend_beside(axes: Axes, handles: Sequence[Line2D], title: str) -> None:
-    """Draw the legend to the right of the axes, so that it hides nothing."""
+    """Draw the legend to the right of a panel, so that it covers no data."""
     legend = axes.legend(
         handles=handles,
         title=title,
@@ -236,9 +239,9 @@ def legend_beside(axes: Axes, handles: Sequence[Line2D], title: str) -> None:
 
 
 def color_bar(axes: Axes, image: AxesImage, name: str) -> None:
-    """Fill a narrow panel with the colour scale of an image."""
+    """Fill narrow axes with the colour scale of an image, such as a heat map."""
     figure = image.get_figure(root=True)
-    # The image has been drawn in a figure.
+    # The image has been drawn in a figure, so this only excludes None for the type checker.
     assert figure is not None
     bar = figure.colorbar(image, cax=axes)
     axes.spines[:].set_visible(False)

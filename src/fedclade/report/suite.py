@@ -1,4 +1,8 @@
-"""Comparisons of several scenarios in one report: an overview, mean ranks, published figures."""
+"""Comparisons of algorithms in several scenarios: overview, mean ranks and published figures.
+
+A scenario is a combination of data, model and settings in which all algorithms are run; a suite is
+a set of scenarios.
+"""
 
 from __future__ import annotations
 
@@ -48,42 +52,44 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 HEADING_WIDTH = 9
-"""Headings of scenarios are broken at spaces beyond this number of characters."""
+"""Number of characters beyond which the heading of a scenario is broken at spaces."""
 
 # Mean ranks over scenarios, with Friedman's test and Nemenyi's critical difference (Demšar 2006,
 # "Statistical comparisons of classifiers over multiple data sets", sections 3.2.2 and 3.2.4).
 
 MIN_SETS = 4
 MIN_METHODS = 3
-"""With fewer sets or methods, ranks are not meaningful."""
+"""Smallest numbers of sets (runs per method) and of methods for which ranks are meaningful."""
 
 LEVEL = 0.05
 """Significance level of Nemenyi's test."""
 
 LINE_HEIGHT = 0.5
 BAR_HEIGHT = 0.3
-"""Heights of a method and of a bar in the diagram, in units of its axes."""
+"""Heights of a method's line and of a bar in the diagram of mean ranks, in units of its axes."""
 
 INCHES_PER_UNIT = 0.55
+"""Height of one unit of the axes of the diagram of mean ranks, in inches."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Mean ranks of methods over sets, a set being one seed of one scenario; 1 is the best.
+    """Mean ranks of methods over sets; rank 1 is the best. A set is one seed of one scenario.
 
     Parameters
     ----------
     mean
-        Mean rank of each method, the best first.
+        Mean rank of each method, the best method first.
     sets
         Number of sets.
     scenarios
         Number of scenarios.
     p_value
-        p-value of Friedman's test that all methods are equal; None if they have the same scores
-        everywhere.
+        p-value of Friedman's test of the hypothesis that all methods are equal; None if all
+        methods have the same scores in all sets.
     critical
-        Smallest difference of two mean ranks that is significant, at a level of 5 %.
+        Smallest difference of two mean ranks that is significant at a level of 5 % (Nemenyi's
+        critical difference).
     """
 
     mean: Mapping[str, float]
@@ -93,7 +99,13 @@ class Ranks:
     critical: float
 
     def alike(self) -> list[tuple[str, str]]:
-        """Return the maximal groups without a significant difference, as first and last method."""
+        """Return the maximal groups of methods without a significant difference of mean ranks.
+
+        Returns
+        -------
+        list of tuple
+            The best and the worst method of each group.
+        """
         names = list(self.mean)
         last_alike: list[int] = []
         for name in names:
@@ -112,14 +124,17 @@ class Ranks:
 
     @property
     def title(self) -> str:
-        """Title of the table, with the numbers of scenarios and of runs."""
+        """Title of the table of mean ranks, with the numbers of scenarios and runs per method."""
         scenarios = count(self.scenarios, "scenario")
         return f"Mean ranks over {scenarios}, {count(self.sets, 'run')} each"
 
     @property
     def note(self) -> str:
-        """Explanation below the table."""
-        p_value = NONE if self.p_value is None else f"{self.p_value:.1g}"
+        """Note below the table of mean ranks, with results of Friedman's and Nemenyi's tests."""
+        if self.p_value is None:
+            p_value = NONE
+        else:
+            p_value = f"{self.p_value:.1g}"
         return (
             f"1 is the best. Friedman's p = {p_value}; ranks that differ by less than "
             f"{self.critical:.2f} do not differ significantly (Nemenyi, 5 %)."
@@ -127,11 +142,14 @@ class Ranks:
 
     @property
     def rows(self) -> list[list[str]]:
-        """Each method with its mean rank."""
+        """Rows of the table of mean ranks: each method with its mean rank as text."""
         return [[method, f"{mean_rank:.1f}"] for method, mean_rank in self.mean.items()]
 
     def table(self) -> Group:
-        """Return the ranks for the terminal; title and note are wider than the table."""
+        """Return the mean ranks for the terminal: title, table and note.
+
+        Title and note are separate from the table, as they are wider.
+        """
         table = new_table("")
         table.add_column("config", no_wrap=True)
         table.add_column("mean rank", justify="right")
@@ -140,31 +158,31 @@ class Ranks:
         return Group(Text(self.title, style="bold"), table, self.note)
 
     def markdown(self) -> str:
-        """Return the ranks as Markdown, with a title and a note."""
+        """Return the mean ranks as a Markdown table with a title and a note."""
         table = markdown_table(["config", "mean rank"], self.rows)
         return f"**{self.title}**\n\n{table}\n\n{self.note}"
 
 
 Set = tuple[str, int]
-"""Scenario and seed."""
+"""Scenario and seed: one run of each method, in which the methods are ranked."""
 
 
 def rank_methods(scores: Mapping[Set, Mapping[str, float]]) -> Ranks | None:
-    """Rank methods that have all run in the same sets; None if too few have.
+    """Rank methods in the sets in which all of them have been run; None if there are too few.
 
-    Methods are added in the order of how many sets they have run in. Of all such choices of
-    methods, with the sets in which all of them have run, the one with the most scenarios is
-    ranked, and of these the one with the most methods.
+    Methods are first sorted by the number of sets in which they have been run. For every number k,
+    the k first methods are compared on the sets in which all k have been run. The largest number of
+    scenarios decides which comparison is returned, and then the largest number of methods.
 
     Parameters
     ----------
     scores
-        Score of each method by scenario and seed; higher is better.
+        Score of each method by set (scenario and seed); higher is better.
     """
     choices = _list_choices(scores)
     if not choices:
         return None
-    from scipy import stats  # imported here because it takes long
+    from scipy import stats  # imported here because the import is slow
 
     methods, sets = max(choices, key=lambda choice: (_count_scenarios(choice[1]), len(choice[0])))
     rows = [_select_scores(scores[key], methods) for key in sets]
@@ -173,19 +191,25 @@ def rank_methods(scores: Mapping[Set, Mapping[str, float]]) -> Ranks | None:
     mean_ranks = stats.rankdata(-table, axis=1).mean(0).tolist()
     quantile = stats.studentized_range.ppf(1 - LEVEL, k, np.inf) / np.sqrt(2)
     critical = quantile * np.sqrt(k * (k + 1) / (6 * n))
-    with np.errstate(invalid="ignore"):  # equal scores everywhere have no p-value
+    with np.errstate(invalid="ignore"):  # the p-value of equal scores in all sets is 0 / 0
         p_value = float(stats.friedmanchisquare(*table.T).pvalue)
+    if not np.isfinite(p_value):
+        p_value = None
     return Ranks(
         {method: rank for rank, method in sorted(zip(mean_ranks, methods, strict=True))},
         sets=n,
         scenarios=_count_scenarios(sets),
-        p_value=p_value if np.isfinite(p_value) else None,
+        p_value=p_value,
         critical=float(critical),
     )
 
 
 def _list_choices(scores: Mapping[Set, Mapping[str, float]]) -> list[tuple[list[str], list[Set]]]:
-    """Return all large enough choices of methods, with the sets in which all of them have run."""
+    """Return the selections of methods that can be ranked, each with its sets.
+
+    A set is one seed of one scenario. The sets of a selection are those in which all its methods
+    have been run. A selection has at least ``MIN_METHODS`` methods and ``MIN_SETS`` sets.
+    """
     n_sets: dict[str, int] = defaultdict(int)
     for by_method in scores.values():
         for method in by_method:
@@ -201,15 +225,20 @@ def _list_choices(scores: Mapping[Set, Mapping[str, float]]) -> list[tuple[list[
 
 
 def _count_scenarios(sets: Sequence[Set]) -> int:
+    """Return the number of different scenarios among sets of scenario and seed."""
     return len({scenario for scenario, _ in sets})
 
 
 def _select_scores(by_method: Mapping[str, float], methods: Sequence[str]) -> list[float]:
+    """Return the scores of the given methods in one set, in the order of the methods."""
     return [by_method[method] for method in methods]
 
 
 def rank_figure(ranks: Ranks) -> Figure:
-    """Draw the critical-difference diagram: methods on an axis of ranks, bars over similar ones."""
+    """Draw the critical-difference diagram of mean ranks (Demšar 2006).
+
+    Methods are marked on an axis of ranks; a bar joins methods without a significant difference.
+    """
     names = list(ranks.mean)
     bars = ranks.alike()
     n_left = (len(names) + 1) // 2  # methods whose labels are at the left
@@ -230,10 +259,11 @@ def rank_figure(ranks: Ranks) -> Figure:
     for i, name in enumerate(names):
         if i < n_left:
             y = -top - LINE_HEIGHT * i
-            _draw_method(axes, name, ranks.mean[name], y, low - margin, is_left=True)
+            end = low - margin
         else:
             y = -top - LINE_HEIGHT * (len(names) - 1 - i)
-            _draw_method(axes, name, ranks.mean[name], y, high + margin, is_left=False)
+            end = high + margin
+        _draw_method(axes, name, rank=ranks.mean[name], y=y, end=end, is_left=i < n_left)
     for row, (first, last) in enumerate(bars, start=1):
         ends = [ranks.mean[first] - margin / 3, ranks.mean[last] + margin / 3]
         height = -BAR_HEIGHT * row
@@ -249,30 +279,51 @@ def rank_figure(ranks: Ranks) -> Figure:
 
 
 def _draw_method(
-    axes: Axes, name: str, rank: float, y: float, end: float, *, is_left: bool
+    axes: Axes, name: str, *, rank: float, y: float, end: float, is_left: bool
 ) -> None:
-    """Draw the line from a method's place on the axis of ranks to its label."""
+    """Draw the line from a method's position on the axis of ranks to its label.
+
+    Parameters
+    ----------
+    axes
+        Axes of the diagram.
+    name
+        Name of the method.
+    rank
+        Mean rank of the method.
+    y
+        Height of the label.
+    end
+        Horizontal position of the label.
+    is_left
+        Whether the label is at the left of the diagram.
+    """
     axes.plot([rank, rank, end], [0, y, y], color=style.MUTED, lw=0.8, gid="method")
-    text = f" {name}  {rank:.1f} " if is_left else f" {rank:.1f}  {name} "
-    side = "right" if is_left else "left"
+    if is_left:
+        text = f" {name}  {rank:.1f} "
+        side = "right"
+    else:
+        text = f" {rank:.1f}  {name} "
+        side = "left"
     axes.text(end, y, text, ha=side, va="center", fontsize=9.5, color=style.INK)
 
 
-# Published figures of some scenarios, next to the results of this library.
+# Published results of some scenarios, next to the results of this library.
 
 
 @dataclass(frozen=True, eq=False)
 class PublishedFigures:
-    """Figures published by one source next to own results: means over each group of scenarios.
+    """Table of results published by one source, next to results of this library.
 
-    A mean is given only if a configuration has run in all scenarios of the group.
+    Each number is a mean over a group of scenarios. The result of this library is given only if a
+    configuration has been run in all scenarios of the group.
 
     Parameters
     ----------
     groups
-        Published figures of each group of scenarios.
+        Published results of each group of scenarios.
     means
-        Own score by configuration and scenario, in the unit of the published figures.
+        Score of this library by configuration and scenario, in the unit of the published results.
     """
 
     groups: Sequence[Printed]
@@ -280,12 +331,12 @@ class PublishedFigures:
 
     @property
     def title(self) -> str:
-        """Title of the table."""
+        """Title of the table of published and reproduced results, with the source."""
         return f"Published by {self.groups[0].source}, and reproduced with fedclade"
 
     @property
     def columns(self) -> list[str]:
-        """Headings of the table."""
+        """Headings of the table of published and reproduced results."""
         columns = ["config"]
         for group in self.groups:
             columns += [f"{group.name}, published", f"{group.name}, fedclade"]
@@ -293,7 +344,7 @@ class PublishedFigures:
 
     @cached_property
     def rows(self) -> list[list[str]]:
-        """Cells of each configuration that has a published figure or an own result."""
+        """Cells of each configuration that has a published or a reproduced result."""
         labels = dict.fromkeys(self.means)
         for group in self.groups:
             labels.update(dict.fromkeys(group.figures))
@@ -308,7 +359,7 @@ class PublishedFigures:
         return rows
 
     def table(self) -> Table:
-        """Return the table for the terminal."""
+        """Return the published and reproduced results as a table for the terminal."""
         table = new_table(self.title, collapse_padding=True)
         for name in self.columns:
             side = "left" if name == "config" else "right"
@@ -318,15 +369,18 @@ class PublishedFigures:
         return table
 
     def markdown(self) -> str:
-        """Return the table as Markdown, with a title."""
+        """Return the published and reproduced results as a Markdown table with a title."""
         return f"**{self.title}**\n\n{markdown_table(self.columns, self.rows)}"
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """Return the published figures of each group, and the own means as ``ours``."""
+        """Return a dictionary for each group, with published results and our means (``ours``)."""
         return [{**asdict(group), "ours": self._group_means(group)} for group in self.groups]
 
     def _group_means(self, group: Printed) -> dict[str, float]:
-        """Return the mean over a group of each configuration that has run in all of it."""
+        """Return each configuration's mean score over the scenarios of a group.
+
+        Only configurations that have been run in all scenarios of the group are included.
+        """
         means: dict[str, float] = {}
         for label, scores in self.means.items():
             if scores.keys() >= {*group.scenarios}:
@@ -335,23 +389,26 @@ class PublishedFigures:
 
 
 def _write_figure(figures: Mapping[str, float], label: str) -> str:
-    return number(figures[label], 1) if label in figures else ""
+    """Return a configuration's result as text; empty if the configuration has no result."""
+    if label not in figures:
+        return ""
+    return number(figures[label], 1)
 
 
 ORACLE = "oracle"
-"""Algorithm that is given the true clusters; it has no rank."""
+"""Algorithm that is given the true clusters, and is therefore not ranked."""
 
 
 @dataclass(frozen=True, eq=False)
 class SuiteComparison(ComparisonFiles):
-    """Comparison of algorithms in several scenarios, one below the other.
+    """Comparison of algorithms in several scenarios.
 
     Parameters
     ----------
     scenarios
-        Comparison of each scenario, by its name.
+        Comparison of the algorithms in each scenario, by the scenario's name.
     printed
-        Published figures of some scenarios, for a table of these and the own results.
+        Published results in some of the scenarios, which are shown next to own results.
 
     Raises
     ------
@@ -364,31 +421,36 @@ class SuiteComparison(ComparisonFiles):
 
     def __post_init__(self) -> None:
         if not self.scenarios:
-            raise ConfigError("a suite should have at least 1 scenario, got 0")
+            raise ConfigError("a comparison of scenarios should have at least 1 scenario, got 0")
 
     def table(self, width: int | None = None) -> Group:
-        """Return the tables for the terminal: each scenario, overview, ranks, published figures.
+        """Return all tables for the terminal: scenarios, overview, mean ranks, published results.
 
-        See :meth:`Comparison.table`.
+        Parameters
+        ----------
+        width
+            Number of characters in a line of the terminal; see :meth:`Comparison.table`.
         """
         parts: list[RenderableType] = []
         parts += [comparison.table(width) for comparison in self.scenarios.values()]
         parts += self.overview(width)
         if self.ranks is not None:
             parts.append(self.ranks.table())
-        parts += [published.table() for published in self._published]
+        parts += [published.table() for published in self._published_tables]
         return Group(*parts)
 
     def overview(self, width: int | None = None) -> list[Table]:
-        """Return algorithms by scenarios for the terminal: mean scores, and ARI where known.
+        """Return tables of algorithms by scenarios for the terminal, with mean scores and ARI.
+
+        The ARI (adjusted Rand index of the clusters) is given where the true clusters are known.
 
         Parameters
         ----------
         width
-            Columns of the terminal; a wider overview is divided into several tables, one below
-            the other. By default there is one table.
+            Number of characters in a line of the terminal. A wider overview is divided into
+            several tables, one below the other. By default there is one table.
         """
-        headings = [wrap_heading(name, HEADING_WIDTH) for name in self._headings]
+        headings = [wrap_heading(name, HEADING_WIDTH) for name in self._scenario_headings]
         cells = self._cells(write_score)
         blocks = _divide_columns(headings, cells, width)
         tables: list[Table] = []
@@ -404,7 +466,19 @@ class SuiteComparison(ComparisonFiles):
         cells: Mapping[str, Sequence[str]],
         places: Sequence[int],
     ) -> Table:
-        """Return the overview of the scenarios at the given positions."""
+        """Return the part of the overview with the scenarios at the given positions.
+
+        Parameters
+        ----------
+        title
+            Title of the table; may be empty.
+        headings
+            Headings of all scenarios.
+        cells
+            Texts of all scenarios, by the label of a configuration.
+        places
+            Positions of the included scenarios.
+        """
         table = new_table(title, collapse_padding=True)
         table.add_column("config", no_wrap=True)
         for place in places:
@@ -419,15 +493,18 @@ class SuiteComparison(ComparisonFiles):
 
     @property
     def columns(self) -> Mapping[str, Sequence[str]]:
-        """Cells of each column of the overview, by its heading."""
+        """Texts of each column of the overview (one per scenario), by the column's heading."""
         cells = self._cells(write_with_interval)
         columns: dict[str, list[str]] = {"config": list(cells)}
-        for place, heading in enumerate(self._headings):
+        for place, heading in enumerate(self._scenario_headings):
             columns[heading] = [row[place] for row in cells.values()]
         return columns
 
     def frame(self) -> DataFrame:
-        """Return the numbers of :meth:`csv` as a data frame; see :meth:`Comparison.frame`."""
+        """Return the numbers of :meth:`csv` as a pandas data frame, one row per configuration.
+
+        See :meth:`Comparison.frame`.
+        """
         frames = [
             comparison.frame().assign(scenario=name) for name, comparison in self.scenarios.items()
         ]
@@ -442,10 +519,10 @@ class SuiteComparison(ComparisonFiles):
         """Return the overview and the table of every scenario as Markdown."""
         cells = self._cells(write_with_interval)
         rows = [[label, *row] for label, row in cells.items()]
-        parts = [f"**{self.title}**", markdown_table(["config", *self._headings], rows)]
+        parts = [f"**{self.title}**", markdown_table(["config", *self._scenario_headings], rows)]
         if self.ranks is not None:
             parts.append(self.ranks.markdown())
-        parts += [published.markdown() for published in self._published]
+        parts += [published.markdown() for published in self._published_tables]
         parts.append("\n".join(comparison.markdown() for comparison in self.scenarios.values()))
         return "\n\n".join(parts)
 
@@ -458,26 +535,25 @@ class SuiteComparison(ComparisonFiles):
         return csv_table(rows)
 
     def json(self) -> str:
-        """Return comparisons by scenario, ranks and published figures as JSON.
+        """Return the comparisons by scenario, mean ranks and published results as JSON.
 
         See :meth:`Comparison.json`.
         """
-        content: dict[str, Any] = {
-            "scenarios": {
-                name: json.loads(comparison.json()) for name, comparison in self.scenarios.items()
-            }
+        scenarios = {
+            name: json.loads(comparison.json()) for name, comparison in self.scenarios.items()
         }
+        content: dict[str, Any] = {"scenarios": scenarios}
         if self.ranks is not None:
             content["ranks"] = asdict(self.ranks)
         groups: list[dict[str, Any]] = []
-        for published in self._published:
+        for published in self._published_tables:
             groups += published.as_dicts()
         if groups:
             content["printed"] = groups
         return json.dumps(content, indent=2) + "\n"
 
     def figure(self) -> Figure:
-        """Draw a panel for each scenario; see `suite_figure`."""
+        """Draw the mean scores in a panel for each scenario; see `suite_figure`."""
         panels = {
             name: (self._score_of[name], comparison.rows)
             for name, comparison in self.scenarios.items()
@@ -485,7 +561,13 @@ class SuiteComparison(ComparisonFiles):
         return suite_figure(panels)
 
     def figures(self) -> dict[str, Figure]:
-        """Draw the panels, and the diagram of mean ranks as ``ranks``, if there are any."""
+        """Draw the panels of scenarios and, if methods are ranked, the diagram of mean ranks.
+
+        Returns
+        -------
+        dict
+            Figures by file name without ending: ``comparison`` and ``ranks``.
+        """
         figures = super().figures()
         if self.ranks is not None:
             figures["ranks"] = rank_figure(self.ranks)
@@ -495,7 +577,7 @@ class SuiteComparison(ComparisonFiles):
     def ranks(self) -> Ranks | None:
         """Mean ranks of all configurations except the oracle; None if too few can be ranked.
 
-        A rank is that of one seed in one scenario, by the metric of the overview.
+        Configurations are ranked in each run (seed and scenario), by the metric of the overview.
         """
         scores: dict[Set, dict[str, float]] = defaultdict(dict)
         for name, comparison in self.scenarios.items():
@@ -508,8 +590,8 @@ class SuiteComparison(ComparisonFiles):
         return rank_methods(scores)
 
     @cached_property
-    def _published(self) -> list[PublishedFigures]:
-        """Published figures with own results, one object for each source."""
+    def _published_tables(self) -> list[PublishedFigures]:
+        """Tables that compare published results with our results, one table for each source."""
         means: dict[str, dict[str, float]] = defaultdict(dict)
         for name, comparison in self.scenarios.items():
             score = self._score_of[name]
@@ -525,30 +607,35 @@ class SuiteComparison(ComparisonFiles):
 
     @cached_property
     def _score_of(self) -> dict[str, Score]:
-        """Metric of each scenario: the first that all scenarios have, or else its own first."""
+        """Metric of each scenario, by the scenario's name.
+
+        It is the first metric that all scenarios have or, without such a metric, the main metric of
+        each scenario.
+        """
         comparisons = list(self.scenarios.values())
-        shared = [
-            score
-            for score in comparisons[0].scores
-            if all(score in comparison.scores for comparison in comparisons)
-        ]
+        shared = list(comparisons[0].scores)
+        for comparison in comparisons[1:]:
+            shared = [score for score in shared if score in comparison.scores]
         return {
             name: (shared or comparison.scores)[0] for name, comparison in self.scenarios.items()
         }
 
     @property
     def title(self) -> str:
-        """Title of the overview, with the metric if all scenarios have the same."""
+        """Title of the overview; it names the metric if all scenarios have the same metric."""
         scores = set(self._score_of.values())
         subject = "Scores"
         if len(scores) == 1:
             score = scores.pop()
-            subject = f"{score.title} in percent" if score.share else score.title
+            if score.share:
+                subject = f"{score.title} in percent"
+            else:
+                subject = score.title
         return f"{subject}, mean of the clients and seeds; ARI where the true clusters are known"
 
     @property
-    def _headings(self) -> list[str]:
-        """Names of the scenarios, with their metrics if these differ."""
+    def _scenario_headings(self) -> list[str]:
+        """Headings of the overview: names of the scenarios, with their metrics if these differ."""
         scores = self._score_of
         if len(set(scores.values())) == 1:
             return list(scores)
@@ -556,7 +643,7 @@ class SuiteComparison(ComparisonFiles):
 
     @cached_property
     def _by_label(self) -> dict[str, list[ComparisonRow | None]]:
-        """Row of each configuration in every scenario; None where it has not run."""
+        """Row of each configuration in every scenario; None where the configuration was not run."""
         rows = [_index_rows(comparison) for comparison in self.scenarios.values()]
         labels = all_labels(comparison.rows for comparison in self.scenarios.values())
         by_label: dict[str, list[ComparisonRow | None]] = {}
@@ -565,7 +652,10 @@ class SuiteComparison(ComparisonFiles):
         return by_label
 
     def _cells(self, write: Callable[[Score, Estimate | None], str]) -> dict[str, list[str]]:
-        """Return the score of each configuration in every scenario, with its ARI if known."""
+        """Return the text of each configuration in every scenario: its score and ARI, if known.
+
+        ``write`` makes the text of a score from the metric and its estimate.
+        """
         scores = list(self._score_of.values())
         cells: dict[str, list[str]] = {}
         for label, rows in self._by_label.items():
@@ -577,7 +667,22 @@ class SuiteComparison(ComparisonFiles):
 def _divide_columns(
     headings: Sequence[str], cells: Mapping[str, Sequence[str]], width: int | None
 ) -> list[list[int]]:
-    """Divide the places of columns into blocks that fit into ``width``, the labels included."""
+    """Divide the columns of a table into blocks, so that each block fits into a terminal.
+
+    Parameters
+    ----------
+    headings
+        Headings of the columns.
+    cells
+        Texts of all columns, by the label of a row.
+    width
+        Number of characters in a line; each block also needs a column of labels.
+
+    Returns
+    -------
+    list of list
+        Positions of the columns in each block.
+    """
     label_width = max(len(label) for label in ["config", *cells])
     blocks: list[list[int]] = []
     used = 0
@@ -596,7 +701,7 @@ def _divide_columns(
 def _rankable_score(score: Score, summary: Mapping[str, Any]) -> float | None:
     """Return a run's mean score, negated if lower scores are better.
 
-    None if the run has no score or is the oracle's.
+    None if the score is missing or not finite, or if the run is an oracle's.
     """
     if summary["algorithm"] == ORACLE or not score.is_of(summary):
         return None
@@ -607,14 +712,20 @@ def _rankable_score(score: Score, summary: Mapping[str, Any]) -> float | None:
 
 
 def _index_rows(comparison: Comparison) -> dict[str, ComparisonRow]:
+    """Return the rows of a comparison by the labels of their configurations."""
     return {row.label: row for row in comparison.rows}
 
 
 def _write_cell(
     score: Score, row: ComparisonRow | None, write: Callable[[Score, Estimate | None], str]
 ) -> str:
-    """Write a score, with the ARI if known; empty for a configuration that has not run."""
+    """Return a score and, if known, the ARI as text; empty if the configuration has not been run.
+
+    ``write`` makes the text of the score from the metric and its estimate.
+    """
     if row is None:
         return ""
     text = with_number(row, score, write)
-    return text if row.ari is None else f"{text}  {number(row.ari.mean)}"
+    if row.ari is None:
+        return text
+    return f"{text}  {number(row.ari.mean)}"

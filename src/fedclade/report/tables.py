@@ -1,6 +1,6 @@
 """Tables and the parameter tree of a run, for the terminal.
 
-Everything here is a `rich` renderable: coloured in a terminal, plain text anywhere else.
+All results are `rich` renderables: coloured in a terminal, plain text anywhere else.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from fedclade.report.figures import save_figures
 from fedclade.report.formats import count, duration, number, percent, shortened, traffic
 from fedclade.report.run_view import Outcome
 from fedclade.report.score import Score
-from fedclade.runs import Newcomers, Run, events_of, score_columns
+from fedclade.runs import ADVICE, Newcomers, Run, diverged_clients, events_of, score_columns
 from fedclade.tasks import RIGHT
 
-# Text in a report can come from other parties: names of clients, errors of nodes. Control
-# characters in it must not reach a terminal.
+# Text in a report can come from other parties, such as names of clients and errors of nodes. Its
+# control characters must not reach a terminal, which would execute them.
 
 _CONTROL_CODES = [*range(9), *range(11, 32), *range(127, 160)]  # all but tab and new line
 _DIRECTION_CODES = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F]
 _HIDDEN = dict.fromkeys(_CONTROL_CODES + _DIRECTION_CODES)
 
 HEADING_WIDTH = 10
-"""Headings of tables are broken at spaces beyond this number of characters."""
+"""Number of characters beyond which headings of tables are broken at spaces."""
 
 
 def visible(text: str) -> str:
-    r"""Return a text without control characters and without marks that change its direction.
+    r"""Remove from a text all control characters and all marks that change its direction.
 
     >>> visible("client \x1b[31m7\x07")
     'client [31m7'
@@ -77,7 +77,7 @@ class Terminal(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Render an object as segments, with control characters removed from their text."""
+        """Render an object as segments, and remove the control characters from their text."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
@@ -99,7 +99,7 @@ def new_table(title: str, **changes: Any) -> Table:
 
 
 def wrap_heading(name: str, width: int = HEADING_WIDTH) -> str:
-    """Break a heading into lines of at most ``width`` characters, at spaces only."""
+    """Break a heading at spaces into lines of at most ``width`` characters."""
     return fill(name, width, break_long_words=False)
 
 
@@ -111,24 +111,35 @@ CRITERIA = {
     "alpha_cross_max": "α cross max",
     "gamma_bound": "γ bound",
 }
-"""Headings of the numbers that decide a split."""
+"""Headings of the numbers that decide a split by CFL's thresholds."""
 
 TEST_CRITERIA = {"p_value": "p-value", "gain": "gain"}
-"""Headings of the numbers that decide a split by a test."""
+"""Headings of the numbers that decide a split by a statistical test."""
 
 CHECK_COLUMNS = (
     "round",
     "clusters",
     "p-value",
     "significance level",
+    "e-value",
+    "test",
+    "level left",
+    "smallest group",
     "gain per client",
     "gain of current clusters",
     "median γ",
 )
+"""Headings of the table of checks."""
+
+MAIN_CHECK_COLUMNS = ("round", "clusters", "p-value", "significance level", "smallest group")
+"""Headings of the columns that fit into a terminal of 80 characters."""
 
 
 def decision_tables(run: Run) -> list[Table]:
-    """Return the tables of splits and checks; tables without rows are left out."""
+    """Return the tables of a run's decisions about clusters: splits and checks.
+
+    A table without rows is left out.
+    """
     tables: list[Table] = []
     if events_of(run.events, ClusterSplit, Rejected):
         tables.append(event_table(run))
@@ -138,7 +149,7 @@ def decision_tables(run: Run) -> list[Table]:
 
 
 def event_table(run: Run) -> Table:
-    """Return the splits of a run with their criteria (CFL eqs. 25, 32, 33 and 39)."""
+    """Return the table of a run's splits with their criteria (CFL eqs. 25, 32, 33 and 39)."""
     table = new_table("Splits", collapse_padding=True)
     splits = events_of(run.events, ClusterSplit)
     is_tested = any(split.p_value is not None for _, split in splits)
@@ -161,7 +172,7 @@ def event_table(run: Run) -> Table:
 
 
 def _list_remarks_on_splits(run: Run) -> list[str]:
-    """Return the lines below the table of splits."""
+    """Return the lines below the table of splits: clustering steps and rejected bi-partitions."""
     remarks: list[str] = []
     if not events_of(run.events, ClusterSplit):
         remarks.append("No cluster was split.")
@@ -178,21 +189,53 @@ def _list_remarks_on_splits(run: Run) -> list[str]:
 
 
 def check_table(run: Run) -> Table:
-    """Return the checks of replicated clustering: the result of each, and the decision."""
+    """Return the table of a run's checks of its clusters, with the result and decision of each.
+
+    A check is a statistical test of the clusters, in replicated clustering or in CFL with a test.
+    The table has the main columns only, so that it fits into a terminal; the page of the report has
+    all of them (:data:`CHECK_COLUMNS`).
+    """
     table = new_table("Checks", collapse_padding=True)
-    for column in CHECK_COLUMNS:
+    for column in MAIN_CHECK_COLUMNS:
         heading = wrap_heading(column)
         if column == "clusters":
             table.add_column(heading, justify="left")
         else:
             table.add_column(heading, justify="right", no_wrap=True)
+    places = [CHECK_COLUMNS.index(column) for column in MAIN_CHECK_COLUMNS]
     for row in check_rows(events_of(run.events, Tested, Checked, Regrouped)):
-        table.add_row(*row)
+        table.add_row(*(row[place] for place in places))
+    table.caption = (
+        "A check accepts new clusters only if its p-value is at most its significance level. The "
+        "report page has more columns, and explains them."
+    )
     return table
 
 
+UNIT_OF_GAIN = (
+    "This gain is about updates, not about scores: the mean squared error of a client’s update that "
+    "the clusters’ means avoid, with updates of length 1; 0 is one cluster for all."
+)
+"""Sentence that explains in captions what the gain of clusters in a check is."""
+
+
+SMALLEST_GROUP_NOTE = (
+    "A group with fewer clients than the smallest group could not have been found by this check "
+    "alone, however much it differs from all other clients. Each of the first tests has a "
+    "significance level of its own. All later tests share one level: their p-value is the inverse "
+    "of the running sum of their e-values."
+)
+"""Sentences that explain in captions the smallest group and the levels of repeated checks."""
+
+
 def check_rows(checks: Sequence[tuple[int, Check]]) -> list[list[str]]:
-    """Return the rows of checks with their rounds; equal consecutive ones share a row."""
+    """Return the rows of a table of checks; consecutive checks with equal results share a row.
+
+    Parameters
+    ----------
+    checks
+        Checks with their rounds.
+    """
     rows: list[list[str]] = []
     for cells, equal in groupby(checks, key=lambda entry: _check_cells(entry[1])):
         rounds = [round_number for round_number, _ in equal]
@@ -204,25 +247,60 @@ def check_rows(checks: Sequence[tuple[int, Check]]) -> list[list[str]]:
 
 
 def _check_cells(check: Check) -> list[str]:
-    values = (check.p_value, check.level, check.gain, check.gain_before)
-    gamma = "∞" if check.gamma is None else number(check.gamma)
-    return [clusters_text(check), *(f"{value:.2g}" for value in values), gamma]
+    """Return the cells of a check's row, without the round."""
+    if check.gamma is None:
+        gamma = "∞"
+    else:
+        gamma = number(check.gamma)
+    return [
+        clusters_text(check),
+        f"{check.p_value:.2g}",
+        f"{check.level:.2g}",
+        _write_if_known(check.e_value),
+        "" if check.tests is None else str(check.tests),
+        _write_if_known(check.level_left),
+        _describe_smallest_group(check),
+        f"{check.gain:.2g}",
+        f"{check.gain_before:.2g}",
+        gamma,
+    ]
+
+
+def _write_if_known(value: float | None) -> str:
+    """Return a number as text with two significant digits; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:.2g}"
+
+
+def _describe_smallest_group(check: Check) -> str:
+    """Return the size of the smallest group that a check could find, as text.
+
+    The text is "none" if the check could find no group, and empty if the size is unknown.
+    """
+    if check.smallest_group is None:
+        return ""
+    if check.smallest_group == 0:
+        return "none"
+    return str(check.smallest_group)
 
 
 def clusters_text(check: Check) -> str:
-    """Return the sizes of a check's clusters, and the decision about them."""
+    """Return the sizes of the clusters that a check found, and the decision about them."""
     if isinstance(check, Regrouped):
         decision = "changed to"
     elif isinstance(check, Tested):
         decision = "found"
     else:
         decision = "unchanged"
-    where = f" in cluster {check.node}" if check.node else ""
+    where = ""
+    if check.node:
+        where = f" in cluster {check.node}"
     return f"{decision} {cluster_sizes(check)}{where}"
 
 
 def cluster_sizes(event: ClusterSplit | Check, limit: int = 12) -> str:
-    """Return the sizes of an event's clusters; beyond ``limit`` clusters, only their number."""
+    """Return the sizes of an event's clusters as text; at most ``limit`` clusters are listed."""
     sizes = [str(len(cluster)) for cluster in event.clusters[:limit]]
     n_hidden = len(event.clusters) - limit
     if n_hidden > 0:
@@ -231,7 +309,7 @@ def cluster_sizes(event: ClusterSplit | Check, limit: int = 12) -> str:
 
 
 def criterion_text(criterion: tuple[str, float]) -> tuple[str, str]:
-    """Return the name and the text of one number that decided a split."""
+    """Return the name and the text of a number that decided a split, given its key and value."""
     key, value = criterion
     if key == "p_value":
         return "p-value", f"{value:.2g}"
@@ -240,7 +318,7 @@ def criterion_text(criterion: tuple[str, float]) -> tuple[str, str]:
 
 
 def _describe_clustering(round_number: int, step: Clustered) -> str:
-    """Describe the result of a step of hierarchical clustering."""
+    """Describe the result of a step of hierarchical clustering in one line."""
     n_clients = sum(step.sizes)
     text = f"Round {round_number}: {count(len(step.sizes), 'cluster')} by {step.metric} distance"
     text += f" and {step.linkage} linkage"
@@ -257,7 +335,15 @@ def _describe_clustering(round_number: int, step: Clustered) -> str:
 
 
 def newcomer_table(newcomers: Newcomers, run: Run) -> Table:
-    """Return one row for each newcomer to a run, with the means in the last."""
+    """Return the table of newcomers to a run, with means in the footer.
+
+    Parameters
+    ----------
+    newcomers
+        Result of assigning the newcomers to clusters of the run.
+    run
+        The run.
+    """
     table = new_table("Newcomers", show_footer=True, collapse_padding=True)
     summary = newcomers.summary
     score = Score.named(newcomers.metric, run.summary)
@@ -266,9 +352,10 @@ def newcomer_table(newcomers: Newcomers, run: Run) -> Table:
     right = summary[RIGHT]
 
     table.add_column("client", footer="mean", no_wrap=True)
-    table.add_column(
-        "path in tree", footer="" if right is None else f"assigned correctly {number(right)}"
-    )
+    footer = ""
+    if right is not None:
+        footer = f"assigned correctly {number(right)}"
+    table.add_column("path in tree", footer=footer)
     for name in (f"{measure} to chosen child", f"{measure} to other child", "smallest margin"):
         table.add_column(escape(wrap_heading(name)), justify="right")
     models = (
@@ -284,20 +371,15 @@ def newcomer_table(newcomers: Newcomers, run: Run) -> Table:
 
     for row in newcomers.rows:
         cells = [score.text(row[column]) for column in columns]
-        table.add_row(
-            escape(row["name"]),
-            _describe_path(row),
-            _join_numbers(row["scores"]),
-            _join_numbers(row["others"]),
-            number(row["margin"]),
-            *cells,
-        )
+        path = [escape(row["name"]), _describe_path(row)]
+        similarities = [_join_numbers(row["scores"]), _join_numbers(row["others"])]
+        table.add_row(*path, *similarities, number(row["margin"]), *cells)
     table.caption = "\n".join(_list_remarks_on_newcomers(summary))
     return table
 
 
 def _list_remarks_on_newcomers(summary: Mapping[str, Any]) -> list[str]:
-    """Return the lines below the table of newcomers."""
+    """Return the lines below the table of newcomers, which explain its columns."""
     rounds = count(summary["rounds_alone"], "round")
     total = summary["newcomers"]
     remarks = [
@@ -322,7 +404,11 @@ def _list_remarks_on_newcomers(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_path(row: Mapping[str, Any]) -> Text:
-    """Return a newcomer's path from the root, marked if it fits no cluster or is wrong."""
+    """Return a newcomer's path from the root to its assigned node in the parameter tree.
+
+    The text states if the newcomer fits no cluster, or if the clients of its assigned cluster have
+    another true cluster.
+    """
     text = Text(" > ".join(str(node) for node in row["path"]))
     if not row["fits"]:
         text.append(" fits no cluster", style="bold yellow")
@@ -332,6 +418,7 @@ def _describe_path(row: Mapping[str, Any]) -> Text:
 
 
 def _join_numbers(values: Sequence[float | None]) -> str:
+    """Return numbers as text, separated by spaces; a dash if there are no numbers."""
     if not values:
         return number(None)
     return " ".join(number(value) for value in values)
@@ -340,7 +427,7 @@ def _join_numbers(values: Sequence[float | None]) -> str:
 # The summary of a run, its clusters and its tree.
 
 MAX_CLUSTERS = 40
-"""Largest number of listed clusters; of the rest only the number is shown."""
+"""Largest number of clusters that a table lists; further clusters are only counted."""
 
 QUANTILES = {
     "min": "min",
@@ -349,13 +436,14 @@ QUANTILES = {
     "p90": "p90",
     "worst tenth": "worst10_mean",
 }
+"""Keys of quantiles in ``summary.json``, by their names in the summary of a run."""
 
 MAX_DEPTH = 12
-"""Number of levels of the tree that are shown: deeper ones leave no room for text."""
+"""Number of levels of the tree that are shown: deeper levels would leave no room for text."""
 
 
 def run_table(run: Run) -> Table:
-    """Return the summary of a run, one fact a line."""
+    """Return the summary of a run as a table for the terminal, with one fact per line."""
     table = new_table(queries.heading(run), show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
@@ -365,7 +453,7 @@ def run_table(run: Run) -> Table:
 
 
 def cluster_table(run: Run) -> Table:
-    """Return the current clusters: their members and scores, and the norms of the last round."""
+    """Return a run's table of current clusters: members, scores, and norms of the last updates."""
     outcome = Outcome.of(run)
     norms = {row["node"]: row for row in run.cluster_rows}
     table = new_table("Clusters")
@@ -389,21 +477,26 @@ def cluster_table(run: Run) -> Table:
 
 
 def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
-    """Return a parameter tree from the root to the current clusters.
+    """Return a parameter tree, from the root to the current clusters, for the terminal.
 
     Parameters
     ----------
     tree
-        The tree, of a finished run or of a run in progress.
+        Parameter tree of a finished run or of a run in progress.
     run
         Source of the clients' names, the clusters' scores and, if known, the true clusters.
-        Without it, the view contains only the tree's own data.
+        Without it, the view contains only data of the tree.
     """
-    last_round = None if run is None else run.model_round
-    outcome = None if run is None else Outcome.of(run)
+    if run is None:
+        last_round = None
+        outcome = None
+    else:
+        last_round = run.model_round
+        outcome = Outcome.of(run)
     root = tree.nodes[0]
     view = Tree(_describe_node(root, tree, last_round, outcome), guide_style="dim")
-    pending = [(root, view, 0)]  # a stack, as a tree can be deeper than Python's
+    # No recursion: a tree can be deeper than Python's recursion limit.
+    pending = [(root, view, 0)]
     while pending:
         node, branch, depth = pending.pop()
         children = tree.children(node.id)
@@ -420,7 +513,10 @@ def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
 
 
 def facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a run's summary: name and value, the name empty for a further line."""
+    """Yield the lines of a run's summary as pairs of name and value.
+
+    The name is empty for a line that continues the line before.
+    """
     summary = run.summary
     yield "model", f"{summary['model']}, {count(summary['rounds'], 'round')} on {summary['device']}"
     if stopped := summary.get("stopped"):
@@ -438,6 +534,8 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     yield from _target_facts(summary)
     yield from _connection_facts(run)
     yield from _reply_facts(run)
+    if not run.has_diverged:
+        yield from _divergence_facts(run)
     yield from _sum_facts(run)
     if privacy := summary.get("privacy"):
         yield "privacy", _describe_privacy(**privacy)
@@ -452,7 +550,7 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _score_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the mean, the standard deviation and the quantiles of each metric."""
+    """Yield summary lines with mean, standard deviation and quantiles of each metric."""
     for score in Score.all_of(summary):
         spread = summary[score.name]
         scored = score.clients(summary)
@@ -470,7 +568,7 @@ def _score_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _chosen_round_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the scores of the round that is best on validation data; nothing without such data."""
+    """Yield summary lines about the round that is best on validation data, if there is any."""
     chosen = summary.get("chosen")
     if not chosen:
         return
@@ -493,9 +591,20 @@ def _chosen_round_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]
 
 
 def _cluster_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the number and the sizes of the clusters, and how well they recover the true ones."""
+    """Yield summary lines about the clusters: number, sizes, and agreement with the true clusters.
+
+    For a run that diverged, the lines instead report the number of diverged clients.
+    """
+    if diverged := summary.get("diverged"):
+        clients = f"{diverged['clients']:,} of {count(diverged['of'], 'client')}"
+        yield "diverged", f"{clients}, from round {diverged['round']} on; no clusters are shown"
+        yield "", f"the models are of no use: {ADVICE}"
+        return
     clusters = summary["clusters"]
-    known = "" if clusters["true"] is None else f", {clusters['true']} true"
+    if clusters["true"] is None:
+        known = ""
+    else:
+        known = f", {clusters['true']} true"
     sizes = shortened([str(size) for size in clusters["sizes"]])
     yield "clusters", f"{clusters['found']} found{known}; sizes {sizes}"
     if clusters["ari"] is None:
@@ -508,7 +617,7 @@ def _cluster_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _reply_facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the numbers of clients' replies that were left out or limited."""
+    """Yield summary lines with the numbers of clients' replies that were left out or limited."""
     reasons: list[str] = []
     for _, event in events_of(run.events, LeftOut):
         reasons.extend(event.clients.values())
@@ -524,11 +633,23 @@ def _reply_facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "limited", f"{count(len(limited), 'reply')} of {count(len(set(limited)), 'client')}"
 
 
+def _divergence_facts(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield a summary line about clients whose training diverged; nothing if no client's did."""
+    first_rounds = diverged_clients(run.events)
+    if first_rounds:
+        clients = count(len(first_rounds), "client")
+        yield "diverged", f"loss of {clients}, from round {min(first_rounds.values())} on"
+
+
 def _sum_facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield what was done to sums under secure aggregation; nothing if all were used unchanged."""
+    """Yield summary lines about sums of updates that were rejected, clipped or not protected.
+
+    A sum is not protected if the server has too few sums of a cluster to detect an outlier. Only
+    runs with secure aggregation have sums of updates.
+    """
     rejected = events_of(run.events, SumRejected)
     if rejected:
-        yield "sums rejected", f"{len(rejected):,}; their clusters kept their models"
+        yield "sums rejected", f"{len(rejected):,}; the models of their clusters were not changed"
     clipped = events_of(run.events, SumClipped)
     if clipped:
         updates = sum(event.clipped for _, event in clipped)
@@ -546,7 +667,7 @@ def _sum_facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _adversary_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the lines about adversaries, with the scores of honest clients."""
+    """Yield summary lines about adversaries, with the scores of honest clients."""
     adversary = summary.get("adversary")
     if adversary is None:
         return
@@ -581,7 +702,21 @@ def _describe_privacy(
     model: str = "local",
     **more: Any,
 ) -> str:
-    """Describe the spent privacy budget, from the entries of ``summary["privacy"]``."""
+    """Describe the spent privacy budget in one line.
+
+    Parameters
+    ----------
+    epsilon, delta
+        Spent budget ε, and δ; ε is None if updates were clipped without noise.
+    releases
+        Number of noisy updates or sums that were released.
+    steps
+        Number of noisy training steps at example level; None at client level.
+    model
+        Where noise is added: ``local`` on each client, or ``central`` on the server.
+    **more
+        Further entries of ``summary["privacy"]``.
+    """
     if epsilon is not None:
         spent = f"{_write_epsilon(epsilon)} at δ = {delta:g}"
     elif model == "central":
@@ -597,16 +732,22 @@ def _describe_privacy(
         return f"{spent}; {count(releases, 'update')} of the client that sent most"
     epsilon_public = more.get("epsilon_public")
     if epsilon is not None and epsilon_public not in (None, epsilon):
-        spent += f", and {_write_epsilon(epsilon_public)} towards an observer that does not know the sampled clients"
+        spent += (
+            f", and {_write_epsilon(epsilon_public)} towards an observer that does not know the "
+            "sampled clients"
+        )
     return f"{spent}; {count(releases, 'release')}"
 
 
 def _write_epsilon(epsilon: float) -> str:
-    return f"ε = {epsilon:,.0f}" if epsilon >= 100 else f"ε = {epsilon:.3g}"
+    """Return the privacy budget ε as text."""
+    if epsilon >= 100:
+        return f"ε = {epsilon:,.0f}"
+    return f"ε = {epsilon:.3g}"
 
 
 def _connection_facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the lines about connections of a network: lost, restored and refused ones."""
+    """Yield summary lines about connections to nodes of a network: lost, restored and refused."""
     lost = sum(len(event.clients) for _, event in events_of(run.events, Disconnected))
     restored = sum(len(event.clients) for _, event in events_of(run.events, Reconnected))
     if lost or restored:
@@ -620,7 +761,10 @@ def _connection_facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _target_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the line about the target, if any, named by its metric if that is not the main one."""
+    """Yield the summary line about the target score, if a target is set.
+
+    The line names the metric of the target unless it is the main metric.
+    """
     target = summary["target"]
     scores = Score.all_of(summary)
     score = next((score for score in scores if target.get(score.name) is not None), None)
@@ -641,7 +785,19 @@ def _target_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _describe_node(
     node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None
 ) -> Text:
-    """Describe a node: its size, rounds and members and, if it was split, the criteria."""
+    """Describe a tree node: its id, size, rounds, members and, if it was split, the criteria.
+
+    Parameters
+    ----------
+    node
+        Node of the parameter tree.
+    tree
+        Parameter tree.
+    last_round
+        Last round of the run; None if it is unknown.
+    outcome
+        Names, scores and true clusters of the clients; None if they are unknown.
+    """
     is_leaf = not tree.children(node.id)
     text = Text(str(node.id), style="bold green" if is_leaf else "bold")
     last = last_round if node.split_in is None else node.split_in
@@ -665,23 +821,30 @@ def _describe_node(
 
 
 def _describe_lifetime(node: Node, last: int | None) -> str:
-    """Describe the rounds in which a cluster trained; it was created one round before them."""
+    """Return the rounds in which a cluster was trained, as text.
+
+    A cluster is created at the end of the round before its first training. ``last`` is its last
+    round; None if it is unknown.
+    """
     first = node.born + 1
     if last is None:
         return f"since round {first}"
     if last < first:
         return "not trained yet" if node.born else "never trained"
-    return f"round {first}" if last == first else f"rounds {first}–{last}"
+    if last == first:
+        return f"round {first}"
+    return f"rounds {first}–{last}"
 
 
 def _list_members(node: Node, outcome: Outcome | None) -> str:
+    """Return the names (without ``outcome`` the ids) of a cluster's members as text."""
     if outcome is None:
         return shortened([str(client) for client in node.members])
     return shortened([outcome.name(client) for client in node.members])
 
 
 def _describe_purity(members: Sequence[int], truth: Mapping[int, int]) -> str:
-    """Describe the true clusters in a cluster, in brackets; empty if none is known."""
+    """Describe the true clusters of a cluster's members, in brackets; empty if none is known."""
     composition = run_view.composition(members, truth)
     if not composition:
         return ""
@@ -692,7 +855,7 @@ def _describe_purity(members: Sequence[int], truth: Mapping[int, int]) -> str:
 
 
 def _write_composition(members: Sequence[int], truth: Mapping[int, int]) -> str:
-    """Write the true clusters in a cluster with their numbers of clients: ``2 (5), 0 (1)``."""
+    """Return the true clusters of a cluster's members with their sizes: ``2 (5), 0 (1)``."""
     composition = run_view.composition(members, truth)
     return shortened([f"{label} ({n})" for label, n in composition], limit=6)
 
@@ -702,18 +865,20 @@ def _write_composition(members: Sequence[int], truth: Mapping[int, int]) -> str:
 
 @contextmanager
 def tolerate_missing_figures(console: Console) -> Generator[None]:
-    """Print a warning if figures cannot be drawn or written in the block, and continue."""
+    """Print a warning, and no error, if drawing or writing figures fails in the ``with`` block."""
     try:
         yield
-    except Exception as error:  # any: the results that the figures show are complete and stored
+    except Exception as error:  # whatever the error, the results of the run are already stored
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, FedcladeError | OSError):
             reason = str(error)
-        console.print(Text.assemble(("no figures: ", "yellow"), reason), soft_wrap=True)
+        console.print(
+            Text.assemble(("cannot draw the figures: ", "yellow"), reason), soft_wrap=True
+        )
 
 
 def add_figures(run: Run, folder: Path, console: Console) -> bool:
-    """Draw the figures of a run into its folder; if that fails, print why and return False."""
+    """Draw a run's figures into its folder; if that fails, print the reason and return False."""
     with tolerate_missing_figures(console):
         save_figures(run, folder / "figures")
         return True
@@ -721,8 +886,10 @@ def add_figures(run: Run, folder: Path, console: Console) -> bool:
 
 
 def show_run(run: Run, console: Console) -> None:
-    """Print the tables of a run: its summary, its splits or checks, its tree."""
+    """Print the tables of a run: its summary, its splits or checks, and its parameter tree."""
     console.print(run_table(run))
+    if run.has_diverged:
+        return
     for table in decision_tables(run):
         console.print(table)
     console.print(tree_view(run.tree, run))

@@ -1,9 +1,12 @@
-"""Runs: ``simulate()``, round loop, history, checkpoints, run folder, availability, newcomers.
+"""Execution of federated runs, in a simulation and over a network.
 
-Reports, the network and the command line import this package. It imports all packages that a run
-needs: data, models, training, algorithms, channel.
+A run is one execution of an algorithm, from round 1 to its last round. This package contains
+:func:`simulate`, the round loop, the history of results, checkpoints, the run folder, the
+availability of clients, and the assignment of models to newcomers (clients that join after
+training). Reports, the network and the command line import this package.
 """
 
+from fedclade.runs.assembly import AssembledRun, Connected, Deployment, assemble_run
 from fedclade.runs.backend import Backend, fitted_task
 from fedclade.runs.callbacks import (
     Callback,
@@ -15,8 +18,15 @@ from fedclade.runs.callbacks import (
 )
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
+from fedclade.runs.divergence import ADVICE, diverged_clients
 from fedclade.runs.early_stopping import EarlyStopping
-from fedclade.runs.example_inputs import by_own_examples, check_inputs_apart
+from fedclade.runs.example_inputs import PRIVATE_CLIENTS, by_own_examples, check_inputs_apart
+from fedclade.runs.gains import (
+    explain_missing_cluster_model,
+    predict_in_parts,
+    predict_trivially,
+    store_gains,
+)
 from fedclade.runs.history import (
     History,
     check_validation,
@@ -36,30 +46,66 @@ from fedclade.runs.models import (
     target_of,
 )
 from fedclade.runs.newcomers import assign
+from fedclade.runs.references import REFERENCES_LOG, has_begun_references, lacks_references
 from fedclade.runs.rounds import run_rounds
-from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from
+from fedclade.runs.server_end import ServerEnd
+from fedclade.runs.settings import (
+    Every,
+    RunOptions,
+    RunSettings,
+    Stream,
+    TopSettings,
+    settings_from,
+)
 from fedclade.runs.simulation import simulate
 from fedclade.runs.stopping import FINISH, Stopped
 from fedclade.runs.store import Run, export_adapter, export_model, load_export
 from fedclade.runs.store.contents import data_frame, events_of, without_unset
+from fedclade.runs.store.export import serves_own
+from fedclade.runs.store.gains import (
+    ALONE,
+    CLUSTER,
+    MODELS,
+    ONE_MODEL,
+    OWN,
+    TRIVIAL,
+    ClientGains,
+    Gains,
+)
 from fedclade.runs.store.manifest import CONFIG, read_run_config
 from fedclade.runs.store.newcomers import Newcomers, read_newcomers, score_columns
 from fedclade.runs.store.run import Row, check_free, is_finished, is_unfinished
+from fedclade.runs.store.served_models import serves_mixtures
 from fedclade.runs.store.toml_text import to_toml
 from fedclade.runs.store.tree_files import SimilarityMatrix
+from fedclade.runs.target_scale import clip_by_default, target_scale_of, with_targets_for
 
 __all__ = [
+    "ADVICE",
+    "ALONE",
+    "CLUSTER",
     "CONFIG",
     "FINISH",
+    "MODELS",
+    "ONE_MODEL",
+    "OWN",
+    "PRIVATE_CLIENTS",
+    "REFERENCES_LOG",
+    "TRIVIAL",
+    "AssembledRun",
     "Backend",
     "Callback",
     "Callbacks",
     "Checkpointer",
     "Churn",
+    "ClientGains",
     "ComingAndGoing",
+    "Connected",
+    "Deployment",
     "EarlyStopping",
     "EndRecord",
     "Every",
+    "Gains",
     "History",
     "Maker",
     "Newcomers",
@@ -69,40 +115,55 @@ __all__ = [
     "Run",
     "RunOptions",
     "RunSettings",
+    "ServerEnd",
     "SimilarityMatrix",
     "SplitRecord",
     "Stopped",
     "Stream",
+    "TopSettings",
+    "assemble_run",
     "assign",
     "by_own_examples",
     "check_free",
     "check_inputs_apart",
     "check_validation",
     "chosen_round",
+    "clip_by_default",
     "column_of",
     "counting",
     "data_frame",
     "decide_stream",
+    "diverged_clients",
     "events_of",
+    "explain_missing_cluster_model",
     "export_adapter",
     "export_model",
     "fitted_task",
+    "has_begun_references",
     "initial_models",
     "is_finished",
     "is_unfinished",
+    "lacks_references",
     "load_export",
     "metric_named",
     "model_name",
     "module_for",
+    "predict_in_parts",
+    "predict_trivially",
     "read_newcomers",
     "read_run_config",
     "run_rounds",
     "score_columns",
+    "serves_mixtures",
+    "serves_own",
     "settings_from",
     "simulate",
+    "store_gains",
     "target_of",
+    "target_scale_of",
     "to_toml",
     "version_of",
     "versions",
+    "with_targets_for",
     "without_unset",
 ]

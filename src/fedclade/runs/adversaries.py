@@ -1,7 +1,8 @@
 """Adversaries of a simulation: their selection, their poisoned data, and their separate scores.
 
-Only the simulation knows which clients are adversaries: it builds their middleware and computes
-scores, and no algorithm sees it.
+An adversary is a malicious client. Only the simulation knows which clients are adversaries: it
+builds the middleware that falsifies their replies, and computes separate scores for honest clients
+and for adversaries. No algorithm has access to this information.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ACCURACY = "accuracy"
 
 @dataclass(frozen=True, eq=False)
 class Adversaries:
-    """The adversaries of a run.
+    """The malicious clients of a simulated run, and the scores that measure their attack.
 
     Parameters
     ----------
@@ -54,7 +55,7 @@ class Adversaries:
     lying
         Middleware that replaces the replies of adversaries.
     task
-        The task, whose metrics score the clients.
+        Task of the run, which defines the metrics by which clients are scored.
     """
 
     settings: Adversary
@@ -66,22 +67,25 @@ class Adversaries:
     def drawn(
         cls, adversary: Adversary | None, federation: Federation, task: FittedTask, seed: int
     ) -> Adversaries | None:
-        """Draw the adversaries among all clients of a run, by the seed and the clients' keys.
+        """Draw the adversaries at random from all clients of a run, and poison their data.
+
+        The draw depends on the seed and on the clients' keys only, not on the order of the clients.
 
         Returns
         -------
         Adversaries or None
-            None if the settings name no adversaries.
+            None if ``adversary`` is None or its share is 0, so that all clients are honest.
 
         Raises
         ------
         ConfigError
-            If the true cluster to draw from does not exist, no client would be honest, the data
-            cannot be poisoned in this way, or the task lacks the metric that a backdoor needs.
+            If the true cluster from which to draw does not exist, no client would be honest, the
+            data cannot be poisoned by this attack, or the task lacks the accuracy that measures the
+            success of a backdoor.
         """
         if not adversary:
             return None
-        liars = _drawn(adversary, federation, seed)
+        liars = _draw_adversaries(adversary, federation, seed)
         if adversary.kind == "label_flip":
             held: Federation = poison_federation(
                 federation, liars, LabelFlip.of(federation.pool), seed
@@ -97,7 +101,7 @@ class Adversaries:
                     "task.metrics",
                     names,
                     ACCURACY in names,
-                    f"with {ACCURACY!r}, by which a backdoor succeeds",
+                    f"a list with {ACCURACY!r}, the metric that measures the success of a backdoor",
                 )
             )
         else:
@@ -105,10 +109,10 @@ class Adversaries:
         return cls(adversary, held, Lying(adversary, liars, federation.keys), task)
 
     def counted(self, query: StatisticsQuery) -> Tensor:
-        """Return the number of training examples of each label, int64 ``[L]``.
+        """Add up the numbers of training examples of each label that clients report before round 1.
 
-        These are the numbers that clients report before the first round, so adversaries may have
-        falsified them.
+        The result is an int64 tensor ``[L]`` with a sum for each of the L labels. Adversaries may
+        have falsified the numbers that they report.
         """
 
         def ask(query: StatisticsQuery) -> Statistics:
@@ -124,26 +128,30 @@ class Adversaries:
         rows: Sequence[int],
         mixture: Mixture | None,
     ) -> float | None:
-        """Compute the success of a backdoor.
+        """Measure the success of a backdoor attack on the honest clients.
+
+        In a backdoor attack, adversaries train the model to classify every input that contains a
+        trigger as one target label.
 
         Parameters
         ----------
         clients
-            All clients, seen through the middleware.
+            All clients; queries to them pass through all middleware.
         ids
-            Clients to evaluate; adversaries among them are left out.
+            Clients to evaluate; adversaries among them are skipped.
         models
-            Models ``[K, S]``.
+            K models as vectors ``[K, S]``, with a column for each of the S entries of a model.
         rows
-            Row of ``models`` for each client.
+            For each client, the row of ``models`` to evaluate.
         mixture
-            Mixture of the models, if clients are evaluated with one.
+            Rule that combines all K models; None if each client is evaluated with a single model.
 
         Returns
         -------
         float or None
-            Share of the honest clients' test examples with the trigger that are classified as the
-            target label. None if the attack is no backdoor, or there is no such example.
+            Share of the honest clients' test examples that are classified as the target label after
+            the trigger was added to them. None if the attack is not a backdoor, or no honest client
+            has such an example.
         """
         if self.settings.kind != "backdoor":
             return None
@@ -170,10 +178,11 @@ class Adversaries:
         truth: Mapping[int, int] | None,
         success: float | None,
     ) -> Row:
-        """Return the adversaries' columns of a round's row of ``metrics.parquet``.
+        """Return the columns of ``metrics.parquet`` on the attack, with their values in one round.
 
-        These are the mean scores of honest clients and of adversaries by the first metric, the
-        adjusted Rand index of honest clients, and the success of a backdoor.
+        The columns are the mean scores of honest clients and of adversaries by the task's first
+        metric, the adjusted Rand index of the honest clients' clusters, and the success of a
+        backdoor.
 
         Parameters
         ----------
@@ -184,7 +193,7 @@ class Adversaries:
         truth
             True cluster of each client; None if unknown.
         success
-            Success of a backdoor, see :meth:`attacked`.
+            Result of :meth:`attacked`.
         """
         name = self.task.metrics[0].name
         scores = (
@@ -199,21 +208,21 @@ class Adversaries:
             f"{name}_adversaries": mean_score(
                 score for client, score in scores.items() if not self._is_honest(client)
             ),
-            "ari_honest": self._ari(tree, truth),
+            "ari_honest": self._honest_ari(tree, truth),
             "attack_success": success,
         }
 
     def summary(
         self, last: Row, rows: RowTable, tree: ParameterTree, truth: Mapping[int, int] | None
     ) -> dict[str, Any]:
-        """Return the section of ``summary.json`` about the adversaries.
+        """Return the section ``adversary`` of ``summary.json``: attack, scores and clusters.
 
         Parameters
         ----------
         last
-            Metrics of the last round.
+            The last round's row of ``metrics.parquet``.
         rows
-            The last table of clients.
+            Rows of the last evaluation, one for each client.
         tree
             The clusters at the end of the run.
         truth
@@ -230,7 +239,7 @@ class Adversaries:
                 "honest_worst10": numbers["worst10_mean"],
                 "adversaries": mean_score(values[~honest].tolist()),
             }
-        alone, mixed, beside = self._where(tree)
+        alone, mixed, beside = self._count_clusters(tree)
         return {
             "kind": self.settings.kind,
             **({"lies": list(self.settings.lies)} if self.settings.lies else {}),
@@ -241,12 +250,19 @@ class Adversaries:
                 "of_both": mixed,
                 "adversaries_with_honest": beside,
             },
-            "ari_honest": self._ari(tree, truth),
+            "ari_honest": self._honest_ari(tree, truth),
             "attack_success": last.get("attack_success"),
         }
 
-    def _where(self, tree: ParameterTree) -> tuple[int, int, int]:
-        """Count clusters of adversaries only, mixed clusters, and adversaries in mixed clusters."""
+    def _count_clusters(self, tree: ParameterTree) -> tuple[int, int, int]:
+        """Count the clusters that contain adversaries.
+
+        Returns
+        -------
+        tuple
+            Number of clusters with adversaries only, number of clusters with both adversaries and
+            honest clients, and number of adversaries in the latter clusters.
+        """
         liars = [
             sum(not self._is_honest(client) for client in leaf.members) for leaf in tree.leaves
         ]
@@ -254,7 +270,11 @@ class Adversaries:
         both = [n for n, members in each if n < members]
         return len(each) - len(both), len(both), sum(both)
 
-    def _ari(self, tree: ParameterTree, truth: Mapping[int, int] | None) -> float | None:
+    def _honest_ari(self, tree: ParameterTree, truth: Mapping[int, int] | None) -> float | None:
+        """Compute the adjusted Rand index between the clusters and true clusters of honest clients.
+
+        The result is None if no honest client is in the tree, or the true clusters are unknown.
+        """
         found = {client: leaf for client, leaf in tree.leaf_of.items() if self._is_honest(client)}
         return cluster_scores(found, truth)["ari"] if found else None
 
@@ -262,24 +282,27 @@ class Adversaries:
         return client not in self.lying.liars
 
 
-def _drawn(adversary: Adversary, federation: Federation, seed: int) -> list[int]:
-    """Draw the ids of the adversaries."""
+def _draw_adversaries(adversary: Adversary, federation: Federation, seed: int) -> list[int]:
+    """Draw the adversaries at random, and return their client ids.
+
+    They are drawn from all clients or, if ``adversary.cluster`` is set, from this true cluster.
+    """
     among = list(federation.ids)
     cluster = adversary.cluster
     if cluster is not None:
         truth = federation.true_clusters
         if truth is None:
             raise ConfigError(
-                "adversary.cluster should be left out where true clusters are not known, got "
-                f"{cluster}"
+                "adversary.cluster should be left out, since the true clusters of these clients "
+                f"are not known, got {cluster}"
             )
         among = [client for client in among if truth[client] == cluster]
         known = shown(sorted(set(truth.values())))
         require(("adversary.cluster", cluster, bool(among), f"one of the true clusters, {known}"))
     number = max(1, round(adversary.share * len(among)))
-    rule = f"less, or none of {len(federation)} clients is honest"
+    rule = f"smaller, so that at least one of the {len(federation)} clients is honest"
     require(("adversary.share", adversary.share, number < len(federation), rule))
-    # By key, so that the draw does not depend on how clients are numbered.
+    # Sorted by key, so that the draw does not depend on how clients are numbered.
     by_key = sorted(among, key=lambda client: federation.keys[client])
     drawn = rng.generator(seed, "adversaries").permutation(len(by_key))[:number]
     return [by_key[place] for place in drawn.tolist()]

@@ -1,4 +1,7 @@
-"""Callbacks that follow a run, and the typed records that are passed to them."""
+"""Callbacks: objects or functions that a run calls after splits, after rounds and at its end.
+
+The module also contains the typed records that are passed to callbacks, and the progress bar.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,26 @@ from fedclade.tasks import Metric
 _log = logging.getLogger(__name__)
 
 OnRound = Callable[[Row, ParameterTree], object]
-"""Simple form of a callback: a function of a round's metrics and the tree. It may return FINISH."""
+"""Function that is called after every round with the round's metrics and the parameter tree.
+
+If it returns :data:`FINISH`, the run is finished after the round.
+"""
 
 Stop = Callable[[], bool | Finish]
-"""Function that returns whether to interrupt a run, or FINISH to finish it."""
+"""Function without arguments that returns whether to interrupt a run, or FINISH to finish it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Record:
+    """Fields that the records of all callbacks have: the run's config and its folder, if any."""
+
     config: Mapping[str, Any]
     folder: Path | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundRecord(_Record):
-    """Results of a round.
+    """Results of a round, passed to :meth:`Callback.on_round`.
 
     Parameters
     ----------
@@ -44,19 +52,20 @@ class RoundRecord(_Record):
     metrics
         The round's row of ``metrics.parquet``.
     tree
-        The clusters and their models after the round, as the server sees them.
+        The clusters and their models after the round. If clients permute the entries of models, the
+        models are in permuted order.
     events
         Events of the round, in order.
     last
         Whether this is the last round.
     so_far
-        Returns a run of the rounds so far, or None before the first evaluation. Call it before the
-        next round.
+        Function that returns a :class:`~fedclade.Run` of the rounds so far, or None before the
+        first evaluation. Call it before the next round.
     rows
-        Metrics of all rounds so far, including those before an interruption. The last row is
+        Metrics of all rounds so far, including rounds before an interruption. The last row is
         ``metrics``.
     scored_by
-        The metrics of the task; the first is the one that counts.
+        The metrics of the task; the first is the task's main metric.
     """
 
     round: int
@@ -71,7 +80,7 @@ class RoundRecord(_Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SplitRecord(_Record):
-    """Split of one cluster into several.
+    """Split of one cluster into several, passed to :meth:`Callback.on_split`.
 
     Parameters
     ----------
@@ -82,10 +91,10 @@ class SplitRecord(_Record):
     node
         Node of the tree that was split; 0 is the root, the cluster of all clients.
     children
-        Members of each cluster that resulted from the split, by node.
+        Client ids of the members of each cluster that resulted from the split, by node.
     event
         The algorithm's report of the split, with the numbers that decided it; None if the algorithm
-        reports none.
+        does not report splits.
     """
 
     round: int
@@ -95,9 +104,9 @@ class SplitRecord(_Record):
 
     @property
     def criteria(self) -> dict[str, float]:
-        """Numbers of the event by name, such as ``max_norm`` or ``p_value``.
+        """Numbers that decided the split, by name, such as ``max_norm`` or ``p_value``.
 
-        Numbers that are not set are left out.
+        Numbers that are not set are left out. The mapping is empty if there is no event.
         """
         if self.event is None:
             return {}
@@ -111,7 +120,7 @@ class SplitRecord(_Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EndRecord(_Record):
-    """End of a run.
+    """End of a run, passed to :meth:`Callback.on_end`.
 
     Parameters
     ----------
@@ -120,8 +129,8 @@ class EndRecord(_Record):
     reason
         ``finished``; ``interrupted``, by the user or by a callback; or ``failed``.
     run
-        The finished run, which is already written to its folder; for other reasons a run of the
-        rounds so far, or None before the first evaluation.
+        The finished run, which is already written to its folder. If the run did not finish, the
+        results of the rounds so far, or None before the first evaluation.
     error
         The exception that ended the run; None if it finished.
     """
@@ -132,63 +141,66 @@ class EndRecord(_Record):
 
 
 class Callback:
-    """Base class of objects that follow a run. Subclasses override the methods that they need.
+    """Base class of objects that a run calls after splits, after rounds and at its end.
 
-    If a method raises an error, a warning is logged once and the run goes on; an error of
-    fedclade's own ends the run. A callback can change when a run ends, and nothing else of it. A
-    run that is continued calls its callbacks for the rounds from there on. If the folder already
-    has the finished run, no callback is called.
+    Subclasses override the methods that they need. If a method raises an exception, a warning is
+    logged once and the run continues; a :class:`~fedclade.FedcladeError` ends the run. A callback
+    can end a run early, but has no other influence on it. In a continued run, callbacks are called
+    only for the rounds after the checkpoint. If the folder already contains the finished run, no
+    callback is called.
     """
 
     def on_split(self, record: SplitRecord, /) -> None:
         """Handle the split of a cluster; called before ``on_round`` of the same round.
 
-        These are splits:
+        The following count as splits:
 
-        - each :class:`~fedclade.core.ClusterSplit` (CFL, FL+HC, and rcfl where it queries a cohort
-          alone);
-        - each :class:`~fedclade.core.Regrouped` that has a new cluster (rcfl). Its children are all
-          clusters that it found in its node, which is the root or a cluster of the round before;
-        - the :class:`~fedclade.core.Clustered` that separates all clients into clusters (PACFL);
-        - without an event, the round in which clients first join clusters whose models existed from
-          the start (FedGroup, IFCA, FeSEM).
+        - each event :class:`~fedclade.core.ClusterSplit` (in CFL, in FL+HC, and in replicated
+          clustering, ``rcfl``, if it queries only a cohort);
+        - each event :class:`~fedclade.core.Regrouped` that contains a new cluster (in ``rcfl``).
+          The event's node, which is the root or a cluster of the round before, is the node that was
+          split, and its children are all clusters that were found in it;
+        - the event :class:`~fedclade.core.Clustered` that separates all clients into clusters (in
+          PACFL);
+        - the round in which clients first join clusters whose models existed from the start (in
+          FedGroup, IFCA and FeSEM); no event reports this split.
 
-        Clients that later move between clusters, or join one, are no split.
+        A client that later moves to another cluster, or joins a cluster, does not count as a split.
         """
 
     def on_round(self, record: RoundRecord, /) -> bool | Finish | None:
-        """Handle the results of a round, and decide whether the run goes on.
+        """Handle the results of a round, and decide whether the run continues.
 
         Returns
         -------
         bool or FINISH or None
-            :data:`fedclade.FINISH` to finish the run after this round: it is evaluated, and its
-            results are written as after the last round. True to interrupt it: a checkpoint is
-            saved, and :class:`~fedclade.RunInterrupted` raised; the run is unfinished and can be
-            continued. Any other value to go on. FINISH takes precedence over True.
+            :data:`fedclade.FINISH` to finish the run after this round: clients are evaluated, and
+            the results are written as after the last round. True to interrupt the run: a checkpoint
+            is saved, and :class:`~fedclade.RunInterrupted` is raised; the run is unfinished and can
+            be continued. Any other value to continue. FINISH takes precedence over True.
         """
 
     def reason(self, record: RoundRecord, /) -> str:
-        """Return the reason for finishing the run, for ``summary.json``.
+        """Return the reason for finishing the run, which is recorded in ``summary.json``.
 
-        Called if :meth:`on_round` has returned FINISH.
+        This method is called only if :meth:`on_round` has returned FINISH.
         """
         return "on_round returned FINISH"
 
     def on_end(self, record: EndRecord, /) -> None:
-        """Handle the end of the run; called for every run that has begun."""
+        """Handle the end of the run; called for every run that has begun, also if it fails."""
 
 
 class Callbacks:
-    """All callbacks of a run.
+    """All callbacks of a run, which are called together.
 
     Parameters
     ----------
     callbacks
         Callbacks, in the order in which they are called.
     on_round, stop
-        Functions that are called like callbacks, before and after all others; see
-        :func:`fedclade.simulate`.
+        Functions that are called after each round: ``on_round`` before all callbacks, ``stop``
+        after them. See :func:`fedclade.simulate`.
     """
 
     def __init__(
@@ -206,56 +218,66 @@ class Callbacks:
         return bool(self._all)
 
     def joined(self, callback: Callback) -> Callbacks:
-        """Return these callbacks with another one, which is called before them."""
+        """Return new callbacks in which another callback is called before all existing ones."""
         found = Callbacks()
         found._all = [callback, *self._all]
         return found
 
     def split(self, record: SplitRecord) -> None:
-        """Call ``on_split`` of all callbacks."""
+        """Call ``on_split`` of all callbacks, in order."""
         for place, callback in enumerate(self._all):
-            self._call(place, "on_split", callback.on_split, record)
+            self._call_method(place, "on_split", callback.on_split, record)
 
     def round(self, record: RoundRecord) -> bool | Stopped:
-        """Call ``on_round`` of all callbacks.
+        """Call ``on_round`` of all callbacks, in order, and combine their decisions.
 
         Returns
         -------
         bool or Stopped
-            Why the run is finished after this round, if a callback returned FINISH; otherwise
-            whether to interrupt it.
+            If a callback returned FINISH, the reason for finishing the run after this round.
+            Otherwise, whether to interrupt the run.
         """
-        # Every callback sees the round, also after another has returned FINISH.
+        # All callbacks are called for the round, also after a callback that returned FINISH.
         asked = [
-            self._call(place, "on_round", each.on_round, record)
+            self._call_method(place, "on_round", each.on_round, record)
             for place, each in enumerate(self._all)
         ]
         for place, answer in enumerate(asked):
             if answer is FINISH:
-                why = self._call(place, "reason", self._all[place].reason, record)
-                by = self._name(place, "on_round").removesuffix(".on_round")
+                why = self._call_method(place, "reason", self._all[place].reason, record)
+                by = self._name_method(place, "on_round").removesuffix(".on_round")
                 return Stopped(record.round, by, str(why or "on_round returned FINISH"))
         return any(answer is True for answer in asked)
 
     def end(self, record: EndRecord) -> None:
-        """Call ``on_end`` of all callbacks.
+        """Call ``on_end`` of all callbacks, in order.
 
-        An error that a callback raises is raised at the end, unless the run itself ended with an
-        error.
+        If a callback raises a :class:`~fedclade.FedcladeError`, the remaining callbacks are called
+        first. The error is then raised, unless the run itself ended with an error; further errors
+        are logged.
         """
         raised: FedcladeError | None = None
         for place, callback in enumerate(self._all):
             try:
-                self._call(place, "on_end", callback.on_end, record)
+                self._call_method(place, "on_end", callback.on_end, record)
             except FedcladeError as error:
                 if record.error is None and raised is None:
                     raised = error
                 else:
-                    _log.warning("%s failed: %s", self._name(place, "on_end"), error)
+                    _log.warning(
+                        "callback %s failed: %s", self._name_method(place, "on_end"), error
+                    )
         if raised is not None:
             raise raised
 
-    def _call(self, place: int, hook: str, method: Callable[[Any], Any], record: _Record) -> Any:
+    def _call_method(
+        self, place: int, hook: str, method: Callable[[Any], Any], record: _Record
+    ) -> Any:
+        """Call a method of a callback, and log a warning if it raises an exception.
+
+        The warning is logged once for each callback and method. A :class:`~fedclade.FedcladeError`
+        is raised.
+        """
         try:
             return method(record)
         except FedcladeError:
@@ -263,12 +285,15 @@ class Callbacks:
         except Exception:
             if (place, hook) not in self._failed:
                 during = isinstance(record, RoundRecord | SplitRecord)
-                where = f" in round {record.round}; the run goes on" if during else ""
-                _log.warning("%s failed%s", self._name(place, hook), where, exc_info=True)
+                where = f" in round {record.round}; the run continues" if during else ""
+                _log.warning(
+                    "callback %s failed%s", self._name_method(place, hook), where, exc_info=True
+                )
             self._failed.add((place, hook))
             return None
 
-    def _name(self, place: int, hook: str) -> str:
+    def _name_method(self, place: int, hook: str) -> str:
+        """Return the name of a callback's method for a message, such as ``MyCallback.on_end``."""
         callback = self._all[place]
         if isinstance(callback, _OnRound):
             return "on_round"
@@ -277,20 +302,21 @@ class Callbacks:
 
 @dataclass(frozen=True, eq=False)
 class Following:
-    """Callbacks of one run, with the fields that all their records share.
+    """Callbacks of one run, with the values that are the same in all their records.
 
     Parameters
     ----------
     callbacks
         Callbacks of the run.
     config
-        Returns the config of the run; some values are only known after clients have trained.
+        Function that returns the config of the run, some values of which are known only after
+        clients have trained.
     folder
-        Folder of the run; None without one.
+        Folder of the run; None if the run has no folder.
     so_far, scored_by
         See :class:`RoundRecord`.
     rows
-        Returns the ``rows`` of a record.
+        Function that returns the metrics of all rounds so far.
     """
 
     callbacks: Callbacks
@@ -309,7 +335,7 @@ class Following:
         *,
         last: bool,
     ) -> bool | Stopped:
-        """Call the callbacks for a round, after those for the splits in it.
+        """Call the callbacks for the splits in a round, and then for the round.
 
         Parameters
         ----------
@@ -325,7 +351,8 @@ class Following:
         Returns
         -------
         bool or Stopped
-            Why the run is finished after this round, or whether to interrupt it.
+            If a callback returned FINISH, the reason for finishing the run after this round.
+            Otherwise, whether to interrupt the run.
         """
         if not self.callbacks:
             return False
@@ -377,7 +404,7 @@ class Following:
 
 
 class _OnRound(Callback):
-    """Callback that calls a function with the metrics of every round and the tree."""
+    """Callback that calls a function of the user with every round's metrics and tree."""
 
     def __init__(self, function: OnRound) -> None:
         self._function = function
@@ -387,7 +414,10 @@ class _OnRound(Callback):
 
 
 class _Stop(Callback):
-    """Callback that ends the run if a function says so after a round other than the last."""
+    """Callback that calls a function of the user after every round but the last.
+
+    The run is interrupted if the function returns a true value, and finished if it returns FINISH.
+    """
 
     def __init__(self, function: Stop) -> None:
         self._function = function
@@ -406,7 +436,7 @@ class _Stop(Callback):
 def progress_shown(
     progress: bool | None, name: str, rounds: int, following: Callbacks
 ) -> Generator[Callbacks]:
-    """Show a progress bar while the block runs.
+    """Show a progress bar on the terminal or in a notebook while the ``with`` block runs.
 
     Parameters
     ----------
@@ -422,7 +452,7 @@ def progress_shown(
     Yields
     ------
     Callbacks
-        The callbacks of the run, with one that updates the bar if it is shown.
+        The callbacks of the run. If the bar is shown, one more callback updates it.
     """
     if not (at_prompt() if progress is None else progress):
         yield following
@@ -434,6 +464,8 @@ def progress_shown(
 
 @dataclass(frozen=True, eq=False)
 class _Bar(Callback):
+    """Callback that updates a progress bar after every round."""
+
     show: OnRound
 
     def on_round(self, record: RoundRecord, /) -> None:

@@ -1,9 +1,13 @@
-"""Checkpoints of a run: their content, when to save them, and how to continue from one."""
+"""Checkpoints of a run: their content, when to save them, and how to continue from them.
+
+A checkpoint is the state of a run after a round, stored in the run's folder. An interrupted run
+continues from its newest checkpoint.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,44 +20,48 @@ from fedclade.algorithms import Algorithm, State
 from fedclade.core import CheckpointError, ConfigError, RunInterrupted, remove
 from fedclade.runs.backend import Backend
 from fedclade.runs.history import History, versions
+from fedclade.runs.reference_log import RunLog
 from fedclade.runs.settings import Every, RunSettings
 from fedclade.runs.stopping import Stopped
 from fedclade.runs.store import Checkpoint, KeptRound, Run, RunFolder
 from fedclade.runs.store.contents import TO_NOTE, check_shape, plain
 
 TIMES_A_SAVE = 60
-"""Time between checkpoints with ``auto``, in multiples of the time that the slowest save took.
+"""Time between checkpoints with ``auto``, in multiples of the duration of the slowest save so far.
 
-Saving then takes less than 2 % of a run: 1 / 61 = 1.6 %.
+Saving then takes less than 2 % of a run's time: 1 / 61 = 1.6 %.
 """
 
 FIRST_SAVE_SECONDS = 0.05
 FIRST_SAVE_BYTES = 100e6
-"""Estimated cost of the first save: seconds that each save takes, and bytes written per second."""
+"""Estimated cost of the first save: a constant number of seconds, and bytes written per second."""
 
-_log = logging.getLogger(__name__)
+_log = RunLog(logging.getLogger(__name__))
 
 
 @dataclass(eq=False)
 class TrainingState:
-    """Progress of a run: the algorithm's state and the history after a round."""
+    """Progress of a run after a round: the algorithm's state and the history of all rounds."""
 
     number: int  #: number of the last finished round; 0 before the first
     state: State  #: the algorithm's state after that round
     history: History  #: history of all rounds so far
-    stopped: Stopped | None = None  #: why the run is finished after that round; None if it is not
+    #: reason for finishing the run after that round; None if it continues
+    stopped: Stopped | None = None
     best: KeptRound | None = None  #: the best round so far, in a run that stores the best round
+    #: clients that were evaluated with their own models in the last evaluation; None before it
+    clients_with_own: Collection[int] | None = None
 
 
 class CheckpointPolicy:
-    """Rule that decides when to save the next checkpoint.
+    """Rule that decides after which rounds a checkpoint is saved.
 
     Parameters
     ----------
     every
         Number of rounds between checkpoints; 0: never; ``auto``: whenever saving costs little time.
     clock
-        Returns the time in seconds.
+        Function that returns the time in seconds.
     """
 
     def __init__(self, every: Every, clock: Callable[[], float] = perf_counter) -> None:
@@ -63,7 +71,7 @@ class CheckpointPolicy:
         self._slowest: float | None = None
 
     def due(self, training: TrainingState) -> bool:
-        """Whether to save a checkpoint after this round."""
+        """Return whether to save a checkpoint after the given round."""
         if self._every != "auto":
             return self._every > 0 and training.number % self._every == 0
         seconds = self._slowest
@@ -74,7 +82,11 @@ class CheckpointPolicy:
 
     @contextmanager
     def saving(self) -> Generator[None]:
-        """Measure the duration of the block, which saves a checkpoint."""
+        """Measure the duration of the ``with`` block, which saves a checkpoint.
+
+        If ``every`` is ``auto``, the time until the next checkpoint is proportional to the longest
+        duration so far.
+        """
         start = self._clock()
         yield
         self._since = self._clock()
@@ -82,10 +94,10 @@ class CheckpointPolicy:
 
 
 class Checkpointer:
-    """Writer and reader of a run's folder; without a folder it does nothing.
+    """Writer and reader of a run's folder, with its checkpoints; without a folder it does nothing.
 
-    Use it as a context that begins with the run: at its end, other processes may write to the
-    folder again.
+    Use it as a context manager around the run. When the ``with`` block ends, other processes may
+    write to the folder again.
 
     Parameters
     ----------
@@ -96,7 +108,7 @@ class Checkpointer:
     every
         See :class:`CheckpointPolicy`.
     fingerprint
-        Returns the fingerprint of the data, see :attr:`Federation.fingerprint
+        Function that returns a digest of the data, see :attr:`Federation.fingerprint
         <fedclade.data.Federation.fingerprint>`.
     finish
         Whether to finish the run in the folder at its newest checkpoint, without another round.
@@ -104,12 +116,12 @@ class Checkpointer:
     Raises
     ------
     ConfigError
-        If the config is not that of a whole run, or ``finish`` is set without a folder.
+        If the config lacks settings of a complete run, or ``finish`` is set without a folder.
     RunError
-        If the folder holds something else, or a run of another config.
+        If the folder contains other files than a run, or a run with another config.
     CheckpointError
-        If the folder holds checkpoints and none can be used, or ``finish`` is set and there is no
-        checkpoint.
+        If the folder contains checkpoints and none can be used, or ``finish`` is set and the folder
+        contains no checkpoint.
     """
 
     def __init__(
@@ -124,15 +136,16 @@ class Checkpointer:
         self._folder = None if folder is None else RunFolder(Path(folder))
         self.config = config = plain(config)
         try:
-            check_shape(config, TO_NOTE, "a config to note")
+            check_shape(config, TO_NOTE, "the config to record for a run")
         except ValueError as error:
             raise ConfigError(
-                f"{error}; give that of a whole run, or leave it out to have it put together"
+                f"{error}; pass the config of a complete run, or leave out the argument config to "
+                "have the config built from the other arguments"
             ) from error
         self._fingerprint = fingerprint
         self._policy = CheckpointPolicy(every)
         self._saved = 0  # the round of the newest checkpoint
-        self._is_new = False  # whether the folder holds only the beginning of this run
+        self._is_new = False  # whether this run created the folder's content
         self._found: Checkpoint | None = None
         if self._folder is not None:
             self._folder.check(config)
@@ -141,12 +154,13 @@ class Checkpointer:
         self._finish = finish
         if finish and self._folder is None:
             raise ConfigError(
-                "finish = True finishes the run that is in a folder, and none is given; name it: "
-                "folder="
+                "finish = True finishes the unfinished run in a folder, but no folder is given; "
+                "pass the path of the run's folder as folder="
             )
         if finish and self._found is None and self.finished() is None:
             raise CheckpointError(
-                f"{folder} has no checkpoint, so no round of a run can be finished there"
+                f"the run in {folder} cannot be finished, since the folder contains no checkpoint; "
+                "call again without finish to train the run from round 1"
             )
 
     def __enter__(self) -> Self:
@@ -158,38 +172,44 @@ class Checkpointer:
 
     @property
     def path(self) -> Path | None:
-        """Folder of the run."""
+        """Path of the run's folder; None for a run without a folder."""
         return None if self._folder is None else self._folder.path
 
     def finished(self) -> Run | None:
-        """Return the run in the folder if it has had all its rounds, or else None."""
+        """Return the finished run in the folder, if it has all rounds of the config.
+
+        The result is None if there is no folder, the run in the folder is unfinished, or it was
+        finished with fewer rounds than the config now requires.
+        """
         if self._folder is None or not self._folder.holds_all(self.config):
             return None
         self._folder.clear()
         return Run.load(self._folder.path)
 
     def resumed(self, settings: RunSettings, device: str) -> tuple[RunSettings, str, str | None]:
-        """Return the settings and the device, adapted to the run that is continued.
+        """Adapt the settings and the device to the checkpoint from which a run is continued.
 
-        If a run is continued, it streams or not as before; memory and device are as before if they
-        are not set.
+        A continued run streams (sums updates as they arrive) if and only if it did so before the
+        interruption. Memory and device are taken from the checkpoint if they are not set.
 
         Returns
         -------
         tuple
-            Settings, device, and the engine that the run used before, None if no run is continued.
+            The settings; the device; and the engine that the run used before the interruption, or
+            None for a new run.
 
         Raises
         ------
         ConfigError
-            If the run used the CPU, and ``device`` is ``cuda``.
+            If the checkpoint was made on the CPU, and ``device`` is ``cuda``.
         """
         if self._found is None:
             return settings, device, None
         before = self._found.made_with
         if before["device"] == "cpu" and device == "cuda":
             raise ConfigError(
-                "the run began on the CPU and can only go on there; leave out --device cuda"
+                "device = 'cuda': this run began on the CPU and can only be continued on the CPU; "
+                "leave out --device cuda"
             )
         memory = before["memory"] if settings.memory is None else settings.memory
         settings = replace(settings, stream=self._found.config["stream"], memory=memory)
@@ -198,12 +218,15 @@ class Checkpointer:
     def restored(
         self, algorithm: Algorithm, backend: Backend, history: History
     ) -> TrainingState | None:
-        """Return the progress of the run that is continued; None if no run is continued.
+        """Return the state of the run at its newest checkpoint; None for a new run.
+
+        A warning is logged if packages, device or threads have changed since the checkpoint in a
+        way that affects rounding.
 
         Raises
         ------
         CheckpointError
-            If the models of the checkpoint have another size than those of the backend.
+            If the models of the checkpoint and of the backend differ in their number of entries.
         """
         if self._found is None:
             return None
@@ -212,19 +235,10 @@ class Checkpointer:
         expected = backend.initial.shape[-1]
         if entries != expected:
             raise CheckpointError(
-                f"the checkpoint of round {found.round} holds models of {entries} entries, and the "
-                f"model given has {expected}; give the run the model that it began with"
+                f"the checkpoint of round {found.round} contains models of {entries} entries, but "
+                f"the given model has {expected}; pass the model with which the run began"
             )
-        now = _made_with(backend)
-        if changed := [
-            f"{key} {was!r} is now {now[key]!r}"
-            for key, was in found.made_with.items()
-            if was != now[key]
-        ]:
-            _log.warning(
-                "the run may end in other bits than without the interruption: %s",
-                ", ".join(changed),
-            )
+        _warn_of_changes(found.made_with, _made_with(backend))
         if backend.store is not None:
             backend.store.load(found.stores)
         self._saved = found.round
@@ -240,29 +254,30 @@ class Checkpointer:
         return TrainingState(found.round, state, history, stopped, found.best)
 
     def begin(self) -> None:
-        """Make the folder if it does not exist, and prevent other processes from writing to it."""
+        """Create the run's folder if it does not exist, and lock it against other processes."""
         if self._folder is not None:
             self._is_new = self._folder.begin(self.config)
 
     def after_round(self, training: TrainingState, backend: Backend) -> None:
-        """Save a checkpoint if the policy asks for one."""
+        """Save a checkpoint of the round that has ended, if the checkpoint policy requires it."""
         if self._folder is not None and self._policy.due(training):
             self._save(training, backend)
 
     def stop(self, training: TrainingState, backend: Backend) -> NoReturn:
-        """Save a checkpoint, and raise a RunInterrupted."""
+        """Save a checkpoint of an interrupted run, and raise :class:`~fedclade.RunInterrupted`."""
         self._save(training, backend)
         then = (
-            "nothing was kept"
+            "the run has no folder, so its state is lost"
             if self._folder is None
             else f"the same call continues from {self._folder.path}"
         )
         raise RunInterrupted(f"interrupted after round {training.number}", then)
 
     def rescue(self, training: TrainingState, backend: Backend) -> None:
-        """Save a checkpoint of a run that fails.
+        """Save a checkpoint of a run that fails, so that it can be continued.
 
-        The folder of a run that fails in its first round is removed, if this run has made it.
+        If the run fails in its first round, there is nothing to save: the folder is removed if this
+        run has created it.
         """
         if training.number == 0:
             if self._folder is not None and self._is_new:
@@ -270,11 +285,11 @@ class Checkpointer:
             return
         try:
             self._save(training, backend)
-        except CheckpointError as error:  # should not hide why the run failed
+        except CheckpointError as error:  # not raised: the caller raises the run's own error
             _log.warning("%s", error)
 
     def finish(self, run: Run) -> None:
-        """Write the results, which makes the run a finished one."""
+        """Write the results of a run into its folder, which marks the run as finished."""
         if self._folder is not None:
             run.finish(self._folder.path)
 
@@ -282,10 +297,10 @@ class Checkpointer:
         if self._folder is None or self._saved == training.number:
             return
         with self._policy.saving():
-            self._folder.save(self._checkpoint(training, backend))
+            self._folder.save(self._make_checkpoint(training, backend))
         self._saved = training.number
 
-    def _checkpoint(self, training: TrainingState, backend: Backend) -> Checkpoint:
+    def _make_checkpoint(self, training: TrainingState, backend: Backend) -> Checkpoint:
         memory = training.state.tensors()
         history = training.history
         return Checkpoint(
@@ -309,8 +324,24 @@ class Checkpointer:
         )
 
 
+def _warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Log a warning if packages, device or threads differ from those of the checkpoint."""
+    changed = [
+        f"{key} {was!r} is now {now[key]!r}" for key, was in before.items() if was != now[key]
+    ]
+    if changed:
+        _log.warning(
+            "the result of the continued run may differ by rounding from an uninterrupted run, "
+            "since the execution has changed: %s",
+            ", ".join(changed),
+        )
+
+
 def _made_with(backend: Backend) -> dict[str, Any]:
-    """Return the properties of the execution, other than the config, that affect rounding."""
+    """Return the properties of the execution that affect rounding and are not in the config.
+
+    These are the engine, device, memory, number of threads, and versions of packages.
+    """
     return {
         "engine": backend.workers.engine_taken,
         "device": backend.device,

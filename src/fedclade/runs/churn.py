@@ -1,4 +1,8 @@
-"""Availability of clients: late joining, early leaving, and the hours at which they are online."""
+"""Availability of clients: late joining, early leaving, and the hours at which they are online.
+
+Churn is the change of a run's clients over its rounds. An availability trace is a list of time
+intervals in which each client is online.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,18 @@ from fedclade.core import (
     ParameterTree,
     Query,
     R,
+    Range,
     Round,
+    Sink,
     TooFew,
+    at_least,
+    check_settings,
     checked,
+    document_settings,
+    greater_than,
     require,
     rng,
+    setting,
     shown,
 )
 from fedclade.data import ColumnRoles, Federation, Notation, Rows, prepare_sheets, read_sheet
@@ -41,10 +52,10 @@ DAY = 86_400.0
 """Seconds of a day."""
 
 DAILY = "daily"
-"""Name of the generated trace.
+"""Name of the generated availability trace.
 
-Each client is online once a day, for a number of hours in the range :data:`HOURS`, starting at a
-time of day of its own.
+In it, each client is online once a day, for a random number of hours in the range :data:`HOURS`
+from a random time of day.
 """
 
 HOURS = (4.0, 12.0)
@@ -65,7 +76,7 @@ class Trace:
     places
         Index of the client of each interval, ``[m]``, from 0 to n - 1.
     starts, ends
-        Beginning and end of each interval, ``[m]``, in seconds from 0 to the period.
+        Start and end of each interval, ``[m]``, in seconds from 0 to the period.
     period
         Seconds after which the trace repeats.
     always
@@ -79,7 +90,18 @@ class Trace:
     always: NDArray[np.bool_]
 
     def there(self, seconds: float) -> NDArray[np.bool_]:
-        """Return the mask ``[n]`` of the clients available ``seconds`` after the run's start."""
+        """Return which clients are available at a time.
+
+        Parameters
+        ----------
+        seconds
+            Time since the start of the run, in seconds.
+
+        Returns
+        -------
+        array
+            Mask ``[n]`` with an entry for each of the n clients.
+        """
         at = seconds % self.period
         found = self.always.copy()
         found[self.places[(self.starts <= at) & (at < self.ends)]] = True
@@ -87,7 +109,7 @@ class Trace:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the trace."""
+        """SHA-256 digest of the trace, by which a continued run recognizes a changed trace."""
         found = hashlib.sha256(np.float64(self.period).tobytes())
         for array in (self.places, self.starts, self.ends, self.always):
             found.update(np.ascontiguousarray(array).data)
@@ -97,8 +119,8 @@ class Trace:
     def daily(cls, keys: Sequence[int], seed: int) -> Trace:
         """Generate a trace in which each client is online once a day.
 
-        A client's hours depend on the seed and its key only. The time of day at which they start is
-        uniformly distributed.
+        A client's hours depend only on the seed and on the client's key, not on other clients. The
+        time of day at which they start is uniformly distributed.
 
         Parameters
         ----------
@@ -109,7 +131,7 @@ class Trace:
         """
         root = rng.generator(seed, "hours of the day").integers(2**64, size=2, dtype=np.uint64)
         of_keys = np.array(keys, dtype=np.int64).view(np.uint64)
-        starts, lengths = (_uniform(of_keys, number) for number in root)
+        starts, lengths = (_hash_to_uniform(of_keys, number) for number in root)
         starts = starts * DAY
         lengths = 3600 * (HOURS[0] + lengths * (HOURS[1] - HOURS[0]))
         places = np.arange(len(keys))
@@ -127,9 +149,9 @@ class Trace:
     def read(cls, path: Path, federation: Federation, period: float | None = None) -> Trace:
         """Read a trace from a CSV, TSV or Parquet file.
 
-        The file has the columns ``client``, ``from`` and ``to``, and a row for each interval.
-        ``client`` is the name of a client, or else its id; a client without any row is always
-        available.
+        The file has a row for each interval and the columns ``client``, ``from`` and ``to``, the
+        latter two in seconds. ``client`` is the name of a client or its id. A client without any
+        row is always available.
 
         Parameters
         ----------
@@ -138,7 +160,8 @@ class Trace:
         federation
             All clients.
         period
-            Seconds after which the trace repeats; if left out, after its last day.
+            Seconds after which the trace repeats; if None, the smallest number of whole days that
+            contains all intervals.
 
         Raises
         ------
@@ -151,14 +174,14 @@ class Trace:
         """
         roles = ColumnRoles(inputs=("from", "to"), as_texts=("client",))
         rows = Rows(prepare_sheets([read_sheet(path)], roles, Notation()))
-        starts = _seconds(rows, "from", path)
-        ends = _seconds(rows, "to", path)
-        places = _places(rows.texts("client"), federation, path)
+        starts = _read_seconds(rows, "from", path)
+        ends = _read_seconds(rows, "to", path)
+        places = _find_places(rows.texts("client"), federation, path)
         if len(odd := np.flatnonzero((starts < 0) | (ends <= starts))):
             row = int(odd[0])
             raise DataError(
-                f"{path}: 'from' should be at least 0 and below 'to', got from {starts[row]:g} to "
-                f"{ends[row]:g} in row {row + 1}"
+                f"{path}: 'from' should be at least 0 and less than 'to', got from {starts[row]:g} "
+                f"to {ends[row]:g} in row {row + 1}"
             )
         order = np.lexsort((starts, places))
         places = places[order]
@@ -168,8 +191,8 @@ class Trace:
             i = int(odd[0])
             raise DataError(
                 f"{path}: intervals of client {federation.clients[places[i]].name!r} overlap: from "
-                f"{starts[i]:g} to {ends[i]:g} and from {starts[i + 1]:g} to {ends[i + 1]:g}; join "
-                "them to one row"
+                f"{starts[i]:g} to {ends[i]:g} and from {starts[i + 1]:g} to {ends[i + 1]:g}; "
+                "merge the two rows into one"
             )
         last = float(ends.max())
         if period is not None and period < last:
@@ -181,7 +204,7 @@ class Trace:
         always[places] = False
         if always.any():
             _log.info(
-                "%s has no row of %d of %d clients, which are always there",
+                "%s has no row for %d of %d clients, so these clients are always available",
                 path,
                 always.sum(),
                 len(always),
@@ -189,31 +212,33 @@ class Trace:
         return cls(places, starts, ends, period or DAY * math.ceil(last / DAY), always)
 
 
-def _seconds(rows: Rows, column: str, path: Path) -> Numbers:
+def _read_seconds(rows: Rows, column: str, path: Path) -> Numbers:
+    """Return a column of a trace file that contains times in seconds, ``[m]`` for m rows."""
     if rows.kind(column) not in ("whole", "number"):
         raise DataError(
-            f"{path}: column {column!r} should hold seconds since the start, as numbers"
+            f"{path}: column {column!r} should contain numbers, the seconds since the run's start"
         )
     return rows.numbers(column)
 
 
-def _places(named: NDArray[np.object_], federation: Federation, path: Path) -> Places:
-    """Return the index of the client that each row names, ``[m]``."""
+def _find_places(named: NDArray[np.object_], federation: Federation, path: Path) -> Places:
+    """Return the index of the client that each of the m rows of a trace file names, ``[m]``."""
     place_of = {str(client.id): place for place, client in enumerate(federation.clients)}
     place_of |= {client.name: place for place, client in enumerate(federation.clients)}
     names, which = np.unique(named.astype(str), return_inverse=True)
     if unknown := [str(name) for name in names.tolist() if name not in place_of]:
         raise DataError(
-            f"{path} names clients that are not there: {shown(unknown)}; they should be names or "
-            f"ids, such as {federation.clients[0].name!r} or {federation.clients[0].id}"
+            f"{path} contains unknown clients in the column 'client': {shown(unknown)}; expected "
+            "names or ids of the run's clients, such as "
+            f"{federation.clients[0].name!r} or {federation.clients[0].id}"
         )
     return np.array([place_of[name] for name in names.tolist()], dtype=np.int64)[which]
 
 
-def _uniform(keys: NDArray[np.uint64], salt: np.uint64) -> Numbers:
-    """Return a number in [0, 1) for each key by SplitMix64.
+def _hash_to_uniform(keys: NDArray[np.uint64], salt: np.uint64) -> Numbers:
+    """Return a pseudo-random number in [0, 1) for each key, by the hash function SplitMix64.
 
-    A generator for each of 10⁶ clients would take seconds.
+    Hashing all keys at once is fast: a random generator for each of 10⁶ clients would take seconds.
     """
     z = (keys + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + salt
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -222,25 +247,28 @@ def _uniform(keys: NDArray[np.uint64], salt: np.uint64) -> Numbers:
 
 
 class ComingAndGoing(Clients):
-    """Clients that may join late or leave early; only those available in a round can be queried."""
+    """Clients that may join late or leave early.
+
+    Only clients that are available in the current round can be queried.
+    """
 
     @abstractmethod
     def begin(
         self, algorithm: Algorithm, state: State, this_round: Round
     ) -> tuple[State, list[Event]]:
-        """Begin a round: add clients that join, remove clients that leave.
+        """Begin a round: add joining clients to the clusters, and remove leaving clients.
 
         Returns
         -------
         tuple
-            The state after these changes, and their events.
+            The algorithm's state after these changes, and the events that report them.
         """
 
     def stay(self, number: int, tree: ParameterTree) -> None:
-        """Select the clients of a round that is over, so that they can be evaluated after it.
+        """Make the clients of a finished round available, so that they can be evaluated after it.
 
-        This has an effect only in a run that is continued, since its clients have not run that
-        round in this process.
+        A continued run needs this if its last round was not evaluated before the interruption: in
+        the new process, no round has selected the available clients yet.
 
         Parameters
         ----------
@@ -252,87 +280,95 @@ class ComingAndGoing(Clients):
 
     @property
     def present(self) -> int | None:
-        """Number of available clients of the round; None if it is not known in advance."""
+        """Number of clients that are available in the current round; None if it is not known."""
         return None
 
     def there(self, state: State) -> State:
-        """Return a state whose tree has the available clients only; cohorts are sampled from it."""
+        """Return a state whose clusters contain available clients only.
+
+        The cohort of a round (the clients that train in it) is sampled from the clusters of this
+        state.
+        """
         return state
 
     def left_alone(self, before: ParameterTree, after: ParameterTree) -> list[Event]:
-        """Return events for clusters whose model did not change as no member was available.
+        """List the clusters that did not train in a round because no member was available.
 
-        ``before`` and ``after`` are the trees before and after the round.
+        Parameters
+        ----------
+        before, after
+            The trees before and after the round.
+
+        Returns
+        -------
+        list
+            A :class:`~fedclade.core.TooFew` event for each of these clusters.
         """
         return []
 
 
 @checked()
+@document_settings
 @dataclass(frozen=True, kw_only=True)
 class Churn:
-    """Rules by which newcomers join a run, clients leave it, and clients are available.
+    """Rules of a simulation by which newcomers join, clients leave, and clients are available.
 
-    Parameters
-    ----------
-    join_round
-        Newcomers take part from this round on, at least 2; if left out, they never join.
-    leave_round
-        From this round on, at least 2, clients that are drawn from all clients no longer take part,
-        as many as there are newcomers; models that they have trained stay.
-    trace
-        Availability trace of the clients: a file, see :meth:`Trace.read
-        <fedclade.runs.churn.Trace.read>`, or ``daily`` for a generated trace; if left out, all
-        clients are always available. A cohort is sampled from the clients that are available when a
-        round begins; the others stay in their clusters and keep their models.
-    round_seconds
-        Seconds of the trace from the beginning of a round to that of the next; an hour by default.
-    trace_period
-        Seconds after which the trace of a file repeats; by default, after its last day.
+    Newcomers are clients that have data but do not train from round 1.
 
     Raises
     ------
     ConfigError
-        If a round is below 2, clients would leave before others join, a number of seconds is not
-        above 0, or ``trace_period`` is given without a file.
+        If newcomers would join or clients leave before round 2, clients would leave before
+        newcomers join, a number of seconds is not greater than 0, or ``trace_period`` is given
+        without a trace file.
     """
 
-    join_round: int | None = None
-    leave_round: int | None = None
-    trace: str | None = None
-    round_seconds: float = 3600.0
-    trace_period: float | None = None
+    join_round: int | None = setting(
+        None,
+        at_least(2, "at least 2, or left out"),
+        doc="Round from which newcomers train, at least 2; if left out, they never join.",
+        key="newcomers.join_round",
+    )
+    leave_round: int | None = setting(
+        None,
+        at_least(2, "at least 2, or left out"),
+        doc="""Round from which some clients no longer train, at least 2. As many clients as there
+        are newcomers are drawn from all clients; models that they have trained stay.""",
+        key="newcomers.leave_round",
+    )
+    trace: str | None = setting(
+        None,
+        Range("a file, 'daily', or left out", bool),
+        doc="""Availability trace of the clients: a file, see :meth:`Trace.read
+        <fedclade.runs.churn.Trace.read>`, or ``daily`` for a generated trace; if left out, all
+        clients are always available. A cohort is sampled from the clients that are available when a
+        round begins; unavailable clients stay in their clusters and keep their models.""",
+        key="presence.trace",
+    )
+    round_seconds: float = setting(
+        3600.0,
+        greater_than(0),
+        doc="""Seconds of the trace from the start of a round to the start of the next round; by
+        default, an hour.""",
+        key="presence.round_seconds",
+    )
+    trace_period: float | None = setting(
+        None,
+        greater_than(0),
+        doc="Seconds after which the trace of a file repeats; by default, after its last day.",
+        key="presence.trace_period",
+    )
 
     def __post_init__(self) -> None:
-        for name, number in (("join_round", self.join_round), ("leave_round", self.leave_round)):
-            require(
-                (
-                    f"newcomers.{name}",
-                    number,
-                    number is None or number >= 2,
-                    "at least 2, or left out",
-                )
-            )
-        if self.join_round is not None and self.leave_round is not None:
-            holds = self.leave_round > self.join_round
-            require(
-                (
-                    "newcomers.leave_round",
-                    self.leave_round,
-                    holds,
-                    f"after join_round, {self.join_round}",
-                )
-            )
+        leaves = self.leave_round
+        joins = self.join_round
+        is_after = leaves is None or joins is None or leaves > joins
         period = self.trace_period
         of_file = self.trace not in (None, DAILY)
-        require(
-            ("presence.trace", self.trace, self.trace != "", "a file, 'daily', or left out"),
-            (
-                "presence.round_seconds",
-                self.round_seconds,
-                self.round_seconds > 0,
-                "greater than 0",
-            ),
-            ("presence.trace_period", period, period is None or period > 0, "greater than 0"),
+        check_settings(
+            self,
+            "",
+            ("newcomers.leave_round", leaves, is_after, f"after join_round, {joins}"),
             (
                 "presence.trace_period",
                 period,
@@ -342,7 +378,7 @@ class Churn:
         )
 
     def check(self, newcomers: int, clients: int, rounds: int) -> None:
-        """Check that these rules suit a run.
+        """Check that these rules suit a run with given numbers of newcomers, clients and rounds.
 
         Parameters
         ----------
@@ -352,7 +388,8 @@ class Churn:
         Raises
         ------
         ConfigError
-            If there are no newcomers, a round is after the last, or all clients would leave.
+            If ``join_round`` or ``leave_round`` is set but there are no newcomers, one of them is
+            after the last round, or all clients would leave.
         """
         for name, number in (("join_round", self.join_round), ("leave_round", self.leave_round)):
             if number is not None:
@@ -364,32 +401,23 @@ class Churn:
                     "newcomers.clients",
                     newcomers,
                     newcomers < clients,
-                    f"below {clients}, or all would leave",
+                    f"less than {clients}, so that not all of these clients leave",
                 )
             )
 
     def everybody(self, federation: Federation) -> Federation:
-        """Return all clients that can take part in some round: with the newcomers, if they join."""
+        """Return all clients that take part in any round, including newcomers that join later."""
         if self.join_round is None or federation.newcomers is None:
             return federation
         return federation.join(federation.newcomers)
 
-    @property
-    def of_trace(self) -> dict[str, str | float | None]:
-        """The ``[presence]`` section of a config."""
-        return {
-            "trace": self.trace,
-            "round_seconds": self.round_seconds,
-            "trace_period": self.trace_period,
-        }
-
     def timetable(self, everybody: Federation, seed: int) -> Timetable | None:
-        """Return the timetable of unavailable clients; None without a trace.
+        """Return the unavailable clients of every round; None if no availability trace is set.
 
         Raises
         ------
         DataError, ConfigError
-            If the trace cannot be read; see :meth:`Trace.read`.
+            If the trace file cannot be read; see :meth:`Trace.read`.
         """
         if self.trace is None:
             return None
@@ -408,21 +436,21 @@ class Churn:
         absence: Absence | None = None,
         lying: Lying | None = None,
     ) -> ChurningClients:
-        """Return the clients of :meth:`everybody`; an algorithm sees the available ones only.
+        """Wrap the clients of a run, so that an algorithm can query available clients only.
 
         Parameters
         ----------
         clients
-            All clients.
+            All clients, as returned by :meth:`everybody`.
         federation
-            Their data, and the newcomers.
+            The clients' data, and the newcomers.
         seed
-            Draws the clients that leave, from all clients.
+            Seed by which the clients that leave are drawn.
         timetable
             Unavailable clients by round; None without a trace.
         absence
-            Middleware that leaves out unavailable clients, and adversaries that have not joined
-            yet.
+            Middleware that does not forward queries to unavailable clients and to adversaries that
+            have not joined yet; None if all clients are always available.
         lying
             Middleware of the adversaries; None if all clients are honest.
         """
@@ -442,16 +470,16 @@ class Churn:
 
 @dataclass(frozen=True, eq=False)
 class Timetable:
-    """Clients that are unavailable in each round, by a trace.
+    """Clients that are unavailable in each round, according to an availability trace.
 
     Parameters
     ----------
     trace
-        The trace.
+        The availability trace.
     ids
-        Ids of its clients, in the order of the trace.
+        Ids of the trace's clients, in the order of the trace.
     round_seconds
-        Seconds of the trace from the beginning of a round to that of the next.
+        Seconds of the trace from the start of a round to the start of the next round.
     """
 
     trace: Trace
@@ -459,29 +487,35 @@ class Timetable:
     round_seconds: float
 
     def away(self, number: int) -> frozenset[int]:
-        """Return the clients that are unavailable when a round, from 1, begins."""
+        """Return the clients that are unavailable when a round begins.
+
+        Parameters
+        ----------
+        number
+            Number of the round, from 1.
+        """
         there = self.trace.there((number - 1) * self.round_seconds)
         return frozenset(np.array(self.ids, dtype=np.int64)[~there].tolist())
 
 
 class ChurningClients(Channel, ComingAndGoing):
-    """Clients that join late, leave early, or are unavailable in some rounds.
+    """Clients of a simulation that join late, leave early, or are unavailable in some rounds.
 
     Parameters
     ----------
     clients
         All clients.
     joins
-        First round of each client that joins late, by id.
+        First round of each client that joins late, by client id.
     leaves
-        First round without each client that leaves, by id.
+        For each client that leaves, the first round without it, by client id.
     timetable
-        Unavailable clients by round; None if all are always available.
+        Unavailable clients by round; None if all clients are always available.
     absence
-        Middleware of ``clients`` that leaves out unavailable clients.
+        Middleware of ``clients`` that does not forward queries to unavailable clients.
     federation
-        Data of the clients that changes during the run; None if it does not change. Queries are
-        about the data of the current round, unless they name another.
+        Data of the clients, if it changes during the run; None if it does not change. Queries are
+        about the data of the current round, unless they name another round.
     lying
         Middleware of the adversaries; None if all clients are honest.
     """
@@ -502,20 +536,20 @@ class ChurningClients(Channel, ComingAndGoing):
         self._federation = federation
         self._timetable = timetable
         self._lying = lying
-        if absence is None:  # passed by no query, it only stores the unavailable clients
+        if absence is None:  # not a middleware of any channel: only stores unavailable clients
             absence = Absence(0, DataSpec("", (), outputs=0))
         self._absence = absence
-        self._at(1)
+        self._set_round(1)
 
     @property
     def ids(self) -> Sequence[int]:
-        """Clients that have joined and not left, in a fixed order."""
+        """Ids of the clients that have joined and not left, in a fixed order."""
         if not self._joins and not self._leaves:
             return self._clients.ids
         return [
             c
             for c in self._clients.ids
-            if self._joins.get(c, 1) <= self._number and not self._gone(c)
+            if self._joins.get(c, 1) <= self._number and not self._has_left(c)
         ]
 
     @property
@@ -531,30 +565,30 @@ class ChurningClients(Channel, ComingAndGoing):
 
     @property
     def stage(self) -> int:
-        """Number of changes of the clients' data so far."""
+        """Number of times that the clients' data has changed up to the current round."""
         return 0 if self._federation is None else self._federation.stage_in(self._number)
 
-    def ask(self, query: Query[R], /) -> R:
-        """Send a query to the clients, and return their reply.
+    def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
+        """Send a query to the clients, and return the combined reply.
 
-        It is about the data of the current round unless it names another round.
+        The query is about the clients' data of the current round, unless it names another round.
         """
         if self._federation is not None and query.data_round == 0:
             query = replace(query, data_round=self._number)
-        return super().ask(query)
+        return self._clients.ask(query, sink)
 
     def begin(
         self, algorithm: Algorithm, state: State, this_round: Round
     ) -> tuple[State, list[Event]]:
-        """Begin a round: add clients that join, remove clients that leave.
+        """Begin a round: add joining clients to the clusters, and remove leaving clients.
 
         Returns
         -------
         tuple
-            The state after these changes, and their events.
+            The algorithm's state after these changes, and the events that report them.
         """
-        self._at(this_round.number, state.tree)
-        changed = self._changed()
+        self._set_round(this_round.number, state.tree)
+        changed = self._find_changed_clients()
         events: list[Event] = [DataChanged(0, changed)] if changed else []
         if left := [client for client, number in self._leaves.items() if number == self._number]:
             state = replace(state, tree=state.tree.without(left))
@@ -565,21 +599,25 @@ class ChurningClients(Channel, ComingAndGoing):
         return state, events
 
     def stay(self, number: int, tree: ParameterTree) -> None:
-        """Select the clients of a round that is over."""
-        self._at(number, tree)
+        """Make the clients of a finished round available, so that they can be evaluated now."""
+        self._set_round(number, tree)
 
     @property
     def reachable(self) -> Sequence[int]:
-        """Available clients of the round."""
+        """Ids of the clients that are available in the current round."""
         return [client for client in self.ids if client not in self._absence.away]
 
     @property
     def present(self) -> int | None:
-        """Number of available clients of the round; None without a trace."""
+        """Number of clients that are available in the current round; None without a trace."""
         return None if self._timetable is None else len(self.reachable)
 
     def there(self, state: State) -> State:
-        """Return a state whose tree has the available clients only; cohorts are sampled from it."""
+        """Return a state whose clusters contain available clients only.
+
+        The cohort of a round (the clients that train in it) is sampled from the clusters of this
+        state.
+        """
         if not (away := self._absence.away):
             return state
         nodes = [
@@ -593,14 +631,25 @@ class ChurningClients(Channel, ComingAndGoing):
         return replace(state, tree=ParameterTree(tuple(nodes)))
 
     def left_alone(self, before: ParameterTree, after: ParameterTree) -> list[Event]:
-        """Return events for clusters whose model did not change as no member was available."""
+        """List the clusters that did not train in a round because no member was available.
+
+        Parameters
+        ----------
+        before, after
+            The trees before and after the round.
+
+        Returns
+        -------
+        list
+            A :class:`~fedclade.core.TooFew` event for each of these clusters.
+        """
         if not (away := self._absence.away):
             return []
         alone = [leaf for leaf in before.leaves if leaf.members and away.issuperset(leaf.members)]
         return [TooFew(leaf.id, 0) for leaf in alone if after.nodes[leaf.id].params is leaf.params]
 
-    def _changed(self) -> tuple[int, ...]:
-        """Return the clients of this round with other data than in the round before."""
+    def _find_changed_clients(self) -> tuple[int, ...]:
+        """Return the clients whose data differs from their data in the previous round."""
         if self._federation is None or self.stage == self._federation.stage_in(self._number - 1):
             return ()
         now, before = (
@@ -608,8 +657,17 @@ class ChurningClients(Channel, ComingAndGoing):
         )
         return tuple(client for client in self.ids if now[client] is not before[client])
 
-    def _at(self, number: int, tree: ParameterTree | None = None) -> None:
-        """Set the current round, and the clusters at its beginning."""
+    def _set_round(self, number: int, tree: ParameterTree | None = None) -> None:
+        """Set the current round, and determine the clients that are unavailable in it.
+
+        Parameters
+        ----------
+        number
+            Number of the round, from 1.
+        tree
+            The clusters at the start of the round, which some attacks use; None before the first
+            round.
+        """
         self._number = number
         if self._timetable is not None:
             self._absence.away = self._timetable.away(number)
@@ -618,11 +676,15 @@ class ChurningClients(Channel, ComingAndGoing):
             there = frozenset[int]() if self._timetable is None else self._absence.away
             self._absence.away = there | self._lying.late
 
-    def _gone(self, client: int) -> bool:
+    def _has_left(self, client: int) -> bool:
+        """Return whether a client has left the run by the current round."""
         return client in self._leaves and self._number >= self._leaves[client]
 
 
 def fingerprint(everybody: Federation, timetable: Timetable | None) -> str:
-    """Return the fingerprint of the data and, if set, of the availability trace."""
+    """Return a digest of the clients' data and, if set, of the availability trace.
+
+    A run can be continued only if its digest has not changed.
+    """
     found = everybody.fingerprint
     return found if timetable is None else f"{found} {timetable.trace.fingerprint}"

@@ -1,4 +1,4 @@
-"""A callback that finishes a run when its score on validation data no longer improves."""
+"""Early stopping: a callback that ends a run when its validation score no longer improves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
-from fedclade.core import ConfigError, checked, require
+from fedclade.core import (
+    ConfigError,
+    at_least,
+    check_settings,
+    checked,
+    document_settings,
+    in_range,
+    setting,
+)
 from fedclade.runs.callbacks import Callback, RoundRecord
 from fedclade.runs.history import column_of, metric_named
 from fedclade.runs.stopping import FINISH, Finish
@@ -16,37 +24,23 @@ from fedclade.tasks import Metric
 
 
 @checked()
+@document_settings
 @dataclass(frozen=True)
 class EarlyStopping(Callback):
-    """Finish a run when the clients' mean score on validation data has not improved for a while.
+    """Callback that finishes a run when the mean score on validation data no longer improves.
 
-    Test data do not influence the decision. The run evaluates on validation data wherever it
-    evaluates on test data (``evaluate_validation`` of :class:`~fedclade.RunSettings` is set), and
-    every client must have validation data. The decision depends on the table of metrics alone, so a
-    run that is interrupted and continued stops in the same round as one that is not. To store the
-    models of the best round rather than those of the last, set ``keep_best``.
+    Test data do not influence the decision. With early stopping, the run evaluates clients on
+    validation data whenever it evaluates them on test data, and every client must have validation
+    data. The decision depends on the table of metrics alone, so a run that is interrupted and
+    continued stops in the same round as an uninterrupted run. To store the models of the best round
+    instead of the models of the last round, set ``keep_best``.
 
     In a config, the section ``[stop]`` has the same keys.
-
-    Parameters
-    ----------
-    metric
-        Name of the metric to follow, or ``loss``; by default the first metric of the task. Whether
-        higher or lower is better depends on the metric.
-    patience
-        Number of evaluations in a row without an improvement after which the run finishes, at least
-        1. These are rounds, unless ``evaluate_every`` is larger than 1.
-    min_delta
-        A score is an improvement if it is better than the best score so far by more than this, at
-        least 0. A score that is NaN or infinite is no improvement.
-    start_round
-        Rounds before this one are not counted, at least 1. Set it if clusters split late: before a
-        split, scores may stay the same for many rounds.
 
     Raises
     ------
     ConfigError
-        If a value is out of range; one line for each.
+        If settings are out of range; the message has a line for each of them.
 
     Examples
     --------
@@ -58,53 +52,67 @@ class EarlyStopping(Callback):
     2
     """
 
-    metric: str | None = None
-    patience: int = 10
-    min_delta: float = 0.0
-    start_round: int = 1
+    metric: str | None = setting(
+        None,
+        doc="""Name of the metric to follow, or ``loss``; by default the first metric of the task.
+        Whether higher or lower is better depends on the metric.""",
+    )
+    patience: int = setting(
+        10,
+        at_least(1),
+        doc="""Number of evaluations in a row without an improvement after which the run finishes,
+        at least 1. Clients are evaluated in every round, unless ``evaluate_every`` is larger
+        than 1.""",
+    )
+    min_delta: float = setting(
+        0.0,
+        in_range("[0, inf)", "at least 0, and finite"),
+        doc="""Smallest difference, at least 0: a score is an improvement if it is better than the
+        best score so far by more than this. A score that is NaN or infinite is no improvement.""",
+    )
+    start_round: int = setting(
+        1,
+        at_least(1),
+        doc="""First round that is counted, at least 1. Set it to a later round if clusters split
+        late: before a split, scores may stay the same for many rounds.""",
+    )
 
     def __post_init__(self) -> None:
-        require(
-            ("stop.patience", self.patience, self.patience >= 1, "at least 1"),
-            (
-                "stop.min_delta",
-                self.min_delta,
-                0 <= self.min_delta < float("inf"),
-                "at least 0, and finite",
-            ),
-            ("stop.start_round", self.start_round, self.start_round >= 1, "at least 1"),
-        )
+        check_settings(self, "stop")
 
     @property
     def section(self) -> dict[str, Any]:
-        """The ``[stop]`` section of a config."""
+        """Settings as the section ``[stop]`` of a config."""
         return asdict(self)
 
     def on_round(self, record: RoundRecord, /) -> Finish | None:
-        """Return FINISH if the score has not improved for ``patience`` evaluations.
+        """Return FINISH if the score has not improved in the last ``patience`` evaluations.
 
         Raises
         ------
         ConfigError
-            If clients are evaluated, but have no scores on validation data.
+            If clients have been evaluated, but no client has scores on validation data.
         """
         metric = metric_named(record.scored_by, self.metric, "stop.metric")
         is_evaluated = record.metrics.get(f"{metric.name}_mean") is not None
         if is_evaluated and not any(column_of(metric.name) in row for row in record.rows):
             raise ConfigError(
-                f"round {record.round}: EarlyStopping needs scores on validation data, and no "
+                f"round {record.round}: EarlyStopping needs scores on validation data, but no "
                 "client has any; set evaluate_validation = true, and data.validation_fraction "
                 "above 0 for every client, such as 0.2"
             )
         return FINISH if self.reason_in(record.rows, metric) else None
 
     def reason(self, record: RoundRecord, /) -> str:
-        """Return the reason as text: the score that has not improved, and since which round."""
+        """Return the reason for finishing the run, as text for ``summary.json``.
+
+        The text names the score that has not improved, and the round of its best value.
+        """
         metric = metric_named(record.scored_by, self.metric, "stop.metric")
         return self.reason_in(record.rows, metric) or ""
 
     def reason_in(self, rows: Sequence[Row], metric: Metric) -> str | None:
-        """Return why a run should stop after some rounds, or None if it should go on.
+        """Return the reason for stopping a run with the given rows; None if it should continue.
 
         Parameters
         ----------

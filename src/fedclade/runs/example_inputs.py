@@ -1,6 +1,8 @@
-"""Compatibility of inputs with example-level privacy.
+"""Compatibility of the clients' inputs with example-level differential privacy.
 
-No example may change the inputs of another example.
+Example-level privacy hides the influence of a single example. It requires that no example changes
+the model inputs that are computed from another example, for example by changing a mean that is
+subtracted from all inputs.
 """
 
 from __future__ import annotations
@@ -9,7 +11,11 @@ from fedclade.channel import ExamplePrivacy, Mechanism
 from fedclade.core import ConfigError
 from fedclade.data import Federation
 
-LEVEL = "privacy.level = 'example' bounds what one example tells, and"
+PRIVATE_CLIENTS = "with [privacy] clients disclose no sums of their data"
+"""Reason, for a warning, that inputs and targets are not scaled by default."""
+
+LEVEL = "privacy.level = 'example' bounds the influence of a single example, but"
+"""Beginning of the errors about inputs that depend on other examples."""
 
 
 def check_inputs_apart(
@@ -17,9 +23,9 @@ def check_inputs_apart(
 ) -> None:
     """Check, for example-level privacy, that no example changes the inputs of another example.
 
-    DP-SGD clips the gradient of each example separately. If an example also changes the mean that
-    scales all examples of its client, or the vocabulary, it changes every gradient, and the noise
-    no longer hides it.
+    DP-SGD clips the gradient of each example separately, and adds noise that hides one clipped
+    gradient. If an example also changes the mean by which all examples of its client are scaled, or
+    the vocabulary, it changes every gradient, and the noise no longer hides the example.
 
     Parameters
     ----------
@@ -28,12 +34,12 @@ def check_inputs_apart(
     federation
         The clients' data.
     agreed
-        Whether texts are encoded by a schema from outside, rather than one made from these texts.
+        Whether texts are encoded by a given schema, rather than a schema made from these texts.
 
     Raises
     ------
     ConfigError
-        If privacy is at example level, and an example changes the inputs of others.
+        If privacy is at example level, and an example can change the inputs of other examples.
     """
     if not isinstance(privacy, ExamplePrivacy):
         return
@@ -46,16 +52,22 @@ def check_inputs_apart(
     )
     if has_own_words and not agreed:
         raise ConfigError(
-            f"{LEVEL} with a vocabulary of the clients' own texts it moves the words of all "
-            "examples; declare a schema with the words (data.schema in a config, schema= in "
-            "Python), or set privacy.level = 'client'"
+            f"{LEVEL} with a vocabulary made from the clients' own texts, an example can change "
+            "the encoding of all other examples; declare a schema with the words (data.schema in a "
+            "config, schema= in Python), or set privacy.level = 'client'"
         )
 
 
 def by_own_examples(standardize: str) -> str:
-    """Return the error for private examples with inputs scaled by their own client."""
+    """Return the error text for example-level privacy with inputs that each client scales itself.
+
+    Parameters
+    ----------
+    standardize
+        Value of the setting ``data.standardize``, such as ``client``.
+    """
     return (
-        f"{LEVEL} with standardize = {standardize!r} it moves the mean and the deviation that all "
-        "examples of its client are scaled by; set standardize = 'none' and scale by numbers that "
-        "are known beforehand, or set privacy.level = 'client'"
+        f"{LEVEL} with standardize = {standardize!r}, an example changes the mean and the standard "
+        "deviation by which all examples of its client are scaled; set standardize = 'none' and "
+        "scale by numbers that are known beforehand, or set privacy.level = 'client'"
     )

@@ -1,4 +1,8 @@
-"""Records of a run: rows of the tables, events, similarity matrices, and the final summary."""
+"""Records of a run: rows of the result tables, events, similarity matrices, and the summary.
+
+:class:`History` collects them round by round. The module also detects splits of clusters, sums up
+the privacy budget, and chooses the best round by scores on validation data.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import platform
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite, isnan
 from typing import Any
@@ -22,6 +26,7 @@ from fedclade.core import (
     ClusterSplit,
     ConfigError,
     DataSpec,
+    Diverged,
     Evaluation,
     Event,
     Layout,
@@ -35,6 +40,7 @@ from fedclade.core import (
 )
 from fedclade.data import Federation
 from fedclade.runs.adversaries import Adversaries
+from fedclade.runs.divergence import LossWatch, diverged_clients, known_losses
 from fedclade.runs.stopping import Stopped
 from fedclade.runs.store.contents import Block, Row, RowTable, plain
 from fedclade.runs.store.kept_round import KeptRound
@@ -42,7 +48,7 @@ from fedclade.runs.store.run import FORMAT, Run
 from fedclade.runs.store.tree_files import LARGEST_KEPT, SimilarityMatrix
 from fedclade.tasks import SPREAD, FittedTask, Metric, cluster_scores, mean_score, spread
 
-# Splits: the clusters of a round that were one cluster before.
+# Splits: clusters of a round whose members were in one cluster before the round.
 
 Members = Mapping[int, tuple[int, ...]]
 """Client ids of the members of each cluster, by node id."""
@@ -51,7 +57,7 @@ Members = Mapping[int, tuple[int, ...]]
 def splits_of(
     before: ParameterTree, after: ParameterTree, events: Sequence[Event]
 ) -> list[tuple[int, Members, Event | None]]:
-    """List the splits of a round.
+    """List the splits of clusters in a round.
 
     See :meth:`fedclade.Callback.on_split` for the definition of a split.
 
@@ -65,8 +71,8 @@ def splits_of(
     Returns
     -------
     list
-        One tuple for each split: the node that was split, the members of each new cluster by node,
-        and the event that reports the split, or None if no event does.
+        A tuple for each split: the id of the node that was split, the members of each new cluster
+        by node id, and the event that reports the split, or None if no event reports it.
     """
     found: list[tuple[int, Members, Event | None]] = [
         (event.node, dict(zip(event.children, event.clusters, strict=False)), event)
@@ -75,9 +81,9 @@ def splits_of(
     ]
     if found:
         return found
-    was = (
-        {leaf.id for leaf in before.leaves if leaf.members} if len(before.nodes) > 1 else set[int]()
-    )
+    was: set[int] = set()
+    if len(before.nodes) > 1:
+        was = {leaf.id for leaf in before.leaves if leaf.members}
     regrouped = [event for event in events if isinstance(event, Regrouped)]
     if was and not regrouped:
         return []
@@ -85,13 +91,18 @@ def splits_of(
     if len(now) < 2 or now.keys() <= was:
         return []
     if regrouped:
-        leaves = [[after.leaf_of[cluster[0]] for cluster in event.clusters] for event in regrouped]
-        pairs = zip(regrouped, leaves, strict=True)
-        return [
-            (event.node, dict(zip(to, event.clusters, strict=True)), event) for event, to in pairs
-        ]
-    clustered = [event for event in events if isinstance(event, Clustered)]
+        return [(event.node, _members_by_leaf(event, after), event) for event in regrouped]
+    clustered: list[Event] = [event for event in events if isinstance(event, Clustered)]
     return [(0, now, clustered[-1] if clustered else None)]
+
+
+def _members_by_leaf(event: Regrouped, tree: ParameterTree) -> Members:
+    """Return the members of the clusters that a regrouping formed, by node id.
+
+    The node of a cluster is the leaf of the tree in which the cluster's first member is.
+    """
+    leaves = [tree.leaf_of[cluster[0]] for cluster in event.clusters]
+    return dict(zip(leaves, event.clusters, strict=True))
 
 
 # Privacy budget in the summary of a run, from the events that count the updates that clients sent
@@ -99,7 +110,7 @@ def splits_of(
 
 
 def spent(section: Mapping[str, Any], events: Sequence[Row]) -> dict[str, Any] | None:
-    """Compute the privacy budget that a run has spent, for its summary.
+    """Compute the privacy budget that a run has spent, for ``summary.json``.
 
     Parameters
     ----------
@@ -111,45 +122,56 @@ def spent(section: Mapping[str, Any], events: Sequence[Row]) -> dict[str, Any] |
     Returns
     -------
     dict or None
-        The spent budget as the mechanism reports it; None if the section sets no mechanism.
+        The spent budget, such as ε and δ, as the privacy mechanism reports it; None if the section
+        sets no mechanism.
     """
     privacy = mechanism_of(section)
     if privacy is None:
         return None
     if isinstance(privacy, CentralPrivacy):
-        return privacy.spent(_releases(events))
+        return privacy.spent(_read_releases(events))
     if isinstance(privacy, ExamplePrivacy):
-        return privacy.spent(_steps(events), _most_releases(events))
+        return privacy.spent(_count_steps(events), _most_releases(events))
     return privacy.spent(_most_releases(events))
 
 
-def _releases(events: Iterable[Row]) -> list[Release]:
-    """Return the noisy releases, of sums or of private choices, from the rows of events."""
+def _read_releases(events: Iterable[Row]) -> list[Release]:
+    """Return the noisy results that the server received, from the rows of events.
+
+    A result is a noisy sum of updates, or the choices that clients made at random for privacy.
+    """
+    return [_read_release(event) for event in events if event["kind"] == PrivateRelease.kind]
+
+
+def _read_release(event: Row) -> Release:
+    """Return the noisy result of a private query, from the row of its event."""
     names = [each.name for each in fields(Release)]
-    rows = [event for event in events if event["kind"] == PrivateRelease.kind]
-    return [Release(**{name: row[name] for name in names if name in row}) for row in rows]
+    return Release(**{name: event[name] for name in names if name in event})
 
 
 def _most_releases(events: Iterable[Row]) -> int:
-    """Return the largest number of updates that any single client sent."""
+    """Return the largest number of updates that any single client sent, from the rows of events."""
     sent: Counter[str] = Counter()
     for event in events:
-        sent.update(event.get("clients", {}) if event["kind"] == Released.kind else {})
+        if event["kind"] == Released.kind:
+            sent.update(event.get("clients", {}))
     return max(sent.values(), default=0)
 
 
-def _steps(events: Iterable[Row]) -> Mapping[str, Counter[float]]:
-    """Count the noisy steps of each client, by the sampling rate of the steps."""
+def _count_steps(events: Iterable[Row]) -> Mapping[str, Counter[float]]:
+    """Count the DP-SGD steps of each client, by the sampling rate of the steps.
+
+    ``events`` are rows of events. The result has a counter of sampling rates for each client.
+    """
     steps: defaultdict[str, Counter[float]] = defaultdict(Counter)
     for event in events:
-        for client, count in (
-            event.get("clients", {}).items() if event["kind"] == Stepped.kind else ()
-        ):
-            steps[client][event["rate"]] += count
+        if event["kind"] == Stepped.kind:
+            for client, count in event.get("clients", {}).items():
+                steps[client][event["rate"]] += count
     return steps
 
 
-# Scores on validation data, and the round that they choose.
+# Scores on validation data, and the choice of the best round by these scores.
 #
 # Each client has its own validation examples and never trains on them. They are set aside from its
 # training data (``data.validation_fraction``), or the user provides them, see
@@ -158,7 +180,7 @@ def _steps(events: Iterable[Row]) -> Mapping[str, Counter[float]]:
 
 
 def check_validation(federation: Federation, what: str = "evaluate_validation = true") -> None:
-    """Check that every client has validation data.
+    """Check that all clients have validation data.
 
     Parameters
     ----------
@@ -173,13 +195,11 @@ def check_validation(federation: Federation, what: str = "evaluate_validation = 
         If at least one client has no validation data.
     """
     if missing := federation.without_validation:
-        some = (
-            "no client has any"
-            if len(missing) == len(federation)
-            else f"these have none: {shown(list(missing))}"
-        )
+        some = f"these clients have none: {shown(list(missing))}"
+        if len(missing) == len(federation):
+            some = "no client has any"
         raise ConfigError(
-            f"{what} needs validation data of every client, and {some}; set "
+            f"{what} needs validation data of every client, but {some}; set "
             "data.validation_fraction above 0, such as 0.2, or give clients validation data of "
             "their own"
         )
@@ -188,30 +208,45 @@ def check_validation(federation: Federation, what: str = "evaluate_validation = 
 def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None) -> Row:
     """Return mean scores and the mean loss on validation data, as columns of ``metrics.parquet``.
 
-    Means are over clients. A client without a score by a metric is left out of the mean by that
-    metric; the mean is None if no client has a score. Without an evaluation there are no columns.
+    Parameters
+    ----------
+    metrics
+        Metrics of the task.
+    evaluation
+        Scores of the clients on validation data; None if the round was not evaluated, which gives
+        no columns.
+
+    Returns
+    -------
+    Row
+        The mean over the clients by each metric. A client without a score by a metric is left out
+        of its mean, which is None if no client has a score.
     """
     if evaluation is None:
         return {}
     scores = evaluation.scores.double()
     columns: Row = {}
     for metric, mean, of_clients in zip(metrics, scores.mean(0).tolist(), scores.T, strict=True):
-        columns[column_of(metric.name)] = mean_score(of_clients.tolist()) if isnan(mean) else mean
+        column = column_of(metric.name)
+        columns[column] = mean
+        if isnan(mean):  # a client has no score
+            columns[column] = mean_score(of_clients.tolist())
     losses = evaluation.known_losses.double()
-    return columns | {column_of("loss"): losses.mean().item() if len(losses) else None}
+    columns[column_of("loss")] = losses.mean().item() if len(losses) else None
+    return columns
 
 
 def metric_named(metrics: Sequence[Metric], name: str | None, setting: str) -> Metric:
-    """Return a metric of the task by its name.
+    """Return the metric of a task with a given name, or the task's first metric.
 
     Parameters
     ----------
     metrics
         The metrics of the task.
     name
-        The name of one of them, or ``loss``; None for the first metric of the task.
+        Name of one of the metrics, or ``loss``; None for the first metric of the task.
     setting
-        The setting that gives the name, for the error message.
+        Name of the setting that has the metric's name, for the error message.
 
     Raises
     ------
@@ -227,11 +262,11 @@ def metric_named(metrics: Sequence[Metric], name: str | None, setting: str) -> M
 
 
 LOSS = Metric("loss", higher_is_better=False)
-"""The loss as a metric that can choose a round."""
+"""The loss as a metric, so that the best round can also be chosen by the loss."""
 
 
 def column_of(metric: str) -> str:
-    """Return the name of the column with the mean score on validation data by a metric."""
+    """Return the name of the table column with the mean validation score by a metric."""
     return f"validation_{metric}"
 
 
@@ -244,12 +279,13 @@ def chosen_round(rows: Iterable[Row], metric: Metric) -> Row | None:
         Rows of ``metrics.parquet``. Rows without a score on test data are ignored, as are rows
         whose score on validation data is NaN or infinite.
     metric
-        The metric that is compared, in its own direction.
+        The metric by which rounds are compared; it defines whether higher scores are better.
 
     Returns
     -------
     Row or None
-        The first of equally good rows; None if no row counts.
+        The row of the best round, the first among equally good rounds; None if all rows are
+        ignored.
     """
     best: Row | None = None
     column = column_of(metric.name)
@@ -266,7 +302,7 @@ def chosen_round(rows: Iterable[Row], metric: Metric) -> Row | None:
 def chosen(
     rows: Sequence[Row], metrics: Sequence[Metric], metric: Metric, *, is_kept: bool = False
 ) -> dict[str, Any]:
-    """Return the entries of ``summary.json`` about the round that validation data chooses.
+    """Return the entries of ``summary.json`` about the round with the best validation score.
 
     Parameters
     ----------
@@ -277,29 +313,30 @@ def chosen(
     metric
         The metric that chooses the round.
     is_kept
-        Whether the run stores the models of the chosen round rather than those of the last.
+        Whether the run stores the models of the chosen round instead of the last round's models.
 
     Returns
     -------
     dict
-        ``chosen``: the metric that chooses, the round, and its mean scores on validation and on
-        test data. With ``is_kept`` also ``last``: the scores of the last evaluated round. Empty
-        without scores on validation data.
+        ``chosen``: the metric by which the round is chosen, the round, and its mean scores on
+        validation data and on test data. With ``is_kept`` also ``last``: the scores of the last
+        evaluated round. The dict is empty if no round has scores on validation data.
     """
     row = chosen_round(rows, metric)
     if row is None:
         return {}
-    metrics = [*metrics, *([] if metric in metrics else [metric])]
-    facts: dict[str, Any] = {"chosen": {"metric": metric.name, **_scores(row, metrics)}}
+    if metric not in metrics:
+        metrics = [*metrics, metric]
+    facts: dict[str, Any] = {"chosen": {"metric": metric.name, **_mean_scores(row, metrics)}}
     if is_kept:
         facts["chosen"]["kept"] = True
         evaluated = [each for each in rows if each.get(f"{metric.name}_mean") is not None]
-        facts["last"] = _scores(evaluated[-1], metrics)
+        facts["last"] = _mean_scores(evaluated[-1], metrics)
     return facts
 
 
-def _scores(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """Return the mean scores of a round on validation and on test data, by metric."""
+def _mean_scores(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Return the mean scores of a round on validation data and on test data, by metric."""
     return {
         "round": row["round"],
         "validation": {metric.name: row.get(column_of(metric.name)) for metric in metrics},
@@ -308,16 +345,16 @@ def _scores(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
 
 
 CRITERIA = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap")
-"""Split criteria, columns of ``clusters.parquet`` and ``metrics.parquet``.
+"""Split criteria: columns of ``clusters.parquet`` and ``metrics.parquet``.
 
-A row of ``metrics.parquet`` has the largest value over the clusters of its round, and of
-α_cross^max the smallest.
+A row of ``metrics.parquet`` contains the largest value over the clusters of its round, but the
+smallest value of ``alpha_cross_max`` (α_cross^max).
 """
 
 
 @dataclass(eq=False)
 class History:
-    """Rows, events and similarity matrices of a run, collected round by round.
+    """Rows of the result tables, events and similarity matrices of a run, added round by round.
 
     Parameters
     ----------
@@ -326,7 +363,7 @@ class History:
     task
         Loss and metrics of the run.
     target
-        Name of a metric and the score to reach by it; None without a target.
+        Name of a metric, and the score to reach by this metric; None without a target.
     adversaries
         Adversaries of a simulation; None if all clients are honest.
     least
@@ -336,7 +373,7 @@ class History:
     similarities
         The latest similarity matrix of each cluster, by node.
     chosen_by
-        The metric that chooses a round by validation data; None for the first of the task.
+        Name of the metric by which the best round is chosen; None for the task's first metric.
     """
 
     registry: ClientRegistry
@@ -349,8 +386,28 @@ class History:
     clients: Sequence[Row] = field(default_factory=RowTable)
     events: list[Row] = field(default_factory=list[Row])
     similarities: dict[int, SimilarityMatrix] = field(default_factory=dict[int, SimilarityMatrix])
-    # the metric that chooses a round by validation data; None: the first of the task
+    # name of the metric that chooses the best round; None: the first metric of the task
     chosen_by: str | None = None
+
+    @cached_property
+    def watch(self) -> LossWatch:
+        """Detector of diverging clients, which has been given the losses of all rounds so far."""
+        watch = LossWatch(self.task, self.registry.schema)
+        watch.add_earlier_rows(RowTable.of(self.clients).blocks, diverged_clients(self.events))
+        return watch
+
+    def diverged(self, evaluation: Evaluation | None) -> tuple[Event, ...]:
+        """Return an event that names the clients that an evaluation shows as newly diverged.
+
+        Call it before the evaluation is added with :meth:`add`. No event is returned if no client
+        has newly diverged or there was no evaluation.
+        """
+        if evaluation is None:
+            return ()
+        clients = self.watch.add_losses(*known_losses(evaluation))
+        if not clients:
+            return ()
+        return (Diverged(0, tuple(clients)),)
 
     def add(
         self,
@@ -362,7 +419,7 @@ class History:
         served: Mapping[int, int],
         validation: Evaluation | None = None,
     ) -> Row:
-        """Add a round.
+        """Add the results of a round: its events, cluster rows, client rows and metrics.
 
         Parameters
         ----------
@@ -377,9 +434,10 @@ class History:
         evaluation
             Scores on test data; None if the round was not evaluated or no client replied.
         served
-            For each client, the node whose model it was evaluated with.
+            For each client, the node of the tree whose model was evaluated.
         validation
-            Scores on validation data, with the same models; None if there are none.
+            Scores of the evaluated models on validation data; None if clients report no such
+            scores.
 
         Returns
         -------
@@ -387,47 +445,58 @@ class History:
             The row of ``metrics.parquet`` of this round.
         """
         self.events += [plain(event.to_row(number)) for event in log.events]
-        said = {
-            node: each
-            for node, each in log.criteria.items()
-            if self._may_say(state.tree, node, each)
+        reported = {
+            node: criteria
+            for node, criteria in log.criteria.items()
+            if self._may_report(state.tree, node, criteria)
         }
-        rows = [self._cluster_row(number, node, criteria, log) for node, criteria in said.items()]
+        rows = [
+            self._cluster_row(number, node, criteria, log) for node, criteria in reported.items()
+        ]
         self.clusters += rows
-        self._keep_similarities(number, said)
+        self._keep_similarities(number, reported)
+        weighted: float | None = None
         if evaluation is not None:
             block = self._client_columns(number, state.tree, evaluation, served)
             self.clients = RowTable.of(self.clients).with_block(block)
-        leaf_of = state.tree.leaf_of
-        truth = self.registry.in_round(number).true_clusters
-        present = {client: leaf_of[client] for client in self.registry.ids if client in leaf_of}
-        scores = cluster_scores(present, truth)
-        if state.tree.stragglers:
-            inside = {client for leaf in state.tree.leaves for client in leaf.members}
-            present = {client: leaf for client, leaf in present.items() if client in inside}
-            assigned = cluster_scores(present, truth)["ari"] if present else None
-        else:
-            assigned = scores["ari"]
+            weighted = _weighted_mean_score(evaluation, state.tree)
         row: Row = {
             "round": number,
             "phase": log.phase,
             **self._evaluation_columns(evaluation),
             **validation_columns(self.task.metrics, validation),
-            f"{self.task.metrics[0].name}_weighted": None
-            if evaluation is None
-            else _weighted(evaluation, state.tree),
+            f"{self.task.metrics[0].name}_weighted": weighted,
             "train_loss": _mean_loss(log.losses.values()),
             "discrepancy": log.discrepancy,
-            "clusters": len(_sizes(state.tree)),
-            **scores,
-            "ari_assigned": assigned,
-            **{column: _extreme(rows, column) for column in CRITERIA},
+            "clusters": len(_list_cluster_sizes(state.tree)),
+            **self._score_agreement(number, state.tree),
+            **{column: _find_extreme(rows, column) for column in CRITERIA},
             "clients_trained": len(log.losses),
             **log.numbers,
             **cost,
         }
         self.metrics.append(row)
         return row
+
+    def _score_agreement(self, number: int, tree: ParameterTree) -> Row:
+        """Return scores of the agreement between the clusters and the true clusters.
+
+        The scores include ``ari_assigned``, the adjusted Rand index without stragglers. A straggler
+        is a client that is assigned to a leaf for evaluation, but is not a member of the leaf's
+        cluster.
+        """
+        truth = self.registry.in_round(number).true_clusters
+        leaf_of = tree.leaf_of
+        present = {client: leaf_of[client] for client in self.registry.ids if client in leaf_of}
+        scores: Row = dict(cluster_scores(present, truth))
+        if not tree.stragglers:
+            return {**scores, "ari_assigned": scores["ari"]}
+        inside = {client for leaf in tree.leaves for client in leaf.members}
+        assigned = {client: leaf for client, leaf in present.items() if client in inside}
+        scores["ari_assigned"] = None
+        if assigned:
+            scores["ari_assigned"] = cluster_scores(assigned, truth)["ari"]
+        return scores
 
     @property
     def is_evaluated(self) -> bool:
@@ -442,7 +511,7 @@ class History:
 
     @property
     def has_validation(self) -> bool:
-        """Whether clients have been evaluated on validation data in any round."""
+        """Whether clients were evaluated on validation data in at least one round."""
         return any(column_of("loss") in row for row in self.metrics)
 
     def evaluate_last(
@@ -456,16 +525,16 @@ class History:
         columns: Mapping[str, Any],
         events: Sequence[Event],
     ) -> None:
-        """Add an evaluation to the last round, which was not evaluated; see :meth:`add`.
+        """Add an evaluation to the last round, which was recorded without an evaluation.
 
         Parameters
         ----------
         state, evaluation, served, validation
             See :meth:`add`.
         cost
-            Bytes and seconds of the evaluation, by column; added to those of the round.
+            Bytes and seconds of the evaluation, by column; they are added to the round's cost.
         columns
-            Further columns of the round's row.
+            Further columns of the round's row of ``metrics.parquet``.
         events
             Events of the evaluation.
         """
@@ -476,7 +545,7 @@ class History:
         if evaluation is not None:
             block = self._client_columns(number, state.tree, evaluation, served)
             self.clients = RowTable.of(self.clients).with_block(block)
-            weighted = _weighted(evaluation, state.tree)
+            weighted = _weighted_mean_score(evaluation, state.tree)
         self.metrics[-1] = {
             **row,
             f"{self.task.metrics[0].name}_weighted": weighted,
@@ -496,29 +565,33 @@ class History:
         stopped: Stopped | None = None,
         best: KeptRound | None = None,
     ) -> Run:
-        """Return a run that consists of the rounds so far; later rounds do not change it.
+        """Return the results of the rounds so far as a :class:`~fedclade.Run`.
+
+        Rounds that are added later do not change the returned object.
 
         Parameters
         ----------
         config
             Config of the run.
         tree
-            The clusters and their models: after the last round, or after the ``best``.
+            The clusters and their models: after the last round, or after the round ``best``.
         device
             Device of the server's models.
         layout
-            Layout of the model's entries; None if it is not needed.
+            Mapping between a model vector and the module's tensors; None if it is not needed.
         stopped
-            Why the run was finished before its last round; None if it was not.
+            Reason for finishing the run before its last round; None if all rounds were run.
         best
-            The stored round, in a run that stores the best round. All tables but the metrics then
-            end with that round, as does the tree: later rows would be about clusters that are not
-            in the tree. The summary counts the cost of all rounds.
+            The best round, in a run that stores its best round; None in other runs. All tables but
+            the metrics then end with this round: later rows would be about clusters that are not in
+            the tree. The summary counts the cost of all rounds.
         """
-        shown = self if best is None else self._until(best)
-        summary = self._summary(config, tree, device, shown, best)
+        shown = self if best is None else self._cut_after(best)
+        summary = self._build_summary(config, tree, device, shown=shown, best=best)
+        if stopped is not None:
+            summary["stopped"] = stopped.as_dict()
         return Run(
-            summary=summary if stopped is None else {**summary, "stopped": stopped.as_dict()},
+            summary=summary,
             config={**config, "versions": versions()},
             tree=tree,
             metric_rows=list(self.metrics),
@@ -529,8 +602,8 @@ class History:
             layout=layout,
         )
 
-    def _until(self, best: KeptRound) -> History:
-        """Return the history up to a stored round, but with the metrics of all rounds."""
+    def _cut_after(self, best: KeptRound) -> History:
+        """Return the history up to the best round, but with the metrics of all rounds."""
         blocks = RowTable.of(self.clients).blocks
         return replace(
             self,
@@ -540,28 +613,38 @@ class History:
             similarities={each.node: each for each in best.similarities},
         )
 
-    def _summary(
+    def _build_summary(
         self,
         config: Mapping[str, Any],
         tree: ParameterTree,
         device: str,
+        *,
         shown: History,
         best: KeptRound | None,
     ) -> dict[str, Any]:
-        """Return the summary: costs of all rounds, clients and clusters of ``shown``."""
+        """Build the content of ``summary.json``.
+
+        Parameters
+        ----------
+        config, tree, device, best
+            See :meth:`finish`.
+        shown
+            History whose clients and clusters are summarized: ``self``, or the history up to the
+            best round. Costs are summed over all rounds.
+        """
         number = len(self.metrics) if best is None else best.round
         last = self.metrics[number - 1]
         final = RowTable.of(shown.clients).last
         truth = self.registry.in_round(number).true_clusters
         metric = metric_named(self.task.metrics, self.chosen_by, "stop.metric")
-        phases = ("train", "evaluate", "server")
-        reached = [r for r in self.metrics if self._is_reached(r, "_mean")]
-        until = [r for r in self.metrics if reached and r["round"] <= reached[0]["round"]]
+        seconds = {"total": sum(row["seconds"] for row in self.metrics)}
+        for phase in ("train", "evaluate", "server"):
+            seconds[phase] = sum(row[f"seconds_{phase}"] for row in self.metrics)
         summary: dict[str, Any] = {
             "format": FORMAT,
             "algorithm": config["algorithm"]["name"],
             "data": self.registry.description,
-            "inputs": {**_inputs(self.registry.schema), **self.registry.columns},
+            "inputs": {**_describe_inputs(self.registry.schema), **self.registry.columns},
             "model": config["model"]["name"],
             "seed": config["seed"],
             "rounds": len(self.metrics),
@@ -575,36 +658,20 @@ class History:
                 for metric in self.task.metrics
             },
             **chosen(self.metrics, self.task.metrics, metric, is_kept=best is not None),
-            "clusters": {
-                "found": len(_sizes(tree)),
-                "true": None if truth is None else len(set(truth.values())),
-                "ari": last["ari"],
-                **(
-                    {"ari_assigned": assigned}
-                    if (assigned := last.get("ari_assigned")) != last["ari"]
-                    else {}
-                ),
-                "nmi": last["nmi"],
-                "sizes": _sizes(tree),
-            },
-            "target": {
-                **dict([self.target or (self.task.metrics[0].name, None)]),
-                "share_of_clients": self._share_at_target(final),
-                "rounds_to_target": reached[0]["round"] if reached else None,
-                "bytes_to_target": sum(r["bytes_up"] + r["bytes_down"] for r in until)
-                if reached
-                else None,
-            },
+            "clusters": _cluster_facts(tree, truth, last),
+            "target": self._target_facts(final),
             "bytes_up": sum(row["bytes_up"] for row in self.metrics),
             "bytes_down": sum(row["bytes_down"] for row in self.metrics),
-            "seconds": {
-                "total": sum(row["seconds"] for row in self.metrics),
-                **{phase: sum(row[f"seconds_{phase}"] for row in self.metrics) for phase in phases},
-            },
+            "seconds": seconds,
             "device": device,
             "engine": config["engine"],
             "versions": versions(),
         }
+        if diverged := shown.divergence:
+            summary["diverged"] = diverged
+            # Clusters that were formed by diverged models carry no information.
+            summary["clusters"] |= {"found": 0, "ari": None, "nmi": None, "sizes": []}
+            summary["clusters"].pop("ari_assigned", None)
         if self.task.balanced and self.task.weights is not None:  # newcomers use the same weights
             summary["class_weights"] = self.task.weights.tolist()
         if self.adversaries is not None:
@@ -616,10 +683,44 @@ class History:
             summary["clusters"]["min_size"] = section["min_cluster_size"]
         return summary
 
+    def _target_facts(self, final: Sequence[Row]) -> dict[str, Any]:
+        """Return the section ``target`` of the summary: when it was reached, by how many clients.
+
+        ``final`` has the rows of the last evaluation, one for each client.
+        """
+        name, score = self.target or (self.task.metrics[0].name, None)
+        first = next((row["round"] for row in self.metrics if self._is_reached(row, "_mean")), None)
+        traffic = None
+        if first is not None:
+            until = [row for row in self.metrics if row["round"] <= first]
+            traffic = sum(row["bytes_up"] + row["bytes_down"] for row in until)
+        return {
+            name: score,
+            "share_of_clients": self._share_at_target(final),
+            "rounds_to_target": first,
+            "bytes_to_target": traffic,
+        }
+
+    @property
+    def divergence(self) -> Row | None:
+        """Section ``diverged`` of the summary; None if the run as a whole has not diverged.
+
+        The section has the first ``round`` with a diverged client, the number of diverged
+        ``clients``, and the number ``of`` all clients with a known loss.
+        """
+        if not self.watch.has_diverged:
+            return None
+        far, known = self.watch.counts
+        # A checkpoint of an earlier version has the losses of its rounds, but no such events.
+        last = self.metrics[-1]["round"]
+        first = min(diverged_clients(self.events).values(), default=last)
+        return {"round": first, "clients": far, "of": known}
+
     def _cluster_row(self, number: int, node: int, criteria: SplitCriteria, log: RoundLog) -> Row:
+        """Return a cluster's row of ``clusters.parquet``: its split criteria and training loss."""
         row: Row = {"round": number, "node": node, "clients": len(criteria.members)}
         row |= dict.fromkeys(CRITERIA, None)
-        # NaN marks a number that is withheld
+        # NaN marks a number that privacy rules withhold; it is recorded as None
         row |= {name: value for name, value in criteria.numbers.items() if isfinite(value)}
         truth = self.registry.in_round(number).true_clusters
         bipartition = criteria.bipartition
@@ -633,15 +734,20 @@ class History:
         )
         return row
 
-    def _may_say(self, tree: ParameterTree, node: int, criteria: SplitCriteria) -> bool:
-        """Whether at least ``least`` clients of a cluster are members, and as many replied."""
+    def _may_report(self, tree: ParameterTree, node: int, criteria: SplitCriteria) -> bool:
+        """Return whether a cluster is large enough for its split criteria to be recorded.
+
+        At least ``least`` clients must be members of the cluster, and at least ``least`` members
+        must have replied. Numbers about fewer clients are withheld for privacy.
+        """
         return (
             self.least <= 1
             or min(len(criteria.members), len(tree.nodes[node].members)) >= self.least
         )
 
-    def _keep_similarities(self, number: int, said: Mapping[int, SplitCriteria]) -> None:
-        for node, criteria in said.items():
+    def _keep_similarities(self, number: int, reported: Mapping[int, SplitCriteria]) -> None:
+        """Store the similarity matrices of a round's clusters, which replace earlier matrices."""
+        for node, criteria in reported.items():
             if 1 < len(criteria.members) <= LARGEST_KEPT and criteria.similarity is not None:
                 self.similarities[node] = SimilarityMatrix(
                     node, number, criteria.members, criteria.similarity
@@ -650,18 +756,20 @@ class History:
     def _client_columns(
         self, number: int, tree: ParameterTree, evaluation: Evaluation, served: Mapping[int, int]
     ) -> Block:
+        """Return an evaluation's rows of ``clients.parquet``, as a block of columns."""
         clients = evaluation.ids
         registry = self.registry.in_round(number)
         truth = registry.true_clusters
+        true_column: list[None] | np.ndarray = [None] * len(clients)
+        if truth is not None:
+            true_column = np.array([truth[client] for client in clients])
         scores = evaluation.scores.double().numpy()
         return {
             "round": np.full(len(clients), number),
             "client": np.array(clients),
             "name": [registry.names[client] for client in clients],
             "cluster": np.array([tree.leaf_of[client] for client in clients]),
-            "true_cluster": [None] * len(clients)
-            if truth is None
-            else np.array([truth[client] for client in clients]),
+            "true_cluster": true_column,
             "served_by": np.array([served[client] for client in clients]),
             "n_train": np.array([registry.sizes[client] for client in clients]),
             **{metric.name: scores[:, j].copy() for j, metric in enumerate(self.task.metrics)},
@@ -669,7 +777,10 @@ class History:
         }
 
     def _evaluation_columns(self, evaluation: Evaluation | None) -> Row:
-        """Return the columns of an evaluation; all are None if the round was not evaluated."""
+        """Return the columns of ``metrics.parquet`` about scores and losses on test data.
+
+        All values are None if the round was not evaluated.
+        """
         names = [f"{metric.name}_{number}" for metric in self.task.metrics for number in SPREAD]
         columns: Row = dict.fromkeys([*names, "loss_mean", "share_at_target"], None)
         if evaluation is None:
@@ -678,67 +789,104 @@ class History:
             numbers = spread(scores, lower_is_better=not metric.higher_is_better)
             columns |= {f"{metric.name}_{number}": value for number, value in numbers.items()}
         losses = evaluation.known_losses.tolist()
-        rows = self._scores(evaluation)
-        mean = sum(losses) / len(losses) if losses else None
-        return columns | {"loss_mean": mean, "share_at_target": self._share_at_target(rows)}
+        rows = self._scores_by_client(evaluation)
+        if losses:
+            columns["loss_mean"] = sum(losses) / len(losses)
+        columns["share_at_target"] = self._share_at_target(rows)
+        return columns
 
-    def _scores(self, evaluation: Evaluation) -> list[Row]:
-        """Return a row of scores for each client, by the names of the metrics."""
+    def _scores_by_client(self, evaluation: Evaluation) -> list[Row]:
+        """Return the scores of an evaluation as one dict for each client, by metric name."""
         names = [metric.name for metric in self.task.metrics]
         return [dict(zip(names, mine, strict=True)) for mine in evaluation.scores.tolist()]
 
     def _is_reached(self, row: Row, suffix: str = "") -> bool:
-        """Whether the score in a row is as good as the target."""
+        """Return whether the score in a row is at least as good as the target.
+
+        ``suffix`` is the end of the column's name, such as ``_mean``. The result is False without a
+        target.
+        """
         if self.target is None or (score := row[f"{self.target[0]}{suffix}"]) is None:
             return False
         metric = next(metric for metric in self.task.metrics if metric.name == self.target[0])
         return metric.reached(score, self.target[1])
 
     def _share_at_target(self, rows: Sequence[Row]) -> float | None:
-        """Return the share of clients that reach the target, among the clients with a score.
+        """Return the share of clients that reach the target, among clients with a score.
 
-        ``rows`` has one row of scores for each client. None if there is no target, or no client has
-        a score.
+        ``rows`` has one row of scores for each client. The result is None if there is no target, or
+        no client has a score.
         """
         if self.target is None:
             return None
         name = self.target[0]
         scored = [row for row in rows if not isnan(row[name])]
-        return sum(self._is_reached(row) for row in scored) / len(scored) if scored else None
+        if not scored:
+            return None
+        return sum(self._is_reached(row) for row in scored) / len(scored)
 
 
 def counting(row: Row) -> tuple[str, float | None]:
-    """Return the name of the task's first metric, and its mean over the clients.
+    """Return the name of the task's main metric, and its mean over the clients in a round.
 
-    ``row`` is a row of ``metrics.parquet``; the mean is None if the round was not evaluated.
+    The main metric is the first of the task. ``row`` is a row of ``metrics.parquet``; the mean is
+    None if the round was not evaluated.
     """
     column = next(name for name in row if name.endswith("_mean"))
     return column.removesuffix("_mean"), row[column]
 
 
-def _inputs(schema: DataSpec) -> dict[str, Any]:
-    """Return the shape of a model's input, and the mean and std that scale pixels in [0, 1]."""
+def _describe_inputs(schema: DataSpec) -> dict[str, Any]:
+    """Return the shape of a model's input, and the scaling of pixels, for ``summary.json``.
+
+    The scaling is the mean and the standard deviation of pixels in [0, 1], or None.
+    """
     return {
         "shape": list(schema.input_shape),
         "scaled": None if schema.scaled is None else list(schema.scaled),
     }
 
 
-def _sizes(tree: ParameterTree) -> list[int]:
-    """Return the numbers of members of all clusters that have any, in descending order."""
+def _cluster_facts(
+    tree: ParameterTree, truth: Mapping[int, int] | None, last: Row
+) -> dict[str, Any]:
+    """Return the section ``clusters`` of ``summary.json``: number, sizes and agreement with truth.
+
+    ``last`` is the last row of ``metrics.parquet``, ``truth`` the true cluster of each client.
+    """
+    sizes = _list_cluster_sizes(tree)
+    facts: dict[str, Any] = {
+        "found": len(sizes),
+        "true": None if truth is None else len(set(truth.values())),
+        "ari": last["ari"],
+    }
+    assigned = last.get("ari_assigned")
+    if assigned != last["ari"]:
+        facts["ari_assigned"] = assigned
+    return {**facts, "nmi": last["nmi"], "sizes": sizes}
+
+
+def _list_cluster_sizes(tree: ParameterTree) -> list[int]:
+    """Return the numbers of members of all clusters with members, in descending order."""
     return sorted((len(leaf.members) for leaf in tree.leaves if leaf.members), reverse=True)
 
 
 def _mean_loss(losses: Iterable[float]) -> float | None:
-    """Return the mean of the finite losses; a client that reports no loss has NaN."""
+    """Return the mean of all finite losses; None if no loss is finite.
+
+    A client that reports no loss has the loss NaN, so NaN is left out.
+    """
     known = [loss for loss in losses if isfinite(loss)]
-    return sum(known) / len(known) if known else None
+    if not known:
+        return None
+    return sum(known) / len(known)
 
 
-def _weighted(evaluation: Evaluation, tree: ParameterTree) -> float | None:
-    """Return the mean score over all targets of clients in a cluster (FedGroup section IV-A).
+def _weighted_mean_score(evaluation: Evaluation, tree: ParameterTree) -> float | None:
+    """Return the mean score over all test targets of clients in a cluster (FedGroup section IV-A).
 
-    Clients without a score are left out.
+    Unlike a mean over clients, it weights each client by its number of test targets. Clients
+    without a score are left out; the result is None if no client has one.
     """
     assigned = {client for leaf in tree.leaves for client in leaf.members}
     scores = zip(
@@ -747,22 +895,31 @@ def _weighted(evaluation: Evaluation, tree: ParameterTree) -> float | None:
     counted = [
         (score * n, n) for client, score, n in scores if client in assigned and not isnan(score)
     ]
-    return sum(total for total, _ in counted) / sum(n for _, n in counted) if counted else None
+    if not counted:
+        return None
+    return sum(total for total, _ in counted) / sum(n for _, n in counted)
 
 
-def _extreme(rows: list[Row], column: str) -> float | None:
+def _find_extreme(rows: list[Row], column: str) -> float | None:
+    """Summarize a split criterion over all clusters of a round by its extreme value.
+
+    This is the smallest value for ``alpha_cross_max``, and the largest value for all other
+    criteria. The result is None if no cluster has a value.
+    """
     values = [row[column] for row in rows if row[column] is not None]
-    return (min if column == "alpha_cross_max" else max)(values, default=None)
+    if column == "alpha_cross_max":
+        return min(values, default=None)
+    return max(values, default=None)
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a result can depend on."""
-    return dict(_versions())
+    return dict(_look_up_versions())
 
 
 @cache
-def _versions() -> dict[str, str]:
-    """Look up the versions once, since each lookup reads a file of the package."""
+def _look_up_versions() -> dict[str, str]:
+    """Look up the package versions once, since each lookup reads a file of the package."""
     packages = ("fedclade", "torch", "numpy", "scipy", "scikit-learn")
     return {
         "python": platform.python_version(),
@@ -771,8 +928,8 @@ def _versions() -> dict[str, str]:
 
 
 def version_of(package: str) -> str:
-    """Return the version of an installed package, or "unknown" if it is not installed."""
+    """Return the version of an installed package; "unknown" if it is not installed."""
     try:
         return version(package)
-    except PackageNotFoundError:  # used from a source folder
+    except PackageNotFoundError:  # the package is imported from a source folder
         return "unknown"

@@ -1,6 +1,6 @@
-"""Initial models of a run: by name, as a module, or made by a function from a seed.
+"""Initial models of a run, built from a name, a module, or a function of a seed.
 
-Also the automatic choice of streaming, and the target score of a run.
+The module also contains the automatic choice of streaming, and the target score of a run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedclade.training import note_unsent_buffers
 SHARE_OF_UPDATES = 4
 """Divisor of a run's memory that gives the limit for updates in it.
 
-With ``auto``, a run streams if the updates of all clients take more than that limit.
+With ``stream = "auto"``, a run streams if the updates of all clients take more than this limit.
 """
 
 _log = logging.getLogger(__name__)
@@ -43,35 +43,35 @@ _log = logging.getLogger(__name__)
 def decide_stream(
     settings: RunSettings, algorithm: Algorithm, size: int, budget: int, remote: bool = False
 ) -> bool:
-    """Decide whether a run streams, so that the server stores sums of updates only.
+    """Decide whether a run streams: the server then sums updates as they arrive, and stores none.
 
     Parameters
     ----------
     settings
-        Settings of the run; with ``stream="auto"`` this function decides.
+        Settings of the run, whose ``stream`` is True, False or ``auto``.
     algorithm
-        The algorithm.
+        The algorithm of the run, which may need the updates of single clients.
     size
-        Bytes of the updates of all clients.
+        Size of the updates of all clients together, in bytes.
     budget
-        Bytes of memory that the run may occupy.
+        Memory that the run may occupy, in bytes.
     remote
-        Whether updates come from actors. With ``auto``, the run then streams whenever the
+        Whether updates are computed by Ray actors. With ``auto``, the run then streams whenever the
         algorithm, the signatures and the aggregation rule permit it.
     """
     if settings.is_central:
         return True
     if settings.stream != "auto":
         return settings.stream
-    needs_updates = algorithm.needs_updates or settings.aggregate.is_robust
+    needs_updates = algorithm.requires.updates or settings.aggregate.is_robust
     needs_updates |= settings.aggregate.leave_out_opposed is True
     if needs_updates or (size <= budget // SHARE_OF_UPDATES and not remote):
         return False
-    can = settings.signature.kind != "full" or not algorithm.compares
+    can = settings.signature.kind != "full" or not algorithm.requires.signatures
     if not can and size > budget // SHARE_OF_UPDATES:
         _log.warning(
-            "the updates of all clients take %.1f GB, the run may take %.1f GB; with "
-            "signature.kind = 'projected' it would stream and keep none of them",
+            "the updates of all clients take %.1f GB of memory, but the run is limited to %.1f GB; "
+            "with signature.kind = 'projected' the server would sum updates and store none of them",
             size / 1e9,
             budget / 1e9,
         )
@@ -82,12 +82,14 @@ def decide_stream(
 
 
 def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | None:
-    """Return the name of the metric with a target, and the score to reach; None without a target.
+    """Return the run's target: the name of a metric, and the score to reach by it.
+
+    The result is None if the settings have no target.
 
     Raises
     ------
     ConfigError
-        If the task has no such metric, several metrics are named, or the score is out of range.
+        If several metrics are named, the task lacks the named metric, or the score is out of range.
     """
     if settings.target is None:
         return None
@@ -99,12 +101,13 @@ def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | No
     if not given:
         return None
     if len(given) > 1:
-        raise ConfigError(f"[target] should name one metric, got {', '.join(given)}")
+        raise ConfigError(f"[target] should name only one metric, got {', '.join(given)}")
     ((name, score),) = given.items()
     known = {metric.name: metric for metric in task.metrics}
     if name not in known:
         raise ConfigError(
-            f"{unknown('metric in [target]:', name, known)}; others can be added to task.metrics"
+            f"{unknown('metric in [target]:', name, known)}; to use another metric, add it to "
+            "task.metrics"
         )
     if known[name].share:
         require((f"target.{name}", score, 0 < score <= 1, "greater than 0 and at most 1"))
@@ -116,10 +119,10 @@ Maker = Callable[[int], nn.Module]
 
 
 def model_name(model: nn.Module | str | Maker, seed: int) -> str:
-    """Return the name by which a model was requested, or that of its class."""
+    """Return the name of a model for a run's config: its given name, or the name of its class."""
     if isinstance(model, str):
         return model
-    return type(model if isinstance(model, nn.Module) else _made(model, seed)).__name__
+    return type(model if isinstance(model, nn.Module) else _call_maker(model, seed)).__name__
 
 
 def initial_models(
@@ -130,7 +133,7 @@ def initial_models(
     budget: int | None = None,
     parts: Parts | None = None,
 ) -> tuple[nn.Module, Tensor]:
-    """Return a module for the run, and its initial models.
+    """Build the module of a run and its initial models, drawn from the run's seed.
 
     Each initial model after the first is drawn from a separate seed. If ``model`` is a module, the
     returned module is a copy.
@@ -138,13 +141,13 @@ def initial_models(
     Parameters
     ----------
     model
-        Name of a model, a module, or a function that makes one from a seed.
+        Name of a model, a module, or a function that makes a module from a seed.
     schema
         Inputs and outputs of the data.
     seed
         Seed of the run.
     algorithm
-        The algorithm, which says from how many models it starts.
+        The algorithm, which defines the number of initial models.
     budget
         Bytes of memory that the models may occupy; None for no limit.
     parts
@@ -153,61 +156,64 @@ def initial_models(
     Returns
     -------
     tuple
-        The module, and its initial models, ``[S]``, or ``[initial_models, S]`` for an algorithm
-        that starts from several. Their entries are not permuted.
+        The module; and the initial model as a vector ``[S]`` of S entries, or several as the rows
+        of ``[initial_models, S]``. The entries are not permuted.
 
     Raises
     ------
     ConfigError
-        If the model is unknown, several are needed and the given one cannot be made again, or they
-        take more bytes than the ``budget``.
+        If the model's name is unknown, several initial models are needed but the given model is a
+        module, or the models take more bytes than the ``budget``.
     """
     parts = parts or Parts()
-    module = _module(model, schema, seed, parts)
+    module = make_module(model, schema, seed, parts)
     note_unsent_buffers(module, schema)
     first = (layout := parts.layout(module)).flatten(module)
-    if algorithm.initial_models == 1:
+    count = algorithm.requires.initial_models
+    if count == 1:
         return module, first
     if isinstance(model, nn.Module):
         raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, "
-            "and a module is only one; give the model's name, or a function that makes a module "
-            "from a seed"
+            f"{type(algorithm).__name__} starts from {count} different models, "
+            "but the given module is only one model; pass the model's name, or a function that "
+            "makes a module from a seed"
         )
     if parts.adapter is not None and not parts.adapter.train:
         raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, "
-            "and adapters all begin as the base, since B is zero; name what is trained besides, "
-            "such as a head, in model.adapter.train"
+            f"{type(algorithm).__name__} starts from {count} different models, "
+            "but models that differ only in LoRA adapters all start equal, since the matrix B of "
+            "an adapter is initialized to zero; name further layers to train, such as the head, in "
+            "model.adapter.train"
         )
-    if (
-        budget is not None
-        and (needed := algorithm.initial_models * first.numel() * first.itemsize) > budget
-    ):
+    needed = count * first.numel() * first.itemsize
+    if budget is not None and needed > budget:
         raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} models, which take "
-            f"{needed / 1e9:.1f} GB, and the run may take {budget / 1e9:.1f} GB; ask for fewer, or "
-            "raise the memory"
+            f"{type(algorithm).__name__} starts from {count} models, which take "
+            f"{needed / 1e9:.1f} GB, but the run is limited to {budget / 1e9:.1f} GB; use fewer "
+            "models, or raise the setting memory"
         )
-    seeds = (
-        rng.torch_seed(seed, "initial model", number)
-        for number in range(1, algorithm.initial_models)
-    )
-    others = (layout.flatten(_module(model, schema, each, parts)).to(first) for each in seeds)
+    seeds = (rng.torch_seed(seed, "initial model", number) for number in range(1, count))
+    others = (layout.flatten(make_module(model, schema, each, parts)).to(first) for each in seeds)
     return module, torch.stack([first, *others])
 
 
-def _module(model: nn.Module | str | Maker, schema: DataSpec, seed: int, parts: Parts) -> nn.Module:
+def make_module(
+    model: nn.Module | str | Maker, schema: DataSpec, seed: int, parts: Parts
+) -> nn.Module:
+    """Build the module of a run, with its frozen parameters and adapters.
+
+    If ``model`` is a module, the result is a copy. See :func:`initial_models` for the parameters.
+    """
     if isinstance(model, str):
         return parts.applied(module_for(model, schema, seed), seed)
     if isinstance(model, nn.Module):
         check_module(model)  # before it is copied, which can fail for the same reason
         model = copy.deepcopy(model)
-    return parts.applied(model if isinstance(model, nn.Module) else _made(model, seed), seed)
+    return parts.applied(model if isinstance(model, nn.Module) else _call_maker(model, seed), seed)
 
 
-def _made(make: Maker, seed: int) -> nn.Module:
-    """Return the module that a user's function makes from a seed, after checking its type."""
+def _call_maker(make: Maker, seed: int) -> nn.Module:
+    """Call a user's function that makes a module from a seed, and check the type of its result."""
     try:
         module: Any = make(seed)
     except FedcladeError:
@@ -218,7 +224,7 @@ def _made(make: Maker, seed: int) -> nn.Module:
         ) from error
     if not isinstance(module, nn.Module):
         raise ModelError(
-            "a function that makes a model should return a torch.nn.Module, got "
+            "the function that makes the model should return a torch.nn.Module, got "
             f"{type(module).__name__}"
         )
     return module
@@ -227,7 +233,10 @@ def _made(make: Maker, seed: int) -> nn.Module:
 def module_for(
     name: str, schema: DataSpec, seed: int, arguments: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """Build a model by name for some data; see :func:`fedclade.models.build_model`."""
+    """Build a model by its name, with inputs and outputs that fit the data.
+
+    See :func:`fedclade.models.build_model` for the names and ``arguments``.
+    """
     return build_model(
         name,
         input_shape=schema.input_shape,

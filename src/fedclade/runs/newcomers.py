@@ -1,4 +1,8 @@
-"""Newcomers to a finished run: assignment of a model to each, and its scores."""
+"""Newcomers to a finished run: assignment of a model of the run to each newcomer, and its scores.
+
+A newcomer is a client that did not train in the run. It is assigned to a path in the parameter tree
+of clusters, from the root to a leaf, and gets the model of a node on this path.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +10,40 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan
 from operator import methodcaller
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from fedclade.algorithms import Algorithm, Local, build_algorithm, without_labels
+from fedclade.algorithms import Algorithm, Local, OwnModels, build_algorithm, without_labels
 from fedclade.channel import Signature, mechanism_of
 from fedclade.clustering import Assignment, require_updates
 from fedclade.core import (
+    OWN,
+    ClientWork,
     ConfigError,
     Evaluation,
+    HeadThenBody,
+    LocalModel,
     LocalTraining,
+    NoReply,
     ParameterTree,
     Round,
+    RoundPlan,
     RunError,
     checked,
     reading_folder,
 )
-from fedclade.data import Federation, name_differences, show_some
+from fedclade.data import Federation, name_differences, scale_as_in_run, show_some
 from fedclade.models import PARTS, Parts
 from fedclade.runs.backend import Backend
 from fedclade.runs.models import Maker, module_for
 from fedclade.runs.store import Run
 from fedclade.runs.store.contents import Row
 from fedclade.runs.store.newcomers import Newcomers, score_columns
+from fedclade.runs.target_scale import clip_by_default, target_scale_of
 from fedclade.tasks import Task, build_task, read_metrics
 from fedclade.training import float32_products, here
 
@@ -53,43 +65,48 @@ def assign(
     only_fitting: bool = False,
     members: Federation | None = None,
 ) -> Newcomers:
-    """Assign one of a run's models to each newcomer, and evaluate it.
+    """Assign one of a run's models to each newcomer, and evaluate the model on the newcomer's data.
 
-    Newcomers train as the run's clients did, with the run's local training, signatures and
-    permutation. For comparison, each newcomer also trains a model alone, for as many rounds as the
-    run had, and fine-tunes its assigned model for one epoch. If a part of the model is personal,
-    newcomers are assigned with the personal part of the initial model. Each then fits its personal
-    part to the assigned model, alone, for as many epochs as a client of the run trained.
+    A newcomer is a client that did not train in the run. Newcomers train as the run's clients did,
+    with the same local training, signatures and permutation. For comparison, each newcomer also
+    trains a model alone, for as many rounds as the run had, and fine-tunes its assigned model for
+    one epoch.
+
+    If a part of the model is personal, newcomers are assigned with the personal part of the initial
+    model. Each newcomer then fits its personal part to the assigned model, alone, for as many
+    epochs as a client of the run trained.
 
     Parameters
     ----------
     run
-        A finished run. If it was loaded from a folder and its config names something by
-        ``module:name``, load it with ``Run.load(folder, trust=True)``, or give that thing here.
+        A finished run. If it was loaded from a folder and its config names an object by
+        ``module:name``, load the run with ``Run.load(folder, trust=True)``, or pass the object.
     newcomers
         For example ``Federation.newcomers`` of the run's federation. Their true clusters, if known,
         must be numbered as in the run; they are used for scoring only.
     algorithm, model, task, local
-        Those of the run, if its config cannot name them: a model or a metric that is an object, a
-        loss or an optimizer of the script that ran.
+        Algorithm, model, task and local training of the run. They are needed only if the run's
+        config cannot name them, such as a model, metric, loss or optimizer that was defined in the
+        script of the run.
     device, memory
         See :func:`fedclade.simulate`.
     engine
-        Engine for the newcomers; by default that of the run, or ``auto`` if that was ``ray``.
+        Engine that trains the newcomers; by default the run's engine, or ``auto`` if the run's
+        engine was ``ray``.
     only_fitting
-        Whether to give a newcomer the deepest model on its path that fits it, or the root's if none
-        does. By default it gets the model of the leaf at the end of its path, as in CFL's Algorithm
-        4, and the result only reports whether that model fits.
+        Whether to give a newcomer the model of the deepest node on its path that fits the newcomer,
+        or the root's model if no node fits. By default a newcomer gets the model of the leaf at the
+        end of its path, as in CFL's Algorithm 4, and the result only reports whether it fits.
     members
-        The run's own clients. If they are given, newcomers need no labels to be assigned: they join
-        the leaf whose members' data is most similar to theirs, as the root's model sees it. Labels
-        are still used for scoring.
+        The clients that trained in the run. If they are given, newcomers need no labels to be
+        assigned: each joins the leaf whose members' data is most similar to its own data, according
+        to the root's model. Labels are still used for scoring.
 
     Raises
     ------
     ConfigError
-        If the run's algorithm, model, task or local training must be given, the task's metrics are
-        not those of the run, or a name or a value is unknown.
+        If the run's algorithm, model, task or local training must be passed, the metrics of the
+        task differ from the metrics of the run, or a name or a value is unknown.
     RunError
         If the run's models do not fit the newcomers' data, or are permuted by a secret of a
         network's clients.
@@ -112,29 +129,35 @@ def assign(
         paths = [each.fitting if only_fitting else each.path for each in assignments]
         scores = arrival.scores(assignments, [path[-1] for path in paths])
     truth = _true_clusters_of_leaves(run)
-    rows = [
-        _row(each, path, newcomers, truth, {column: values[i] for column, values in scores.items()})
-        for i, (each, path) in enumerate(zip(assignments, paths, strict=True))
-    ]
-    return Newcomers(assignments, rows, arrival.last.number, only_fitting, arrival.metric)
+    rows: list[Row] = []
+    for i, (assignment, path) in enumerate(zip(assignments, paths, strict=True)):
+        row = _describe_assignment(assignment, path, newcomers, truth)
+        rows.append(row | {column: values[i] for column, values in scores.items()})
+    return Newcomers(
+        assignments,
+        rows,
+        rounds_alone=arrival.last.number,
+        only_fitting=only_fitting,
+        metric=arrival.metric,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """Newcomers to a run's tree, on a simulated backend with the settings of that run.
+    """Newcomers to a run's parameter tree, on a simulated backend with the settings of the run.
 
-    See :func:`assign`.
+    :func:`assign` uses this class to train and evaluate newcomers.
 
     Parameters
     ----------
     tree
-        The run's tree, as the server of the backend sees it.
+        The run's tree, with its models in the order of entries that the backend uses.
     algorithm
         The run's algorithm.
     backend
         Simulated backend whose clients are the newcomers.
     last
-        The round that the run's models are from.
+        The round after which the run's models were stored.
     """
 
     tree: ParameterTree
@@ -156,9 +179,10 @@ class Arrival:
         engine: str | None = None,
         memory: int | str | None = None,
     ) -> Arrival:
-        """Build the backend for newcomers to a run; see :func:`assign` for the parameters.
+        """Build the backend for the newcomers to a run.
 
-        Code that the run's config names by ``module:name`` is imported only if the run is trusted.
+        See :func:`assign` for the parameters. Code that the run's config names by ``module:name``
+        is imported only if the run is trusted.
 
         Raises
         ------
@@ -167,24 +191,32 @@ class Arrival:
         """
         run.check_readable()
         _check_columns(run, newcomers)
+        newcomers = scale_as_in_run(newcomers, run.summary.get("inputs", {}))
         config = run.config
         seed = run.summary["seed"]
         name = run.config["model"]["name"]
-        named = dict(config["algorithm"])  # the oracle assigns without true clusters
-        algorithm = algorithm or _noted(
-            run, "algorithm", build_algorithm, named.pop("name"), named, {}
-        )
-        task = (
-            build_task(task) if task else _noted(run, "task", build_task, **config.get("task", {}))
-        )
-        local = local or _noted(run, "local", LocalTraining, **config["local"])
+        # Built without true clusters: even the oracle needs none to assign newcomers.
+        named = dict(config["algorithm"])
+        if algorithm is None:
+            algorithm_name = named.pop("name")
+            algorithm = _build_noted(
+                run, "algorithm", partial(build_algorithm, algorithm_name, named, {})
+            )
+        if task:
+            task = build_task(task)
+        else:
+            task = _build_noted(run, "task", build_task, **config.get("task", {}))
+        local = local or _build_noted(run, "local", LocalTraining, **config["local"])
+        if target_scale_of(newcomers) is not None:
+            local = clip_by_default(local, algorithm)
         parts = Parts.of(config["model"])
         arguments = {
             key: value for key, value in config["model"].items() if key not in ("name", *PARTS)
         }
 
         def build_noted_model(seed: int) -> nn.Module:
-            return _noted(run, "model", module_for, name, newcomers.pool.schema, seed, arguments)
+            build = partial(module_for, name, newcomers.pool.schema, seed, arguments)
+            return _build_noted(run, "model", build)
 
         backend = Backend.simulated_by(
             newcomers,
@@ -208,27 +240,29 @@ class Arrival:
         if entries != theirs:
             raise RunError(
                 f"the run's models have {entries:,} entries, but a {name} for the newcomers' data "
-                f"({newcomers}) has {theirs:,}; newcomers need inputs and labels like those of the "
-                f"run: {run.summary['data']}"
+                f"({newcomers}) has {theirs:,}; newcomers need data with the same inputs and "
+                f"labels as the run's data: {run.summary['data']}"
             )
-        metrics, own = (
-            [metric.name for metric in of]
-            for of in (backend.task.metrics, read_metrics(run.summary))
-        )
+        metrics = [metric.name for metric in backend.task.metrics]
+        own = [metric.name for metric in read_metrics(run.summary)]
         if metrics != own:
             raise ConfigError(
-                f"task should be that of the run, whose metrics are {own}, got {metrics}"
+                f"task should be the task of the run, with the metrics {own}, got a task with the "
+                f"metrics {metrics}"
             )
         tree = backend.closed(run.tree.map_vectors(*[methodcaller("to", backend.initial)] * 2))
         return cls(tree, algorithm, backend, Round(run.model_round, local, seed))
 
     @property
     def metric(self) -> str:
-        """Name of the metric that counts, the first of the task."""
+        """Name of the metric by which newcomers are scored: the first metric of the task."""
         return self.backend.task.metrics[0].name
 
     def assignments(self) -> list[Assignment]:
-        """Return the assignment of each newcomer."""
+        """Assign each newcomer to a path in the tree, by the run's algorithm.
+
+        The algorithm uses the newcomers' labels. The result has one assignment for each newcomer.
+        """
         return list(
             self.algorithm.assign(
                 self.tree, self.backend.clients.ids, self.backend.clients, self.last
@@ -236,123 +270,175 @@ class Arrival:
         )
 
     def without_labels(self, members: Arrival) -> list[Assignment]:
-        """Return the assignment of each newcomer without labels, given the run's own clients."""
+        """Assign each newcomer to a path in the tree without using labels.
+
+        ``members`` are the clients that trained in the run; a newcomer joins the leaf whose
+        members' data is most similar to its own data.
+        """
         clients = self.backend.clients
         return without_labels(
-            self.tree, clients.ids, clients, members.backend.clients, self.last.seed
+            self.tree, clients.ids, clients, members=members.backend.clients, seed=self.last.seed
         )
 
     def scores(
         self, assignments: Sequence[Assignment], nodes: Sequence[int]
     ) -> dict[str, list[float | None]]:
-        """Return the columns of :func:`score_columns`, for newcomers with some assigned nodes.
+        """Score the models of newcomers: assigned, fine-tuned, trained alone, and the root's model.
 
         Personal parameters, if the model has any, are fitted to a model before it is scored. If
-        clients of the run fine-tune the model that they receive, newcomers do so before the first
-        column. If clients are evaluated with a mixture of the leaves' models, newcomers at a leaf
-        are too; the fine-tuning for one epoch trains the model of the leaf alone.
+        clients of the run are evaluated after fine-tuning the model that they receive, newcomers
+        also fine-tune the assigned model before it is scored. If clients are evaluated with a
+        mixture of the leaves' models, newcomers at a leaf are evaluated with the mixture, too. The
+        model that is fine-tuned for one epoch is never a mixture, but the assigned model.
 
         Parameters
         ----------
         assignments
             Assignment of each newcomer.
         nodes
-            For each newcomer, the node whose model it gets.
+            For each newcomer, the node whose model is assigned to it.
 
         Returns
         -------
         dict
-            A list with a score of each newcomer, by column; None where the metric is undefined.
+            For each column of :func:`score_columns`, a list with a score for each newcomer, or None
+            if the metric is undefined for its test data.
         """
         clients = self.backend.clients
         ids = [each.client for each in assignments]
-        (models, rows), root = self.tree.models(nodes, served=True), self.tree.nodes[0].model[None]
-        each_its_own, to_root = list(range(len(ids))), [0] * len(ids)
+        models, rows = self.tree.models(nodes, served=True)
+        root = self.tree.nodes[0].model[None]
+        to_root = [0] * len(ids)
         self._fit_personal(ids, models, rows)
-        at_home = replace(self.last, purpose="finetune", communicates="nothing")
-        # personal parts were fitted in round last.number, and this training comes after it
-        at_home = replace(at_home, number=self.last.number + self._is_parted)
+        # Personal parts were fitted with the random draws of round last.number, so the training
+        # below uses those of the next round.
+        number = self.last.number + self._is_parted
+        # Models that a newcomer trains for these scores are stored at the newcomer, not sent.
+        work = ClientWork(store=LocalModel(state=False), reply=NoReply())
 
-        def tuned(spec: LocalTraining) -> list[float | None]:
-            made = require_updates(
-                ids, clients.train(ids, models, rows, replace(at_home, spec=spec))
-            ).required_deltas
-            return self._score(ids, models[rows] + made, each_its_own)
+        def score_after(local: LocalTraining) -> list[float | None]:
+            tuning = replace(self.last, number=number, local=local, purpose="finetune")
+            updates = clients.train(
+                ids, models, rows, this_round=tuning, work=work, sent_before=True
+            )
+            require_updates(ids, updates)
+            return self._evaluate(ids, models, [OWN] * len(ids))
 
-        own = self.algorithm.tunes(self.last.spec)
-        got = (
-            self._by_mixture(ids, nodes, self._score(ids, models, rows))
-            if own is None
-            else tuned(own)
-        )
-        fine_tuned = tuned(self.last.spec.in_epochs(1))
+        own = None
+        if isinstance(self.algorithm, OwnModels):
+            own = self.algorithm.tuning(self.last.local)
+        if own is None:
+            got = self._by_mixture(ids, nodes, self._evaluate(ids, models, rows))
+        else:
+            got = score_after(own)
+        fine_tuned = score_after(self.last.local.in_epochs(1))
         self._fit_personal(ids, root, to_root)
-        of_root = self._score(ids, root, to_root)
-        self._forget()
+        of_root = self._evaluate(ids, root, to_root)
+        self._clear_stores()
         alone = self._trained_alone(ids)
         return dict(zip(score_columns(self.metric), (got, of_root, alone, fine_tuned), strict=True))
 
     @property
     def _is_parted(self) -> bool:
+        """Whether a part of the model is personal, so that each newcomer must fit its own."""
         return bool(self.backend.workers.layout.personal)
 
-    def _score(self, ids: Sequence[int], models: Tensor, rows: Sequence[int]) -> list[float | None]:
-        return _known(self.backend.clients.evaluate(ids, models, rows, "test"))
+    def _evaluate(
+        self, ids: Sequence[int], models: Tensor, rows: Sequence[int]
+    ) -> list[float | None]:
+        """Evaluate newcomers on their test data, and return their scores by the first metric.
+
+        A score is None if it is undefined.
+
+        ``models`` has one model in each row, ``rows`` the row for each newcomer.
+        """
+        return _list_scores(self.backend.clients.evaluate(ids, models, rows, "test"))
 
     def _by_mixture(
         self, ids: Sequence[int], nodes: Sequence[int], scores: list[float | None]
     ) -> list[float | None]:
-        """Return newcomers' scores, with the mixture of the leaves' models if there is one."""
-        if (mixture := self.algorithm.mixture(None)) is None:
+        """Return newcomers' scores with a mixture of the leaves' models, if clients use mixtures.
+
+        Without a mixture, the given ``scores`` are returned. Newcomers at the root keep their
+        score, since they are evaluated with the root's model alone.
+        """
+        if (mixture := self.algorithm.requires.mixture) is None:
             return scores
         models, _ = self.tree.models([leaf.id for leaf in self.tree.leaves])
         found = self.backend.clients.evaluate(ids, models, [0] * len(ids), "test", mixture=mixture)
-        mixed = _known(found)
+        mixed = _list_scores(found)
+        # Node 0 is the root; a newcomer there is evaluated with the root's model alone.
         return [
             mine if node else score for mine, node, score in zip(mixed, nodes, scores, strict=True)
         ]
 
-    def _forget(self) -> None:
+    def _clear_stores(self) -> None:
+        """Delete the models and personal parameters that the newcomers have stored."""
         if self.backend.store is not None:
             self.backend.store.clear()
 
     def _fit_personal(self, ids: Sequence[int], models: Tensor, rows: Sequence[int]) -> None:
-        """Fit clients' personal parameters to their models, for as many epochs as the run had."""
+        """Fit newcomers' personal parameters to fixed models, for as many epochs as in the run.
+
+        Nothing happens if no part of the model is personal.
+        """
         if self._is_parted:
-            self._forget()
-            epochs = self.last.number * (self.last.spec.epochs or 1)
-            fitting = replace(self.last, personal_epochs=epochs, communicates="nothing")
-            self.backend.clients.train(ids, models, rows, fitting)
+            self._clear_stores()
+            epochs = self.last.number * (self.last.local.epochs or 1)
+            work = ClientWork(steps=HeadThenBody(epochs), reply=NoReply())
+            self.backend.clients.train(
+                ids, models, rows, this_round=self.last, work=work, sent_before=True
+            )
 
     def _trained_alone(self, ids: Sequence[int]) -> list[float | None]:
-        """Return scores of models that clients train alone, in as many rounds as the run."""
+        """Return scores of models that newcomers train alone, in as many rounds as the run had."""
         method = Local()
         clients = self.backend.clients
         initial = self.backend.initial.view(-1, self.backend.initial.shape[-1])[:1]
         state = method.init(initial[0], clients)
         for number in range(1, self.last.number + 1):
-            state, _ = method.step(state, ids, clients, replace(self.last, number=number))
-        return self._score(ids, initial, state.rows(ids))
+            this_round = RoundPlan(number, self.last.local, self.last.seed)
+            state, _ = method.step(state, ids, clients, this_round)
+        return self._evaluate(ids, initial, state.rows(ids))
 
 
-def _known(evaluation: Evaluation) -> list[float | None]:
-    """Return each client's score by the metric that counts; None if it is undefined."""
+def _list_scores(evaluation: Evaluation) -> list[float | None]:
+    """Return each client's score by the task's first metric; None if it is undefined."""
     return [None if isnan(score) else score for score in evaluation.scores[:, 0].tolist()]
 
 
-def _noted(run: Run, what: str, build: Callable[..., T], *values: Any, **options: Any) -> T:
-    """Build an object that a run's config names, or say in a ConfigError how to pass it."""
+def _build_noted(run: Run, what: str, build: Callable[..., T], **options: Any) -> T:
+    """Build an object that a run's config describes.
+
+    If this fails, a ConfigError advises to pass the object to :func:`assign`.
+
+    Parameters
+    ----------
+    run
+        The run; if it is trusted, code that the config names may be imported.
+    what
+        Name of the parameter of :func:`assign` for the object, such as ``model``.
+    build, options
+        Function that builds the object, and its keyword arguments.
+    """
     try:
         with reading_folder(trust=run.is_trusted):
-            return build(*values, **options)
+            return build(**options)
     except ConfigError as error:
         raise type(error)(
-            f"give fedclade.assign the {what} of the run, as {what}=...: {error}"
+            f"fedclade.assign needs the argument {what}=..., since the run's config does not "
+            f"suffice to build it: {error}"
         ) from error
 
 
 def _check_columns(run: Run, newcomers: Federation) -> None:
-    """Check that a table of newcomers has the encoding of the run's table."""
+    """Check that the newcomers' table is encoded in the same way as the run's table.
+
+    Raises
+    ------
+    RunError
+        If columns, labels, or the values that fill empty cells differ.
+    """
     columns = newcomers.pool.columns
     inputs = run.summary.get("inputs", {})
     if columns is None:
@@ -366,53 +452,70 @@ def _check_columns(run: Run, newcomers: Federation) -> None:
     ):
         if noted in inputs:
             found += name_differences(what, names, inputs[noted], here=here, there=there)
+    newcomer_fill = list(columns.fill)
+    if newcomer_fill and inputs.get("fill", []) != newcomer_fill:
+        found.append("empty cells are filled with different values")
     if found:
         raise RunError(
-            f"the newcomers' data is encoded otherwise than the run's: {show_some(found)}; give "
-            "both the same schema, by data.schema in their configs or by schema= in Python"
+            "the newcomers' data and the run's data are encoded differently: "
+            f"{show_some(found)}; use the same schema for both (data.schema in a config, schema= "
+            "in Python)"
         )
 
 
 def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:
-    """Return the true cluster of most members of each node, if known."""
+    """Return the true cluster of most members of each node, by node id.
+
+    Nodes without members whose true cluster is known are left out.
+    """
     truth = {
         row["client"]: row["true_cluster"]
         for row in run.client_rows
         if row["true_cluster"] is not None
     }
-    inside = {
-        node.id: Counter(truth[c] for c in node.members if c in truth) for node in run.tree.nodes
-    }
-    return {node: counts.most_common(1)[0][0] for node, counts in inside.items() if counts}
+    majority: dict[int, int] = {}
+    for node in run.tree.nodes:
+        counts = Counter(truth[client] for client in node.members if client in truth)
+        if counts:
+            majority[node.id] = counts.most_common(1)[0][0]
+    return majority
 
 
-def _row(
-    each: Assignment,
-    path: Sequence[int],
-    newcomers: Federation,
-    truth: Mapping[int, int],
-    scores: Mapping[str, float | None],
+def _describe_assignment(
+    assignment: Assignment, path: Sequence[int], newcomers: Federation, truth: Mapping[int, int]
 ) -> Row:
-    true_cluster = (
-        None
-        if newcomers.true_clusters is None or not truth
-        else newcomers.true_clusters[each.client]
-    )
+    """Return a newcomer's row of the result table, without its scores.
+
+    Parameters
+    ----------
+    assignment
+        Assignment of the newcomer.
+    path
+        Nodes from the root to the node whose model the newcomer gets.
+    newcomers
+        All newcomers.
+    truth
+        True cluster of most members of each node; empty if unknown.
+    """
+    client = assignment.client
+    true_cluster = None
+    is_right = None
+    if newcomers.true_clusters is not None and truth:
+        true_cluster = newcomers.true_clusters[client]
+        is_right = path[-1] == assignment.node and truth.get(assignment.node) == true_cluster
+    steps = assignment.steps
     return {
-        "client": each.client,
-        "name": newcomers.by_id[each.client].name,
+        "client": client,
+        "name": newcomers.by_id[client].name,
         "path": list(path),
         "node": path[-1],
-        "fits": each.fits,
-        "leaf": each.node,
-        "by": each.steps[0].by if each.steps else None,
-        "scores": [step.score for step in each.steps],
-        "others": [step.other for step in each.steps],
-        "margins": [step.margin for step in each.steps],
-        "margin": each.margin,
+        "fits": assignment.fits,
+        "leaf": assignment.node,
+        "by": steps[0].by if steps else None,
+        "scores": [step.score for step in steps],
+        "others": [step.other for step in steps],
+        "margins": [step.margin for step in steps],
+        "margin": assignment.margin,
         "true_cluster": true_cluster,
-        "right": None
-        if true_cluster is None
-        else path[-1] == each.node and truth.get(each.node) == true_cluster,
-        **scores,
+        "right": is_right,
     }

@@ -1,10 +1,13 @@
-"""Round loop: sample a cohort, run a step of the algorithm, evaluate, record the history."""
+"""Round loop: in each round, sample a cohort, run a step of the algorithm, evaluate, and record.
+
+The cohort of a round is the set of clients that train in it.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -12,16 +15,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedclade.algorithms import Algorithm, RoundLog, State
+from fedclade.algorithms import Algorithm, RoundLog, RunFacts, State
+from fedclade.channel import Absence, Channel
 from fedclade.core import (
     CheckpointError,
     Clients,
     ConfigError,
+    Diverged,
     Evaluation,
     Event,
     ParameterTree,
     PrivateRelease,
-    Round,
+    RoundPlan,
     RunError,
     RunInterrupted,
     TooFew,
@@ -31,8 +36,10 @@ from fedclade.runs.backend import Backend
 from fedclade.runs.callbacks import Callbacks, Following
 from fedclade.runs.checkpointer import Checkpointer, TrainingState
 from fedclade.runs.churn import ComingAndGoing
+from fedclade.runs.divergence import ADVICE
 from fedclade.runs.evaluation import RoundScores, evaluate_round
 from fedclade.runs.history import History, chosen_round, metric_named
+from fedclade.runs.reference_log import RunLog
 from fedclade.runs.settings import RunSettings
 from fedclade.runs.small_batches import with_smallest_batch
 from fedclade.runs.small_clusters import merge_small, with_common
@@ -42,9 +49,9 @@ from fedclade.runs.store.contents import Row
 from fedclade.training import OWN_MODEL
 
 Kept = dict[int, dict[str, Tensor]]
-"""Tensors that clients store, by client and name."""
+"""Tensors that clients store, by client id and name of the tensor."""
 
-_log = logging.getLogger(__name__)
+_log = RunLog(logging.getLogger(__name__))
 
 
 def run_rounds(
@@ -65,9 +72,9 @@ def run_rounds(
     algorithm
         The algorithm.
     backend
-        Middleware, initial models and execution settings.
+        Middleware, initial models and execution settings of the run.
     clients
-        The clients of the backend, some of which may be unavailable.
+        The clients of the backend, which may join, leave or be unavailable.
     checkpointer
         Writer of the run's folder, and reader of its last checkpoint.
     history
@@ -78,13 +85,10 @@ def run_rounds(
         Callbacks that follow the run; none if left out.
     """
     settings = with_smallest_batch(settings, backend.smallest_batch, history.registry.sizes)
-    if missed := algorithm.too_short(settings.rounds):
-        _log.warning(missed)
+    _log_warnings(algorithm.check(RunFacts(rounds=settings.rounds)))
     training = checkpointer.restored(algorithm, backend, history)
     if training is None:
-        algorithm.check_clients(len(clients.ids))
-        if missed := algorithm.too_few(len(clients.ids)):
-            _log.warning(missed)
+        _log_warnings(algorithm.check(RunFacts(clients=len(clients.ids))))
         training = TrainingState(0, first_state(algorithm, backend, clients), history)
     checkpointer.begin()
 
@@ -108,13 +112,13 @@ def run_rounds(
         scored_by=history.task.metrics,
     )
     try:
-        _train(algorithm, backend, clients, checkpointer, training, settings, following)
+        _train_rounds(algorithm, backend, clients, checkpointer, training, settings, following)
         if settings.keep_best and training.best is None:
             _log.warning(
-                "keep_best = true: no round has a finite score on validation data; the last round "
-                "is kept"
+                "keep_best = true: no round has a finite score on validation data, so the models "
+                "of the last round are stored"
             )
-        run = _result(algorithm, backend, training, config())
+        run = _build_run(backend, training, config())
         checkpointer.finish(run)
     except BaseException as error:
         following.ended(error)
@@ -123,7 +127,7 @@ def run_rounds(
     return run
 
 
-def _train(
+def _train_rounds(
     algorithm: Algorithm,
     backend: Backend,
     clients: ComingAndGoing,
@@ -132,7 +136,10 @@ def _train(
     settings: RunSettings,
     following: Following,
 ) -> None:
-    """Run the remaining rounds, and save a checkpoint if the run is stopped or fails."""
+    """Run the remaining rounds, and evaluate clients after the last one.
+
+    A checkpoint is saved if a callback interrupts the run or an error ends it.
+    """
     restored = training.number
     try:
         if training.stopped is None:
@@ -143,7 +150,7 @@ def _train(
             number = training.number + 1
             before = training.state.tree
             row, events = run_round(algorithm, backend, clients, training, settings, number)
-            note_best(algorithm, backend, training, settings)
+            note_best(backend, training, settings)
             last = number == settings.rounds or algorithm.finished(training.state)
             answer = following.round(before, training.state.tree, row, events, last=last)
             if isinstance(answer, Stopped) and not last:
@@ -155,15 +162,42 @@ def _train(
             if training.number == restored:
                 clients.stay(training.number, training.state.tree)
             evaluate_last_round(algorithm, backend, clients, training, settings)
-    except (CheckpointError, RunInterrupted):  # these have already saved a checkpoint if they could
+        if algorithm.requires.own_models and training.clients_with_own is None:
+            training.clients_with_own = _find_clients_with_own(
+                algorithm, backend, clients, training
+            )
+    except (CheckpointError, RunInterrupted):  # a checkpoint was already saved, or cannot be
         raise
     except Exception:
         checkpointer.rescue(training, backend)
         raise
 
 
+def _find_clients_with_own(
+    algorithm: Algorithm, backend: Backend, clients: Clients, training: TrainingState
+) -> Collection[int]:
+    """Return the clients with models of their own, for a run that is continued at its very end.
+
+    In other runs, the last evaluation has determined these clients. If a run is continued after
+    its last evaluation, the algorithm determines them from its state. It may send no queries, since
+    perhaps no client is connected any more; therefore all clients are marked as unavailable.
+    """
+    absence = Absence(backend.workers.layout.n_parameters, training.history.registry.schema)
+    absence.away = frozenset(clients.ids)
+    return algorithm.models_for(training.state, Channel(clients, absence)).own
+
+
+def _log_warnings(warnings: Sequence[str]) -> None:
+    """Log the warnings that an algorithm's check of the run returns."""
+    for warning in warnings or ():  # the check of a user's own algorithm may return None
+        _log.warning(warning)
+
+
 def _stopped_before(training: TrainingState, settings: RunSettings) -> Stopped | None:
-    """Return why early stopping ends a continued run without another round, or None."""
+    """Return the reason if early stopping ends a continued run without another round.
+
+    The result is None if the run should continue, or its settings have no early stopping.
+    """
     stopping = settings.early_stopping
     if stopping is None or not 0 < training.number < settings.rounds:
         return None
@@ -172,23 +206,24 @@ def _stopped_before(training: TrainingState, settings: RunSettings) -> Stopped |
     return None if why is None else Stopped(training.number, type(stopping).__name__, why)
 
 
-def _end_now(algorithm: Algorithm, backend: Backend, training: TrainingState) -> KeptRound:
-    """Return the last round so far, with everything that the run would end with now."""
-    clients_with_own = set(algorithm.keepers(training.state))
+def _end_now(backend: Backend, training: TrainingState) -> KeptRound:
+    """Return the results with which the run would end if the current round were its last."""
+    clients_with_own = set(training.clients_with_own or ())
     return KeptRound(
         round=training.number,
         tree=training.state.tree,
-        kept=_served(backend.kept, clients_with_own),
+        kept=_drop_unused_models(backend.kept, clients_with_own),
         own_models=len(clients_with_own),
         similarities=tuple(training.history.similarities.values()),
     )
 
 
-def _result(
-    algorithm: Algorithm, backend: Backend, training: TrainingState, config: Mapping[str, Any]
-) -> Run:
-    """Return the run, with the models of the round to store and the clients' own tensors."""
-    end = training.best or _end_now(algorithm, backend, training)
+def _build_run(backend: Backend, training: TrainingState, config: Mapping[str, Any]) -> Run:
+    """Build the finished run: its history, the models to store, and the tensors of its clients.
+
+    The models are from the best round in a run with ``keep_best``, otherwise from the last round.
+    """
+    end = training.best or _end_now(backend, training)
     run = training.history.finish(
         config,
         backend.opened(end.tree),
@@ -202,32 +237,39 @@ def _result(
 
 
 def first_state(algorithm: Algorithm, backend: Backend, clients: Clients) -> State:
-    """Return the state of the algorithm before the first round.
+    """Return the state of the algorithm before round 1.
+
+    An algorithm may start from the clusters of an earlier run, which is then loaded from its
+    folder.
 
     Raises
     ------
     ConfigError
-        If the algorithm starts from the clusters of a finished run, and the models of that run have
-        another size, or its clients are others.
+        If the algorithm starts from the clusters of an earlier run, and the two runs differ in the
+        number of entries of a model or in their clients.
     """
-    if (folder := algorithm.begins_in) is None:
+    folder = algorithm.requires.clusters_of
+    if folder is None:
         return algorithm.init(backend.initial, clients)
     tree = Run.load(folder).tree
     found = tree.nodes[0].params.shape[-1]
     expected = backend.initial.shape[-1]
     if found != expected:
         raise ConfigError(
-            f"the models of the run in {folder} have {found} entries, and this run's {expected}"
+            f"the models of the run in {folder} have {found} entries, but the models of this run "
+            f"have {expected}; start from the clusters of a run with the same model"
         )
     if odd := sorted(set(tree.leaf_of) ^ set(clients.ids)):
         raise ConfigError(
-            f"the run in {folder} should have the clients of this one; these differ: {shown(odd)}"
+            f"the run in {folder} should have the same clients as this run; clients that are in "
+            f"only one of the two runs: {shown(odd)}"
         )
 
     def here(vector: Tensor) -> Tensor:
         return vector.to(backend.initial.device)
 
-    return algorithm.init_in(backend.closed(tree.map_vectors(here, here)), backend.initial, clients)
+    init: Callable[..., State] = algorithm.init  # takes a third argument here, see Algorithm.init
+    return init(backend.initial, clients, backend.closed(tree.map_vectors(here, here)))
 
 
 def run_round(
@@ -238,14 +280,14 @@ def run_round(
     settings: RunSettings,
     number: int,
 ) -> tuple[Row, tuple[Event, ...]]:
-    """Run a round, and add it to the training state.
+    """Run a round: train, evaluate if it is due, and add the results to the training state.
 
     Parameters
     ----------
     algorithm, backend, clients, settings
         See :func:`run_rounds`.
     training
-        Progress of the run, which this function updates.
+        Progress of the run, which is updated in place.
     number
         Number of the round, from 1.
 
@@ -258,11 +300,11 @@ def run_round(
     start = perf_counter()
     before = meter.readings()
     evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
-    this_round = Round(
+    this_round = RoundPlan(
         number, settings.local, settings.seed, evaluated=evaluated, min_clients=settings.min_clients
     )
     state, came_and_went = clients.begin(algorithm, training.state, this_round)
-    # Clusters can be small from the start, or because clients have left.
+    # Before the step too: clusters can be small from the start, or because clients have left.
     state, withheld = merged(state, settings.min_cluster_size)
     state, log = step(algorithm, backend, clients, state, settings, this_round)
     state, told = merged(state, settings.min_cluster_size, log.events)
@@ -272,6 +314,7 @@ def run_round(
     scores = RoundScores()
     if evaluated or algorithm.finished(state):
         scores = evaluate_round(algorithm, backend, clients, state, settings, number)
+        training.clients_with_own = scores.own
         # Checked once, after the first evaluation.
         if scores.test is not None and not training.history.clients:
             _warn_of_scores(number, scores.test, [metric.name for metric in backend.task.metrics])
@@ -281,12 +324,13 @@ def run_round(
             scores.check_validation(
                 number, settings.needs_validation, None if is_first else metric.name
             )
-    log = replace(log, events=(*events, *backend.retrying.told()))
+    events = (*events, *backend.retrying.told(), *report_divergence(training.history, scores))
+    log = replace(log, events=events)
     cost = meter.since(before, perf_counter() - start)
     cost |= {} if clients.present is None else {"clients_present": clients.present}
     cost |= _columns_of_adversaries(backend, training.history, number, state, scores)
     row = training.history.add(
-        number, state, log, cost, scores.test, scores.served, scores.validation
+        number, state, log, cost, scores.test, scores.nodes, scores.validation
     )
     training.number = number
     training.state = state
@@ -296,10 +340,31 @@ def run_round(
 def _columns_of_adversaries(
     backend: Backend, history: History, number: int, state: State, scores: RoundScores
 ) -> Mapping[str, Any]:
+    """Return the adversaries' columns of a round's row; empty if all clients are honest."""
     if backend.adversaries is None:
         return {}
     truth = history.registry.in_round(number).true_clusters
     return backend.adversaries.columns(scores.test, state.tree, truth, scores.success)
+
+
+def report_divergence(history: History, scores: RoundScores) -> tuple[Event, ...]:
+    """Log a warning if clients have newly diverged, and return the event that reports them.
+
+    The result is empty if no client has newly diverged. ``history`` has the earlier losses,
+    ``scores`` the scores of the current evaluation.
+    """
+    events = history.diverged(scores.test)
+    for event in events:
+        assert isinstance(event, Diverged)
+        _log.warning(
+            "training diverges: the loss of %d of %d clients grew a thousandfold, first of client "
+            "%d; %s",
+            len(event.clients),
+            len(history.registry.ids),
+            event.clients[0],
+            ADVICE,
+        )
+    return events
 
 
 def evaluate_last_round(
@@ -309,36 +374,41 @@ def evaluate_last_round(
     training: TrainingState,
     settings: RunSettings,
 ) -> None:
-    """Evaluate the last round of a run that ends early, if it was not evaluated."""
+    """Evaluate the last round of a run that ends early, if this round was not evaluated.
+
+    See :func:`run_rounds` for the parameters; ``training`` is updated in place.
+    """
     history = training.history
     number = training.number
     start = perf_counter()
     before = backend.meter.readings()
-    this_round = Round(
+    this_round = RoundPlan(
         number, settings.local, settings.seed, evaluated=True, min_clients=settings.min_clients
     )
-    state = algorithm.tuned(training.state, clients, this_round)
+    state = algorithm.tune(training.state, clients, this_round)
     scores = evaluate_round(algorithm, backend, clients, state, settings, number)
     cost = backend.meter.since(before, perf_counter() - start)
     columns = _columns_of_adversaries(backend, history, number, state, scores)
-    events = backend.retrying.told()
+    events = (*backend.retrying.told(), *report_divergence(history, scores))
     history.evaluate_last(
         state,
         scores.test,
-        scores.served,
+        scores.nodes,
         scores.validation,
         cost=cost,
         columns=columns,
         events=events,
     )
     training.state = state
-    note_best(algorithm, backend, training, settings)
+    training.clients_with_own = scores.own
+    note_best(backend, training, settings)
 
 
-def note_best(
-    algorithm: Algorithm, backend: Backend, training: TrainingState, settings: RunSettings
-) -> None:
-    """Store the current round if the run stores its best round, and this is the best so far."""
+def note_best(backend: Backend, training: TrainingState, settings: RunSettings) -> None:
+    """Store the results of the current round if it is the best so far, for ``keep_best``.
+
+    Rounds are compared by scores on validation data. Without ``keep_best`` nothing is stored.
+    """
     if not settings.keep_best:
         return
     history = training.history
@@ -346,17 +416,18 @@ def note_best(
     best = chosen_round(history.metrics, metric)
     if best is None or best is not history.metrics[-1]:
         return
-    training.best = _end_now(algorithm, backend, training)
+    training.best = _end_now(backend, training)
 
 
 def merged(state: State, least: int, events: Sequence[Event] = ()) -> tuple[State, Sequence[Event]]:
-    """Merge clusters with fewer than ``least`` members into others.
+    """Merge clusters with fewer than ``least`` members into larger clusters.
 
     Returns
     -------
     tuple
-        The state after merging, and the events that may be reported; see :func:`merge_small
-        <fedclade.runs.small_clusters.merge_small>`.
+        The state after merging; and the events of the round that may be reported. Events that
+        would reveal something about a small cluster are left out, and one event counts the merged
+        clusters (see :func:`merge_small <fedclade.runs.small_clusters.merge_small>`).
     """
     if least <= 1:
         return state, events
@@ -370,9 +441,9 @@ def step(
     clients: ComingAndGoing,
     state: State,
     settings: RunSettings,
-    this_round: Round,
+    this_round: RoundPlan,
 ) -> tuple[State, RoundLog]:
-    """Run a step of the algorithm with a cohort of available clients.
+    """Sample a cohort from the available clients, and run a step of the algorithm with it.
 
     If no client is available, the state does not change.
 
@@ -388,35 +459,36 @@ def step(
     Returns
     -------
     tuple
-        The state after the step, and the algorithm's report.
+        The state after the step, and the algorithm's report of the round.
     """
     if clients.present == 0:
-        _log.warning(
-            "round %d: no client is there, so all models stay as they are", this_round.number
-        )
+        _log.warning("round %d: no client is available, so no model changes", this_round.number)
         return state, RoundLog({}, {}, events=(*backend.retrying.told(), TooFew(0, 0)))
     there = clients.there(state)
     fraction = settings.client_fraction
     draw = this_round.generator("cohort")
+    noisy_sums = backend.noisy_sums
     if settings.is_central:
         cohort, expected = sampled_singly(
             there.tree, algorithm.sample_cohort(there, 1.0, draw), fraction, draw
         )
-        this_round = replace(this_round, expected=expected)
     else:
         cohort = algorithm.sample_cohort(there, fraction, draw)
         expected = dict[int, float]()
     after = state
     log = RoundLog({}, {}, events=(TooFew(0, 0),))
     if cohort or not settings.is_central:
+        if noisy_sums is not None and settings.is_central:
+            noisy_sums.expected = expected
         after, log = algorithm.step(state, cohort, clients, this_round)
     released: tuple[PrivateRelease, ...] = ()
-    if (noisy_sums := backend.noisy_sums) is not None:
+    if noisy_sums is not None:
+        noisy_sums.expected = None  # queries after the step are not sent to a random sample
         released = noisy_sums.told()
         if not cohort or any(event.about == "updates" for event in released):
             drawn = {there.tree.leaf_of[client] for client in cohort}
-            # A cluster without sampled clients moves by noise too: a model that stays would reveal
-            # that none of its clients was sampled.
+            # The model of a cluster without sampled clients is also moved, by noise alone: an
+            # unchanged model would reveal that none of its clients was sampled.
             nobody = {
                 node: n for c, n in expected.items() if (node := there.tree.leaf_of[c]) not in drawn
             }
@@ -436,7 +508,9 @@ def step(
 def sampled_singly(
     tree: ParameterTree, all_of_them: Sequence[int], fraction: float, draw: np.random.Generator
 ) -> tuple[tuple[int, ...], Mapping[int, float]]:
-    """Sample each client independently (Poisson sampling), as the privacy accounting assumes.
+    """Sample each client independently (Poisson sampling).
+
+    The privacy accounting of central differential privacy assumes this kind of sampling.
 
     Parameters
     ----------
@@ -452,8 +526,8 @@ def sampled_singly(
     Returns
     -------
     tuple
-        The sampled clients, and for each client the expected number of sampled clients of its
-        cluster.
+        The sampled clients; and for each client in ``all_of_them``, the expected number of sampled
+        clients in its cluster.
     """
     sizes = Counter(tree.leaf_of[client] for client in all_of_them)
     expected = {client: fraction * sizes[tree.leaf_of[client]] for client in all_of_them}
@@ -463,20 +537,27 @@ def sampled_singly(
     ), expected
 
 
-def _served(kept: Kept, keepers: Collection[int]) -> Kept:
-    """Return clients' tensors, without stored models that are not used to evaluate the client."""
-    left = {
-        c: mine if c in keepers else {n: t for n, t in mine.items() if n != OWN_MODEL}
-        for c, mine in kept.items()
-    }
-    return {client: mine for client, mine in left.items() if mine}
+def _drop_unused_models(kept: Kept, clients_with_own: Collection[int]) -> Kept:
+    """Return the tensors that clients store, without models that are not used for evaluation.
+
+    A client may store a model of its own and still be evaluated with a cluster's model; its stored
+    model is then left out.
+    """
+    served: Kept = {}
+    for client, stored in kept.items():
+        tensors = dict(stored)
+        if client not in clients_with_own:
+            tensors.pop(OWN_MODEL, None)
+        if tensors:
+            served[client] = tensors
+    return served
 
 
 def check_models(number: int, before: ParameterTree, after: ParameterTree) -> None:
     """Check that the models that changed in a round are finite.
 
-    Updates that are NaN or infinite were left out when they arrived, so this finds models that the
-    algorithm itself has made so.
+    Client updates with NaN or infinite entries were already left out when they arrived, so this
+    check finds models that the aggregation or the algorithm itself has made NaN or infinite.
 
     Parameters
     ----------
@@ -497,17 +578,19 @@ def check_models(number: int, before: ParameterTree, after: ParameterTree) -> No
             raise RunError(
                 f"round {number}: the model of cluster {node.id} has diverged: {bad} of its "
                 f"{len(node.model)} entries are NaN or infinite; its clients are "
-                f"{shown(list(node.members))}; lower the step size local.lr, or algorithm.eta_g "
-                "where there is one"
+                f"{shown(list(node.members))}; lower the step size local.lr, or algorithm.eta_g if "
+                "the algorithm has this setting"
             )
 
 
 def _warn_of_scores(number: int, evaluation: Evaluation, metrics: Sequence[str]) -> None:
-    """Warn of metrics without a score of any client; their columns will stay empty."""
+    """Log a warning for each metric by which no client has a score; its columns will stay empty."""
     for name, scores in zip(metrics, evaluation.scores.T, strict=True):
         if len(scores) and bool(scores.isnan().all()):
             _log.warning(
-                "round %d: no client has a score by %s: it is undefined for the test data of all "
-                "%d clients; choose another metric, or give clients more test data",
-                *(number, name, len(scores)),
+                "round %d: no client has a score by %s, which is undefined for the test data of "
+                "all %d clients; choose another metric, or give clients more test data",
+                number,
+                name,
+                len(scores),
             )

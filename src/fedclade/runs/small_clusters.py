@@ -1,4 +1,4 @@
-"""Merging of clusters with few members, and layers that all clusters share."""
+"""Merging of clusters with few members, and averaging of layers that all clusters share."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from fedclade.core import (
 
 
 def with_common(tree: ParameterTree, entries: Tensor, sizes: Mapping[int, int]) -> ParameterTree:
-    """Average common entries of the models over all leaves, and return the tree.
+    """Average the entries that all clusters share over all leaves, and return the new tree.
 
-    The mean is weighted by the training examples of the leaves' members. Before the round all
-    leaves had the same values there: they continue from one model, or had these entries averaged
-    after the round in which they began. After it, the entries have therefore moved by the mean of
-    the leaves' steps, as those of a single cluster of all clients would have. A leaf without
-    members gets the same values.
+    Leaves are the current clusters. The mean is weighted by the training examples of the leaves'
+    members. Before a round, all leaves have equal values in the shared entries. During the round
+    each leaf changes them by its own update; after averaging, they have therefore moved by the mean
+    update of all clients, as if there were a single cluster. A leaf without members gets the same
+    values.
 
     Parameters
     ----------
     tree
         The tree after the round.
     entries
-        Mask ``[S]`` of the entries of a model that all clusters share.
+        Mask ``[S]`` over the S entries of a model: true for entries that all clusters share.
     sizes
         Number of training examples of each client.
     """
@@ -60,12 +60,12 @@ def with_common(tree: ParameterTree, entries: Tensor, sizes: Mapping[int, int]) 
 def merge_small(
     tree: ParameterTree, least: int, events: Sequence[Event]
 ) -> tuple[ParameterTree, list[Event]]:
-    """Merge clusters of fewer than ``least`` members into others, after a round.
+    """Merge clusters of fewer than ``least`` members into other clusters, after a round.
 
-    The smallest cluster is merged first. Its members join the largest cluster below its nearest
-    ancestor that has other clusters with members below it. The small cluster stays in the tree
-    without members, with the model of the other cluster. So no client is evaluated with a model of
-    so few clients, and no such model is stored.
+    The smallest cluster is merged first. Its members join another cluster: the largest one below
+    the nearest common ancestor in the tree. The small cluster remains in the tree without members,
+    with the model of the cluster that its members joined. As a result, no client is evaluated with
+    a model of fewer clients than ``least``, and no such model is stored.
 
     Parameters
     ----------
@@ -79,9 +79,9 @@ def merge_small(
     Returns
     -------
     tuple
-        The tree after merging, and the events that may be reported: those about merged or small
-        clusters are left out or shortened, and a :class:`~fedclade.core.Withheld` counts the merged
-        clusters.
+        The tree after merging; and the events that may be reported. Events about merged or small
+        clusters are left out or shortened, and a :class:`~fedclade.core.Withheld` event counts the
+        merged clusters.
     """
     nodes = list(tree.nodes)
     gone = list[int]()
@@ -90,7 +90,7 @@ def merge_small(
         (len(nodes[i].members), i) for i in leaves if 0 < len(nodes[i].members) < least
     ):
         node = nodes[small[0][1]]
-        if (into := _target(tree, nodes, node.id, leaves)) is None:
+        if (into := _find_target(tree, nodes, node.id, leaves)) is None:
             break
         gone.append(node.id)
         nodes[node.id] = replace(
@@ -101,19 +101,29 @@ def merge_small(
             trained_from=None,
             continued=None,
         )
-        _join(tree, nodes, node, into)
+        _move_members(tree, nodes, node, into)
     merged = ParameterTree(tuple(nodes)) if gone else tree
-    shown = [each for event in events for each in _shown(event, merged, set(gone), least)]
+    shown = [each for event in events for each in _filter_event(event, merged, set(gone), least)]
     return merged, [*shown, Withheld(0, len(gone), least)] if gone else shown
 
 
 def is_withheld(tree: ParameterTree, node: int, least: int) -> bool:
-    """Whether nothing of a node may be released, as it has fewer than ``least`` members."""
+    """Return whether a node's model and numbers must not be released, as it has too few members.
+
+    ``least`` is the setting ``min_cluster_size``.
+    """
     return least > 1 and len(tree.nodes[node].members) < least
 
 
-def _target(tree: ParameterTree, nodes: list[Node], small: int, leaves: set[int]) -> int | None:
-    """Return the cluster that a small one is merged into; None if there is no other."""
+def _find_target(
+    tree: ParameterTree, nodes: list[Node], small: int, leaves: set[int]
+) -> int | None:
+    """Return the node of the cluster into which a small cluster is merged.
+
+    Clusters are searched below the small cluster's parent, then below the parent's parent, and so
+    on, until at least one other cluster with members is found; the largest of these is returned.
+    The result is None if no other cluster has members.
+    """
     for above in reversed(tree.above(small)[:-1]):
         below = [
             i for i in leaves if i != small and any(node.id == above.id for node in tree.above(i))
@@ -123,22 +133,28 @@ def _target(tree: ParameterTree, nodes: list[Node], small: int, leaves: set[int]
     return None
 
 
-def _join(tree: ParameterTree, nodes: list[Node], small: Node, into: int) -> None:
-    """Add the members of a small cluster to another one, and to the nodes above that."""
+def _move_members(tree: ParameterTree, nodes: list[Node], small: Node, into: int) -> None:
+    """Add the members of a small cluster to another cluster, and to the ancestors of that cluster.
+
+    ``nodes`` is updated in place; ``into`` is the node of the other cluster.
+    """
     for node in tree.above(into):
         now = nodes[node.id]
         members = {**dict.fromkeys(now.members), **dict.fromkeys(small.members)}
         if len(members) == len(now.members):
             continue
-        cached = None  # signatures that were made at another model cannot be compared
+        cached = None  # signatures of updates from different models cannot be compared
         if node.parent == small.parent and now.cached is not None and small.cached is not None:
             both = ParameterTree(tuple(nodes)).with_members(node.id, small.members, small.cached)
             cached = both.nodes[node.id].cached
         nodes[node.id] = replace(now, members=tuple(sorted(members)), cached=cached)
 
 
-def _shown(event: Event, tree: ParameterTree, gone: set[int], least: int) -> list[Event]:
-    """Return an event without merged clusters, or nothing if no reportable content is left."""
+def _filter_event(event: Event, tree: ParameterTree, gone: set[int], least: int) -> list[Event]:
+    """Return a list with the event as it may be reported, without merged and small clusters.
+
+    The list is empty if nothing of the event may be reported.
+    """
     if event.node in gone:
         return []
     if isinstance(event, ClusterSplit):
@@ -152,10 +168,10 @@ def _shown(event: Event, tree: ParameterTree, gone: set[int], least: int) -> lis
                 clusters=tuple(tree.nodes[child].members for child in children),
             )
         ]
-    # its merges are of single clients
+    # The event lists how single clients were merged into clusters.
     if isinstance(event, Clustered) and min(event.sizes) < least:
         return []
-    # its sums are of fewer than ``least`` clients
+    # The event contains sums over fewer than ``least`` clients.
     if isinstance(event, GroupFounded) and event.clients < least:
         return []
     if isinstance(event, Joined) and event.node and len(event.clients) < least:

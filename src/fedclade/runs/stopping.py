@@ -1,4 +1,4 @@
-"""End of a run before its last round: a callback's return value, and the recorded reason."""
+"""End of a run before its last round: the value that requests it, and the recorded reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 
 class Finish(Enum):
-    """The type of :data:`FINISH`."""
+    """Type of the value :data:`FINISH`, which a callback returns to finish a run early."""
 
     FINISH = "finish"
 
@@ -27,7 +27,7 @@ True.
 
 @dataclass(frozen=True)
 class Stopped:
-    """Reason for finishing a run before its last round, as in ``summary.json``.
+    """Reason for finishing a run before its last round, as recorded in ``summary.json``.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Stopped:
         The name of the callback's class, such as ``EarlyStopping``; ``on_round`` or ``stop`` for
         these functions; ``user`` for ``fedclade resume RUN --finish``.
     why
-        The reason, in words.
+        The reason, as text.
     """
 
     round: int
@@ -45,5 +45,5 @@ class Stopped:
     why: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
+        """Return the fields as a dict, as they are stored in ``summary.json``."""
         return asdict(self)

@@ -1,6 +1,9 @@
-"""Sweeps: search for the settings of a config with the best score on validation data.
+"""Sweeps: searches for the settings of a config with the best score on validation data.
 
-The command line imports this package; it imports configs and reports.
+A sweep consists of trials. In a trial, values for some settings are drawn, and a run is made with
+these values for each of several seeds. Optuna draws the values.
+
+The command line imports this package, which imports configs and reports.
 """
 
 from fedclade.sweeps.result import SweepResult, TrialRow, short

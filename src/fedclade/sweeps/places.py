@@ -1,4 +1,4 @@
-"""Executors of trials: in this process, in other processes, or as tasks on a Ray cluster."""
+"""Executors, which run the trials of a sweep: in this process, in other processes, or on Ray."""
 
 from __future__ import annotations
 
@@ -19,45 +19,55 @@ from fedclade.sweeps.study import Job, Outcome, run_trial
 from fedclade.training import Actors, Cluster
 
 SECONDS = 0.2
-"""Interval of the checks whether a sweep should stop, in seconds."""
+"""Interval in seconds at which a waiting sweep checks whether it should stop."""
 
 PATIENCE = 10.0
-"""Seconds to wait for the end of a process."""
+"""Seconds to wait for a process to end before it is killed."""
 
 MAIN_GUARD = "put the call under: if __name__ == '__main__':"
 
 _READY = "ready"
-"""First message of each process, once it has started."""
+"""Message that each process sends first, once it has started."""
 
 Stop = Callable[[], bool]
 
 
 class Executor(ABC):
-    """Executor of trials, with a number of parallel ones."""
+    """Base class of executors, which run the trials of a sweep, several of them in parallel.
+
+    A sweep starts each trial by :meth:`begin`, and later waits for its outcome by :meth:`outcome`.
+    """
 
     count: int
-    """Number of parallel trials."""
+    """Number of trials that run in parallel."""
 
     @abstractmethod
     def begin(self, job: Job) -> Any:
-        """Start a trial, and return a handle for :meth:`outcome`."""
+        """Start a trial; return a handle with which :meth:`outcome` waits for it."""
 
     @abstractmethod
     def outcome(self, begun: Any, stop: Stop) -> Outcome:
-        """Wait for a trial, and return its outcome.
+        """Wait until a trial has ended, and return its outcome.
+
+        Parameters
+        ----------
+        begun
+            Handle of the trial, from :meth:`begin`.
+        stop
+            Function that returns whether the sweep should stop.
 
         Raises
         ------
         RunError
-            If its process or task has died.
+            If the process or task that runs the trial has died.
         """
 
     def close(self) -> None:  # noqa: B027 -- most executors have nothing to close
-        """Stop all other processes of the executor."""
+        """Stop all processes that the executor has started; by default there are none."""
 
 
 class SerialExecutor(Executor):
-    """Executor that runs trials one after the other, in this process."""
+    """Executor that runs trials one after the other, in the calling process."""
 
     count = 1
 
@@ -66,19 +76,20 @@ class SerialExecutor(Executor):
         self._stop = stop
 
     def begin(self, job: Job) -> Outcome:
-        """Run a trial."""
+        """Run a trial to its end, and return its outcome as the handle for :meth:`outcome`."""
         return run_trial(job, self._start, self._stop)
 
     def outcome(self, begun: Outcome, stop: Stop) -> Outcome:
-        """Return the outcome of a trial."""
+        """Return the outcome of a trial, which has already ended."""
         return begun
 
 
 class ProcessExecutor(Executor):
-    """Executor that runs trials in other processes, each with its share of the threads.
+    """Executor that runs trials in several other processes, each with a share of the threads.
 
     Processes are spawned, not forked, and each imports the calling script, which therefore needs a
-    main guard. They stop after a round if requested, or if this process dies.
+    main guard (``if __name__ == "__main__":``). If the sweep should stop, or the calling process
+    dies, the spawned processes stop after the current round.
 
     Parameters
     ----------
@@ -88,7 +99,7 @@ class ProcessExecutor(Executor):
     Raises
     ------
     RunError
-        If this process is being spawned itself, as the script has no main guard.
+        If the calling process is itself being spawned, since the script has no main guard.
     """
 
     def __init__(self, count: int) -> None:
@@ -100,7 +111,7 @@ class ProcessExecutor(Executor):
         self._is_stopping = False
         for _ in range(count):
             local, remote = context.Pipe()
-            process = context.Process(target=_serve, args=(remote, threads, list(sys.path)))
+            process = context.Process(target=_run_trials, args=(remote, threads, list(sys.path)))
             process.start()
             remote.close()
             self._processes[local] = process
@@ -108,7 +119,7 @@ class ProcessExecutor(Executor):
         self._started: set[Connection] = set()
 
     def begin(self, job: Job) -> Connection:
-        """Send a trial to an idle process."""
+        """Send a trial to an idle process; return the connection to the process as the handle."""
         connection = self._idle.pop(0)
         try:
             connection.send(job)
@@ -117,7 +128,7 @@ class ProcessExecutor(Executor):
         return connection
 
     def outcome(self, begun: Connection, stop: Stop) -> Outcome:
-        """Wait for the outcome that a process sends."""
+        """Wait until a process sends the outcome of its trial."""
         while not begun.poll(SECONDS):
             if stop() and not self._is_stopping:
                 self._request_stop()
@@ -132,7 +143,7 @@ class ProcessExecutor(Executor):
         return outcome
 
     def close(self) -> None:
-        """Stop the processes; those that are running a trial are killed."""
+        """Stop all processes; kill processes that are still running a trial."""
         if len(self._idle) == self.count:
             self._request_stop()
         for connection, process in self._processes.items():
@@ -143,22 +154,22 @@ class ProcessExecutor(Executor):
             connection.close()
 
     def _request_stop(self) -> None:
-        """Request all processes to stop after the round."""
+        """Send all processes a request to stop after the current round."""
         self._is_stopping = True
         for connection in self._processes:
             with suppress(OSError):
                 connection.send(None)
 
     def _build_error(self, connection: Connection) -> RunError:
-        """Return the error of a process that has ended before its trial."""
+        """Return the error to raise for a process that ended before it sent an outcome."""
         process = self._processes[connection]
         process.join(PATIENCE)
         has_failed = process.exitcode is not None and process.exitcode > 0
         if has_failed and connection not in self._started:
             return RunError(
                 f"a process of the sweep ended with status {process.exitcode} as it started; each "
-                f"process imports the script that calls sweep, so {MAIN_GUARD}, and see what the "
-                "process printed above"
+                f"process imports the script that calls sweep(), so {MAIN_GUARD} (the process may "
+                "have printed its error above)"
             )
         return RunError(
             "a process of the sweep has died, perhaps because it ran out of memory; set fewer "
@@ -172,16 +183,21 @@ def check_main_guard() -> None:
     Raises
     ------
     RunError
-        If it is: without a main guard, importing the script starts another sweep.
+        If this process is being spawned: without a main guard, the import of the script would start
+        another sweep.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RunError(
-            f"a process that a sweep starts imports the script that calls sweep; {MAIN_GUARD}"
+            f"each process of a sweep imports the script that calls sweep(), and would start "
+            f"another sweep; {MAIN_GUARD}"
         )
 
 
-def _serve(server: Connection, threads: int, path: list[str]) -> None:
-    """Run trials until there are no more, or the other process has ended."""
+def _run_trials(server: Connection, threads: int, path: list[str]) -> None:
+    """Run the trials that the main process sends, until it sends None or has ended.
+
+    This is the main function of each process of :class:`ProcessExecutor`.
+    """
     # Signals reach all processes; the main process handles them, and requests this one to stop.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -196,7 +212,7 @@ def _serve(server: Connection, threads: int, path: list[str]) -> None:
 class RayExecutor(Executor):
     """Executor that runs trials as tasks on a Ray cluster.
 
-    Its nodes should share the folders of the sweep and of the data.
+    All nodes of the cluster must have access to the folders of the sweep and of the data.
     """
 
     def __init__(self, actors: Actors, device: str) -> None:
@@ -209,19 +225,20 @@ class RayExecutor(Executor):
         self._path = list(sys.path)
 
     def begin(self, job: Job) -> Any:
-        """Start a task."""
+        """Start a Ray task that runs a trial; return the reference to its result as the handle."""
         return self._task.remote(job, self._threads, self._path)
 
     def outcome(self, begun: Any, stop: Stop) -> Outcome:
-        """Wait for a task.
+        """Wait until the Ray task of a trial has ended, and return its outcome.
 
-        If the sweep should stop, the task is cancelled; a checkpoint allows it to continue.
+        If the sweep should stop, the task is cancelled at once; when the sweep is continued, the
+        trial's runs continue from their last checkpoints.
         """
         ray = self._cluster.ray
         while not ray.wait([begun], timeout=SECONDS)[0]:
             if stop():
                 ray.cancel(begun, force=True)
-                raise RunInterrupted("stopped at once", "")
+                raise RunInterrupted("stopped at once", "continue the sweep with --resume")
         try:
             return ray.get(begun)
         except ray.exceptions.RayError as error:
@@ -230,11 +247,12 @@ class RayExecutor(Executor):
             ) from error
 
     def close(self) -> None:
-        """Disconnect from the cluster."""
+        """Disconnect from the Ray cluster."""
         self._cluster.leave()
 
 
 def _run_on_ray(job: Job, threads: int, path: list[str]) -> Outcome:
+    """Run a trial in a Ray task, with the main process's import path ``path``."""
     sys.path[:] = [*dict.fromkeys([*path, *sys.path])]
     torch.set_num_threads(threads)
     return run_trial(job)

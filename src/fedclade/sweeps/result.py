@@ -1,4 +1,7 @@
-"""Result of a sweep: its trials from best to worst, their comparison, and the best config."""
+"""Result of a sweep: its trials from best to worst, their comparison, and the best config.
+
+A trial is a set of drawn values for the varied settings, with a run for each seed.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +27,23 @@ PICTURE = "trials.html"
 """Files in the sweep's folder."""
 
 SHOWN = 10
-"""Number of trials in the table."""
+"""Largest number of trials in the table."""
 
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A finished trial: its drawn values, and its mean scores over the seeds."""
+    """Finished trial of a sweep: its drawn values, and its mean scores over the seeds."""
 
     number: int
     label: str
     values: Mapping[str, Any]
     """Drawn values by key of the config."""
     validation: float
-    """Score on validation data of each run's best round there, by which trials are ranked."""
+    """Validation score of the round with the best validation score, by which trials are ranked."""
     test: float
-    """Score of these rounds on test data."""
+    """Test score of the round with the best validation score."""
     last: float | None
-    """Score of the last round on test data; None if no client has one."""
+    """Test score of the last round; None if no client has a score in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,17 +55,17 @@ class SweepResult:
     folder
         Folder of the sweep.
     parameters
-        Varied parameters.
+        The varied parameters.
     score
         Metric by which trials are ranked.
     configs
-        Config of each finished trial, by its label.
+        Config of each finished trial, by the trial's label.
     runs
-        Runs of each finished trial, one for each seed.
+        Runs of each finished trial, one for each seed, by the trial's label.
     drawn
-        Drawn values of each trial, by key.
+        For each trial, by its label: the drawn values, by the keys of the settings.
     failures
-        Errors of failed trials.
+        Error of each failed trial, by the trial's label.
     study
         Optuna's study, for example for its figures.
     """
@@ -78,16 +81,16 @@ class SweepResult:
 
     @cached_property
     def comparison(self) -> Comparison:
-        """Comparison of the trials, the best first."""
+        """Comparison of the runs of all finished trials, the best trial first."""
         return Comparison({row.label: self.runs[row.label] for row in self.trials})
 
     @cached_property
     def trials(self) -> tuple[TrialRow, ...]:
-        """Finished trials, the best on validation data first; equal ones by number."""
+        """Finished trials, the best on validation data first; equal trials by their numbers."""
         rows: list[TrialRow] = []
         for number, label in enumerate(self.drawn):
             if label in self.runs:
-                rows.append(self._row(number, label))
+                rows.append(self._average_runs(number, label))
         rows.sort(key=lambda row: (-self.score.sign * row.validation, row.number))
         return tuple(rows)
 
@@ -102,7 +105,7 @@ class SweepResult:
         return self.configs[self.best.label]
 
     def table(self) -> Table:
-        """Return the best trials for the terminal."""
+        """Return a table of the best trials, to be printed in the terminal."""
         title = f"Best {min(SHOWN, len(self.trials))} of {count(len(self.drawn), 'trial')}"
         if self.failures:
             title += f", {len(self.failures)} failed"
@@ -139,11 +142,14 @@ class SweepResult:
         try:
             write_text(self.folder / BEST, f"{comment}{to_toml(self.best_config.as_dict())}")
         except OSError as error:
-            raise RunError(f"cannot write the sweep to {self.folder}: {error}") from error
+            raise RunError(
+                f"cannot write the sweep to {self.folder}: {error}; make the folder writable, and "
+                "continue with --resume"
+            ) from error
         self.comparison.save(self.folder, figure=False)
 
     def save_pictures(self) -> None:
-        """Draw the comparison, and Optuna's figures of the trials as ``trials.html``.
+        """Write figures of the comparison, and Optuna's figures of the trials as ``trials.html``.
 
         Raises
         ------
@@ -167,11 +173,14 @@ class SweepResult:
         try:
             write_text(self.folder / PICTURE, page)
         except OSError as error:
-            raise RunError(f"cannot write the sweep to {self.folder}: {error}") from error
+            raise RunError(
+                f"cannot write the sweep to {self.folder}: {error}; make the folder writable, and "
+                "continue with --resume"
+            ) from error
         self.comparison.save(self.folder)
 
-    def _row(self, number: int, label: str) -> TrialRow:
-        """Return the mean scores of a trial over its seeds."""
+    def _average_runs(self, number: int, label: str) -> TrialRow:
+        """Return a trial with its mean scores over the runs of all seeds."""
         score = self.score
         chosen: list[Row] = []
         last: list[float] = []
@@ -193,11 +202,14 @@ class SweepResult:
 
 
 def _read_last_score(score: Score, run: Run) -> float | None:
-    """Return the mean test score of the last round, also if a run stores models of another."""
+    """Return a run's mean test score in its last round; None if the run has no such score.
+
+    A run may store the models of an earlier, better round. The score of that round is not returned.
+    """
     last = run.summary.get("last", {}).get("test", {})
     return last[score.name] if score.name in last else score.mean(run.summary)
 
 
 def short(value: Any) -> str:
-    """Write a value of a config, with at most four digits."""
+    """Return a value of a config as a text for tables; floats have at most four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,8 @@
-"""The function ``sweep``: runs or continues a search for the best settings of a config."""
+"""Function ``sweep``, which runs or continues a search for the best settings of a config.
+
+A sweep consists of trials: in a trial, values for the varied settings are drawn, and a run is made
+with these values for each of several seeds.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +47,10 @@ from fedclade.sweeps.study import JOURNAL, SAMPLERS, Job, Outcome, Study, import
 from fedclade.training import Actors
 
 TRIALS = 20
-"""Default number of trials; a grid has as many as it has combinations."""
+"""Default number of trials, except for a grid, which has a trial for each combination of values."""
 
 OnTrial = Callable[[int, Mapping[str, Any], Outcome, Score], object]
-"""Called after each trial with its number, its drawn values by key, its outcome and the metric."""
+"""Callback after each trial, with the trial's number, drawn values by key, outcome and metric."""
 
 
 @checked()
@@ -73,56 +77,63 @@ def sweep(
 ) -> SweepResult:
     """Search for the settings of a config with the best score on validation data.
 
-    Test data are not used for the search. Validation data are the clients' own, and they never
-    train on them: see ``evaluate_validation`` of :class:`~fedclade.RunSettings`, which a sweep
-    sets. The score of a run is that of the round with the best mean score on validation data.
+    A sweep consists of trials. In a trial, values for the parameters in ``over`` are drawn, and a
+    run is made with these values for each of several seeds. The score of a run is the best mean
+    score on validation data over its rounds. Validation data is a part of each client's data on
+    which the client never trains: see ``evaluate_validation`` of :class:`~fedclade.RunSettings`,
+    which a sweep sets. Test data is not used for the search.
 
-    The drawn values of a trial depend on ``seed``, on the earlier trials and, with ``processes``,
-    on the number of parallel trials. They do not depend on which trial ends first, nor on
-    interruptions: trials are drawn and completed in the order of their numbers.
+    The drawn values of a trial depend on ``seed``, on the scores of earlier trials and, with
+    ``processes``, on the number of parallel trials. They do not depend on which trial ends first,
+    nor on interruptions: trials are drawn and completed in the order of their numbers.
 
-    The folder is also that of a comparison, with a run in ``trial-NN/seed-N`` for each trial and
-    seed.
+    The folder of the sweep contains the run folders, ``trial-NN/seed-N`` for each trial and seed,
+    and a comparison of the trials.
 
     Parameters
     ----------
     config
-        TOML file, name of a config in ``fedclade ls configs``, or content of such a file.
+        Path of a TOML file; name of a config in ``fedclade ls configs``; or content of a config as
+        a mapping.
     over
-        Parameters to vary, such as ``["local.lr=0.01..0.3(log)"]``, or ``{"local.lr":
-        "0.01..0.3(log)", "local.epochs": [1, 5]}``; see :func:`parse_over`.
+        Parameters to vary, with their ranges or values, such as ``["local.lr=0.01..0.3(log)"]``, or
+        ``{"local.lr": "0.01..0.3(log)", "local.epochs": [1, 5]}``; see :func:`parse_over`.
     folder
         Folder of the sweep; it must not exist yet unless ``resume`` is set.
     trials
         Number of trials; by default 20, or all combinations of a grid.
     seeds
-        Runs of each trial, with seeds 0, 1, ...; their mean is the score of the trial.
+        Number of runs of each trial, with seeds 0, 1, ...; the trial's score is the mean of their
+        scores.
     sampler
         ``tpe``, Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), ``random``, or
         ``grid``, for lists of values and ranges of whole numbers.
     seed
         Seed of the sampler.
     metric
-        Metric to optimize, in its own direction; by default the first one of the task.
+        Metric to optimize: maximized if higher values are better, and otherwise minimized. By
+        default it is the first metric of the task.
     processes
         Number of parallel trials, each with its share of the threads. With more than one, a script
         needs a main guard (``if __name__ == "__main__":``), since each process imports it.
     ray
-        Run trials as tasks on a Ray cluster, with ``count`` and ``cores`` of these actors.
+        Settings of a Ray cluster: ``count`` is the number of parallel tasks, each of which runs a
+        trial, and ``cores`` their number of cores. None: trials run on this machine, see
+        ``processes``.
     overrides
-        Changes of the config, as after ``--set``.
+        Changes of the config, in the form of the option ``--set``.
     data_dir, device, memory
-        See :func:`fedclade.simulate`; the memory is that of one run.
+        See :func:`fedclade.simulate`; the memory limit applies to each run separately.
     resume
-        Continue the sweep in the folder: finished trials are read, runs continue from their
-        checkpoints. There can be more ``trials`` than before.
+        Whether to continue the sweep in the folder: finished trials are read, and runs continue
+        from their checkpoints. ``trials`` may be larger than before.
     on_start
-        Called with the name and the number of rounds when a run starts in this process; returns the
-        callback for the end of each round.
+        Callback when a run starts in this process, with the run's name and number of rounds. It
+        returns the callback for the end of each round.
     on_trial
-        Called when a trial has ended.
+        Callback when a trial has ended.
     stop
-        Called after every round; the sweep is interrupted if it returns True.
+        Function that is called after every round; if it returns True, the sweep is interrupted.
 
     Returns
     -------
@@ -156,7 +167,8 @@ def sweep(
         raise ConfigError(unknown("sampler", sampler, SAMPLERS))
     if ray is not None and processes > 1:
         raise ConfigError(
-            f"trials run in processes or on Ray, got processes {processes} and Ray; leave one out"
+            f"a sweep runs trials in several processes or on Ray, not both, but processes is "
+            f"{processes} and ray is set; leave one of them out"
         )
     target = Path(folder)
     if not resume:
@@ -181,7 +193,9 @@ def sweep(
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot write the sweep to {target}: {error}") from error
+        raise RunError(
+            f"cannot write the sweep to {target}: {error}; choose another folder"
+        ) from error
     higher_is_better = score.sign > 0
     study = Study(target, parameters, sampler, seed, higher_is_better=higher_is_better, of=identity)
     total = max(trials or TRIALS, len(study.trials))
@@ -209,22 +223,24 @@ def sweep(
 
 
 def _check_folder(folder: Path) -> None:
-    """Check that a folder is free for a new sweep."""
+    """Check that the folder of a new sweep contains neither another sweep nor other files."""
     if (folder / JOURNAL).exists():
         raise RunError(
-            f"{folder} holds a sweep; continue it with --resume, or choose another folder"
+            f"{folder} already contains a sweep; continue it with --resume, or choose another "
+            "folder"
         )
     check_free(folder, take_over=True)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A config that can be read again with further overrides."""
+    """Config of a sweep, not yet read: each trial reads it with its drawn values as overrides."""
 
     config: str | Path | Mapping[str, Any]
     overrides: tuple[str, ...]
 
     def read(self, more: Sequence[str]) -> Config:
+        """Read and check the config, with the overrides ``more`` after the sweep's own."""
         overrides = [*self.overrides, *more]
         if isinstance(self.config, Mapping):
             raw = copy.deepcopy(dict(self.config))
@@ -235,7 +251,7 @@ class _Source:
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """Trials of a sweep, and what they have in common."""
+    """Running sweep: its study, and the settings that all of its trials have in common."""
 
     study: Study
     source: _Source
@@ -248,10 +264,21 @@ class _Search:
     memory: int | str | None
 
     def run(self, place: Executor, total: int, on_trial: OnTrial, stop: Callable[[], bool]) -> None:
-        """Run all trials that have not ended, in parallel as far as the place allows it.
+        """Run all trials that have not ended, as many in parallel as the executor allows.
 
-        Trials are completed in the order of their numbers, so that the values that later ones draw
+        Trials are completed in the order of their numbers, so that the drawn values of later trials
         do not depend on which trial ends first.
+
+        Parameters
+        ----------
+        place
+            Executor of the trials.
+        total
+            Number of trials, including trials that have ended before.
+        on_trial
+            Callback when a trial has ended.
+        stop
+            Function that returns whether the sweep should stop.
         """
         running: dict[int, Any] = {}
         next_number = 0
@@ -267,25 +294,34 @@ class _Search:
             if not isinstance(outcome, Outcome):
                 outcome = place.outcome(outcome, stop)
             if outcome.interrupted:
-                raise RunInterrupted(outcome.interrupted, "")
+                raise RunInterrupted(outcome.interrupted, "continue the sweep with --resume")
             self.study.tell(number, outcome.score, outcome.failure)
-            on_trial(number, self._values(number), outcome, self.score)
+            on_trial(number, self._get_drawn_values(number), outcome, self.score)
 
     def _start_trial(self, place: Executor, number: int, stop: Callable[[], bool]) -> Any:
-        """Start a trial; return its handle or outcome, or None if it has ended before."""
+        """Start a trial.
+
+        Returns
+        -------
+        Any
+            The executor's handle of the trial; its outcome, if the config does not accept the drawn
+            values; or None, if the trial has ended before.
+        """
         if self.study.has_ended(number):
             return None
         if stop():
-            raise RunInterrupted(f"interrupted before trial {number}", "")
+            raise RunInterrupted(
+                f"interrupted before trial {number}", "continue the sweep with --resume"
+            )
         drawn = self.study.drawn(number)
         if self.study.has_ended(number):
             return None
         try:
-            config = self._config(drawn)
+            config = self._read_trial_config(drawn)
         except ConfigError as error:  # a combination of values that the config does not accept
             return Outcome(failure=str(error))
         job = Job(
-            label=_label(number),
+            label=_name_trial(number),
             config=config,
             seeds=self.seeds,
             folder=self.folder.resolve(),
@@ -298,46 +334,50 @@ class _Search:
         return place.begin(job)
 
     def collect_result(self, total: int) -> SweepResult:
-        """Return the result, with the runs read from the folder."""
+        """Return the result of the sweep, with all finished runs read from its folder."""
         finished: list[int] = []
         failures: dict[str, str] = {}
         for number in range(total):
             failure = self.study.failure(number)
             if failure:
-                failures[_label(number)] = failure
+                failures[_name_trial(number)] = failure
             else:
                 finished.append(number)
         if not finished:
             reasons = "; ".join(dict.fromkeys(failures.values()))
-            raise RunError(f"none of {total} trials finished: {reasons}")
+            raise RunError(f"none of the {total} trials of the sweep finished: {reasons}")
         configs: dict[str, Config] = {}
         runs: dict[str, Sequence[Run]] = {}
         for number in finished:
-            configs[_label(number)] = self._config(self.study.drawn(number))
-            runs[_label(number)] = self._runs(number)
+            configs[_name_trial(number)] = self._read_trial_config(self.study.drawn(number))
+            runs[_name_trial(number)] = self._load_runs(number)
         return SweepResult(
             folder=self.folder,
             parameters=self.parameters,
             score=self.score,
             configs=configs,
             runs=runs,
-            drawn={_label(number): self._values(number) for number in range(total)},
+            drawn={_name_trial(number): self._get_drawn_values(number) for number in range(total)},
             failures=failures,
             study=self.study.study,
         )
 
-    def _runs(self, number: int) -> list[Run]:
-        folder = self.folder / _label(number)
+    def _load_runs(self, number: int) -> list[Run]:
+        """Load the runs of a finished trial, one for each seed."""
+        folder = self.folder / _name_trial(number)
         return [Run.load(folder / f"seed-{seed}") for seed in range(self.seeds)]
 
-    def _config(self, drawn: Mapping[str, Any]) -> Config:
+    def _read_trial_config(self, drawn: Mapping[str, Any]) -> Config:
+        """Return the config with the values that the study has drawn for a trial."""
         return self.source.read(overrides_of(self.parameters, drawn))
 
-    def _values(self, number: int) -> dict[str, Any]:
+    def _get_drawn_values(self, number: int) -> dict[str, Any]:
+        """Return the drawn values of a trial by key, in the form of the config."""
         return values_of(self.parameters, self.study.drawn(number))
 
 
-def _label(number: int) -> str:
+def _name_trial(number: int) -> str:
+    """Return the name of a trial, which is also the name of its folder."""
     return f"trial-{number:02d}"
 
 
@@ -349,6 +389,7 @@ def _make_executor(
     *,
     stop: Callable[[], bool],
 ) -> Executor:
+    """Create the executor of the trials: on Ray, in several processes, or in this process."""
     if ray is not None:
         return RayExecutor(ray, device)
     if processes > 1:
@@ -357,18 +398,24 @@ def _make_executor(
 
 
 def _choose_score(base: Config, metric: str | None, data_dir: str | Path | None) -> Score:
-    """Return the metric to optimize, after a check that clients have validation data."""
+    """Choose the metric to optimize, and check that clients have validation data.
+
+    Raises
+    ------
+    ConfigError
+        If the task has no such metric, or a client has no validation data.
+    """
     federation = base.federation(data_dir)
     check_validation(federation, "a sweep")
     task = fitted_task(base.settings, federation)
     metrics = {entry.name: entry for entry in task.metrics}
     if metric is not None and metric not in metrics:
-        raise ConfigError(unknown("metric: --metric", metric, metrics))
+        raise ConfigError(unknown("value of --metric", metric, metrics))
     return Score(metrics[metric or next(iter(metrics))])
 
 
 def _list_settings(config: Config) -> dict[str, Any]:
-    """Return a config's settings by dotted names, without those that change no result."""
+    """Return a config's settings by dotted names, without settings that do not affect results."""
     settings = flat(without_unset(config.as_dict()))
     return {
         key: value for key, value in settings.items() if key not in ("checkpoint_every", "seed")

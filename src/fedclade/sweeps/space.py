@@ -1,4 +1,4 @@
-"""Search space of a sweep: keys of a config, each with a range or a list of values."""
+"""Search space of a sweep: the settings of a config that are varied, each with its values."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ EXAMPLES = "local.lr=0.01..0.3(log), local.epochs=1..5 or model.name=mlp,cnn"
 _RANGE = re.compile(r"(?P<low>.*?)\.\.(?P<high>[^()]*)(?P<log>\(log\))?")
 
 _SET_BY_THE_SWEEP = {
-    "seed": "--seeds is the number of runs of each trial",
-    "evaluate_validation": "a sweep sets it",
+    "seed": "use --seeds to set the number of runs of each trial",
+    "evaluate_validation": "a sweep always sets it to true",
 }
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A key of a config that is varied in a range of numbers, or among values.
+    """Setting of a config that a sweep varies, in a range of numbers or among given values.
 
     Parameters
     ----------
     key
-        Key as in ``--set``, such as ``local.lr``.
+        Key of the setting, as in the option ``--set``, such as ``local.lr``.
     low, high
-        Ends of the range, which are included; a range of whole numbers if both are.
+        Ends of the range, which are included. If both are whole numbers, only whole numbers are
+        drawn.
     log
         Whether values are drawn on a logarithmic scale.
     values
-        Values by their text, in place of a range.
+        The values by their texts, in place of a range; None for a range.
     """
 
     key: str
@@ -46,12 +47,18 @@ class Parameter:
 
     @property
     def whole(self) -> bool:
-        """Whether this is a range of whole numbers."""
+        """Whether the setting is varied in a range of whole numbers."""
         return self.values is None and isinstance(self.low, int)
 
     @property
     def grid(self) -> Sequence[Any]:
-        """All values in the form of the study; a ConfigError for a range of floats."""
+        """All values of the setting for a grid search, as Optuna's study stores them.
+
+        Raises
+        ------
+        ConfigError
+            If the setting is varied in a range of floats, which has no finite number of values.
+        """
         if self.values is not None:
             return [*self.values]
         if self.whole:
@@ -64,12 +71,12 @@ class Parameter:
         )
 
     def override(self, drawn: Any) -> str:
-        """Return the override of ``--set`` for a value that the study has drawn."""
+        """Return a drawn value in the form of the option ``--set``, such as ``local.lr=0.1``."""
         value = drawn if self.values is None else self.values[drawn]
         return as_override(self.key, value)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the parameter in the form that the sweep's journal stores."""
+        """Return the fields of the parameter as a dictionary, for the sweep's journal."""
         if self.values is not None:
             return {"key": self.key, "values": [*self.values]}
         return {"key": self.key, "low": self.low, "high": self.high, "log": self.log}
@@ -77,26 +84,28 @@ class Parameter:
 
 @checked()
 def parse_over(over: Sequence[str] | Mapping[str, Any]) -> list[Parameter]:
-    """Parse the arguments of ``--over``.
+    """Parse the arguments of the option ``--over``, which name the settings that a sweep varies.
 
-    ``key=low..high`` is a range of floats, or of whole numbers if both ends are; with ``(log)`` at
-    its end, values are drawn on a logarithmic scale. ``key=a,b,c`` is a choice among values in
-    TOML, or else texts.
+    ``key=low..high`` is a range of floats, or of whole numbers if both ends are whole numbers. With
+    ``(log)`` at its end, values are drawn on a logarithmic scale. ``key=a,b,c`` is a choice among
+    values, which are written in TOML; values that are not valid TOML are texts.
 
     Parameters
     ----------
     over
-        Arguments in this form; or a mapping from keys to the same texts, or to lists of values.
+        Arguments in this form; or a mapping from keys to the texts after the equals sign, or to
+        lists of values.
 
     Returns
     -------
     list of Parameter
-        Parameters in the given order.
+        A parameter for each argument, in the given order.
 
     Raises
     ------
     ConfigError
-        If there is none, or any is invalid; the message has a line for each problem.
+        If there is no argument, or if arguments are invalid; the message has a line for each
+        problem.
     """
     is_mapping = isinstance(over, Mapping)
     pairs = list(over.items()) if is_mapping else [_split_pair(text) for text in over]
@@ -109,20 +118,33 @@ def parse_over(over: Sequence[str] | Mapping[str, Any]) -> list[Parameter]:
             problems.append(str(error))
     keys = [key.strip() for key, _ in pairs]
     repeated = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
-    problems += [f"--over {key}: give each key once" for key in repeated]
+    problems += [f"--over {key} is given more than once; give each key once" for key in repeated]
     if not pairs:
-        problems.append(f"a sweep needs something to vary; give --over, such as {EXAMPLES}")
+        problems.append(
+            f"a sweep needs at least one setting to vary; give --over, such as {EXAMPLES}"
+        )
     if problems:
         raise ConfigError("\n".join(problems))
     return parameters
 
 
 Check = Callable[[list[str]], object]
-"""Raises a ConfigError if a config does not accept some overrides."""
+"""Function that raises a ConfigError if a config does not accept the given overrides."""
 
 
 def fitted(parameters: Sequence[Parameter], check: Check) -> list[Parameter]:
-    """Turn ranges of whole numbers into ranges of floats if the config accepts floats."""
+    """Convert ranges of whole numbers into ranges of floats where the config accepts floats.
+
+    A range such as ``local.lr=1..2`` is meant as a range of floats although its ends are whole
+    numbers.
+
+    Parameters
+    ----------
+    parameters
+        The varied settings.
+    check
+        Function that raises a ConfigError if the config does not accept an override.
+    """
     result: list[Parameter] = []
     for parameter in parameters:
         if parameter.whole and _accepts_floats(parameter, check):
@@ -135,6 +157,7 @@ def fitted(parameters: Sequence[Parameter], check: Check) -> list[Parameter]:
 
 
 def _accepts_floats(parameter: Parameter, check: Check) -> bool:
+    """Return whether a config accepts a value between two whole numbers for a setting."""
     try:
         check([parameter.override(parameter.low + 0.5)])
     except ConfigError:
@@ -143,12 +166,12 @@ def _accepts_floats(parameter: Parameter, check: Check) -> bool:
 
 
 def check_values(parameters: Sequence[Parameter], check: Check) -> None:
-    """Check that a config accepts both ends of each range, and each value.
+    """Check that a config accepts both ends of each range, and each listed value.
 
     Raises
     ------
     ConfigError
-        If it does not; the message has a line for each problem.
+        If the config does not accept an end or a value; the message has a line for each problem.
     """
     problems: dict[str, str] = {}
     for parameter in parameters:
@@ -166,6 +189,7 @@ def check_values(parameters: Sequence[Parameter], check: Check) -> None:
 
 
 def _split_pair(text: str) -> tuple[str, str]:
+    """Split an argument ``key=values`` of the option ``--over`` into the key and the values."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip() or not value.strip():
         raise ConfigError(
@@ -175,6 +199,7 @@ def _split_pair(text: str) -> tuple[str, str]:
 
 
 def _parse_parameter(key: str, text: Any) -> Parameter:
+    """Parse the range or the values of a varied setting, given as a text or a list of values."""
     what = f"--over {key}={text}"
     if key in _SET_BY_THE_SWEEP:
         raise ConfigError(f"{what}: {key} cannot be varied; {_SET_BY_THE_SWEEP[key]}")
@@ -184,7 +209,9 @@ def _parse_parameter(key: str, text: Any) -> Parameter:
         return _make_choice(key, _parse_values(text), what)
     match = _RANGE.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{what}: a range is low..high or low..high(log), such as 0.01..0.3(log)")
+        raise ConfigError(
+            f"{what}: a range should be low..high or low..high(log), such as 0.01..0.3(log)"
+        )
     low = _parse_number(match["low"], "low", what)
     high = _parse_number(match["high"], "high", what)
     if isinstance(low, float) or isinstance(high, float):
@@ -200,6 +227,10 @@ def _parse_parameter(key: str, text: Any) -> Parameter:
 
 
 def _parse_number(text: str, name: str, what: str) -> int | float:
+    """Parse one end of a range as a number.
+
+    Error messages call the end ``name``, and the whole argument ``what``.
+    """
     try:
         return int(text)
     except ValueError:
@@ -214,6 +245,10 @@ def _parse_number(text: str, name: str, what: str) -> int | float:
 
 
 def _make_choice(key: str, values: Sequence[Any], what: str) -> Parameter:
+    """Create a setting that is varied among values.
+
+    Error messages call the argument that lists the values ``what``.
+    """
     by_text: dict[str, Any] = {}
     for value in values:
         text = value if isinstance(value, str) else as_override("", value).removeprefix("=")
@@ -226,7 +261,11 @@ def _make_choice(key: str, values: Sequence[Any], what: str) -> Parameter:
 
 
 def _parse_values(text: str) -> list[Any]:
-    """Parse values between commas: as one list in TOML, or else each in TOML or as a text."""
+    """Parse values that are separated by commas.
+
+    They are parsed together as a list in TOML if they are valid TOML. Otherwise each value is
+    parsed separately, and values that are not valid TOML are texts.
+    """
     try:
         return tomllib.loads(f"values = [{text}]")["values"]
     except tomllib.TOMLDecodeError:
@@ -234,6 +273,7 @@ def _parse_values(text: str) -> list[Any]:
 
 
 def _parse_value(text: str) -> Any:
+    """Parse a value in TOML; return the text itself if it is not valid TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -241,7 +281,7 @@ def _parse_value(text: str) -> Any:
 
 
 def values_of(parameters: Sequence[Parameter], drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """Return drawn values in the form of the config, by key."""
+    """Convert the values that Optuna has drawn for a trial to values of the config, by key."""
     values: dict[str, Any] = {}
     for parameter in parameters:
         if parameter.key in drawn:
@@ -253,5 +293,5 @@ def values_of(parameters: Sequence[Parameter], drawn: Mapping[str, Any]) -> dict
 
 
 def overrides_of(parameters: Sequence[Parameter], drawn: Mapping[str, Any]) -> list[str]:
-    """Return the overrides of ``--set`` for drawn values."""
+    """Return the texts that set a trial's drawn values, in the form of the option ``--set``."""
     return [parameter.override(drawn[parameter.key]) for parameter in parameters]

@@ -1,9 +1,10 @@
-"""Study of a sweep: Optuna's, stored in a journal in the sweep's folder; and single trials.
+"""Study of a sweep, which draws the values of trials with Optuna; and the run of a single trial.
 
-The drawn values of a trial depend on the sweep's seed, the trial's number and the scores reported
-until then. Scores are reported in the order of the trials' numbers, and trial k is drawn when all
-trials up to k - N have been reported, where N is the number of parallel trials. The drawn values
-thus depend neither on which trial ends first, nor on interruptions of the sweep.
+The study is stored in a journal, a file in the sweep's folder. The drawn values of a trial depend
+on the sweep's seed, the trial's number and the scores reported until then. Scores are reported in
+the order of the trials' numbers, and trial k is drawn when all trials up to k - N have been
+reported, where N is the number of parallel trials. The drawn values thus depend neither on which
+trial ends first, nor on interruptions of the sweep.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fedclade.tasks import Metric
 
 @dataclass(frozen=True)
 class Job:
-    """Work of a trial: its config, seeds and folder, and how they are run."""
+    """All that a process needs to run one trial: its config, seeds, folder and further settings."""
 
     label: str
     config: Config
@@ -40,7 +41,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a trial: its score, or the reason why it has none."""
+    """Outcome of a trial: its score, or the reason why it failed or was interrupted."""
 
     score: float | None = None
     failure: str = ""
@@ -48,7 +49,7 @@ class Outcome:
 
 
 def silent(name: str, rounds: int) -> OnRound:
-    """Return a callback that does nothing."""
+    """Return a callback for the rounds of a run that does nothing, and so shows no progress."""
 
     def on_round(row: Row, tree: ParameterTree) -> None:
         pass
@@ -61,10 +62,19 @@ def run_trial(
     start: Callable[[str, int], OnRound] = silent,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Run a trial, or continue an interrupted one.
+    """Run a trial, or continue an interrupted trial from its checkpoints.
 
-    The score of a run is that of the round with the best mean score on validation data. The score
-    of a trial is the mean over its seeds; it has none if one of them failed.
+    The score of a run is the best mean score on validation data over its rounds. The score of a
+    trial is the mean of the scores of its runs. If a run fails, the trial fails.
+
+    Parameters
+    ----------
+    job
+        Settings of the trial.
+    start
+        Callback when a run starts; returns the callback for the end of each round.
+    stop
+        Function that returns whether the trial should stop after the current round.
     """
     batch = Batch(start, job.data_dir, job.device, job.memory, stop=stop)
     try:
@@ -86,41 +96,47 @@ def run_trial(
 SAMPLERS = ("tpe", "random", "grid")
 
 JOURNAL = "trials.journal"
-"""File of the study in the sweep's folder."""
+"""Name of the file in the sweep's folder that stores the study."""
 
 _IDENTITY = "fedclade"
-"""Attribute of the study with the settings of the sweep."""
+"""Name of the study's attribute that stores the settings of the sweep."""
 
 
 def import_optuna() -> Any:
-    """Import Optuna; raise a MissingExtraError if it is not installed."""
+    """Import Optuna, and turn off its log messages except warnings.
+
+    Raises
+    ------
+    MissingExtraError
+        If Optuna is not installed.
+    """
     optuna = import_extra("optuna", "optuna", "sweep", "a sweep")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
 
 class Study:
-    """Trials with some parameters, stored in a journal.
+    """Study of a sweep: draws the values of trials and stores their results, with Optuna.
 
     Parameters
     ----------
     folder
-        Folder of the sweep; an existing journal is read.
+        Folder of the sweep; if it contains a journal, the study in it is continued.
     parameters
-        Parameters whose values are drawn.
+        The varied settings, whose values are drawn.
     sampler
-        One of :data:`SAMPLERS`.
+        Name of the method by which values are drawn, one of :data:`SAMPLERS`.
     seed
         Seed of the sampler.
     higher_is_better
-        Direction of the score.
+        Whether trials with higher scores are better.
     of
-        Settings of the sweep; a journal with other settings is not continued.
+        Settings of the sweep by name; a study with other settings is not continued.
 
     Raises
     ------
     RunError
-        If the journal belongs to another sweep, or cannot be read or written.
+        If the journal belongs to a sweep with other settings, or cannot be read or written.
     """
 
     def __init__(
@@ -151,12 +167,13 @@ class Study:
             )
         except (OSError, ValueError, KeyError) as error:
             raise RunError(
-                f"cannot read or write {path}: {type(error).__name__}: {error}"
+                f"cannot read or write the sweep's journal {path}: {type(error).__name__}: "
+                f"{error}; choose another folder for a new sweep"
             ) from error
         self._check_identity(folder, json.loads(json.dumps(of, default=str)))
 
     def _check_identity(self, folder: Path, identity: dict[str, Any]) -> None:
-        """Store the settings of a new sweep, or check that they are those of the stored one."""
+        """Store the settings of a new sweep; check that a continued sweep has the same settings."""
         stored = self._study.user_attrs.get(_IDENTITY)
         if stored is None:
             self._study.set_user_attr(_IDENTITY, identity)
@@ -164,14 +181,14 @@ class Study:
         for key in {**stored, **identity}:
             if stored.get(key) != identity.get(key):
                 raise RunError(
-                    f"{folder} holds another sweep: its {key} is {shown(stored.get(key))}, not "
-                    f"{shown(identity.get(key))}; use the same command to continue it, or choose "
-                    "another folder"
+                    f"{folder} contains a sweep with other settings: its {key} is "
+                    f"{shown(stored.get(key))}, not {shown(identity.get(key))}; use the same "
+                    "command to continue it, or choose another folder"
                 )
 
     @property
     def trials(self) -> Sequence[Any]:
-        """Optuna's trials, by number."""
+        """Optuna's trials whose values have been drawn, in the order of their numbers."""
         kinds = self._optuna.trial.TrialState
         return [
             trial
@@ -181,11 +198,11 @@ class Study:
 
     @property
     def study(self) -> Any:
-        """Optuna's study."""
+        """Optuna's study object, for example for its figures."""
         return self._study
 
     def failure(self, number: int) -> str:
-        """Return the error of a failed trial; empty if it did not fail."""
+        """Return the error message of a failed trial; empty if the trial did not fail."""
         return self._study.user_attrs.get(f"failure of {number}", "")
 
     def has_ended(self, number: int) -> bool:
@@ -193,16 +210,17 @@ class Study:
         return number < len(self.trials) and self.trials[number].state.is_finished()
 
     def drawn(self, number: int) -> dict[str, Any]:
-        """Return the drawn values of a trial, and draw them for the next one.
+        """Return the drawn values of a trial; draw them if the trial is a new one.
 
-        A trial that was killed while its values were drawn has failed.
+        If the sweep was killed while the values of the trial were drawn, the trial is stored as
+        failed, and the result is empty.
         """
         trials = self.trials
         if number < len(trials):
             trial = trials[number]
             if trial.state.is_finished() or self._is_complete(trial):
                 return dict(trial.params)
-            self.tell(number, None, "interrupted as it began")
+            self.tell(number, None, "interrupted while its values were drawn")
             return {}
         if self._sampler == "grid":
             self._study.enqueue_trial(self._select_combination(number), skip_if_exists=True)
@@ -213,7 +231,17 @@ class Study:
             return dict(self._study.ask(distributions).params)
 
     def tell(self, number: int, value: float | None, why: str = "") -> None:
-        """Store the end of a trial: its score, or None and the reason why it failed."""
+        """Store the result of a trial in the study.
+
+        Parameters
+        ----------
+        number
+            Number of the trial.
+        value
+            Score of the trial; None if it failed.
+        why
+            Reason of the failure.
+        """
         states = self._optuna.trial.TrialState
         if value is None:
             self._study.set_user_attr(f"failure of {number}", why)
@@ -221,18 +249,22 @@ class Study:
         self._study.tell(number, value, state=state)
 
     def _is_complete(self, trial: Any) -> bool:
-        """Return whether the values of all parameters are drawn."""
+        """Return whether the values of all varied settings have been drawn for a trial."""
         return set(trial.params) == {parameter.key for parameter in self._parameters}
 
     def _select_combination(self, number: int) -> dict[str, Any]:
-        """Return a combination of values of the grid by its number."""
+        """Return the combination of values with a given number in the grid, by key."""
         combinations = itertools.product(*(parameter.grid for parameter in self._parameters))
         values = next(itertools.islice(combinations, number, None))
         keys = [parameter.key for parameter in self._parameters]
         return dict(zip(keys, values, strict=True))
 
     def _make_sampler(self, number: int) -> Any:
-        """Return a sampler for one trial, seeded by its number, so that no state is stored."""
+        """Create Optuna's sampler for one trial.
+
+        Its seed depends on the sweep's seed and the trial's number, so that an interrupted sweep
+        can continue without a stored state of the sampler.
+        """
         seed = rng.torch_seed(self._seed, "sweep", number) % 2**32
         samplers = self._optuna.samplers
         if self._sampler == "tpe":
@@ -241,6 +273,7 @@ class Study:
         return samplers.RandomSampler(seed=seed)
 
     def _make_distribution(self, parameter: Parameter) -> Any:
+        """Create Optuna's distribution of the values of a varied setting."""
         distributions = self._optuna.distributions
         if parameter.values is not None:
             return distributions.CategoricalDistribution([*parameter.values])
@@ -251,7 +284,7 @@ class Study:
 
 
 def _drop_incomplete_line(path: Path) -> None:
-    """Remove an incomplete last line, left by a process that was killed."""
+    """Remove an incomplete last line from a journal, which a killed process may have left."""
     if not path.exists():
         return
     content = path.read_bytes()

@@ -1,8 +1,17 @@
-"""Tasks, losses, metrics, and the scores of clients and clusters.
+"""Tasks, losses and metrics of models, and the scores of clients and clusters.
 
-It imports :mod:`fedclade.core` alone.
+A task states what a model predicts (its targets), the loss on which it trains, and the metrics by
+which it is evaluated. The package imports only :mod:`fedclade.core`.
 """
 
+from fedclade.tasks.intervals import (
+    GROUPS,
+    Interval,
+    jackknife_interval,
+    mean_interval,
+    paired_share_interval,
+    share_interval,
+)
 from fedclade.tasks.losses import LOSSES, SHAPES, Loss, count_targets, cross_entropy, mix_outputs
 from fedclade.tasks.metrics import (
     OLD_METRIC,
@@ -20,20 +29,25 @@ from fedclade.tasks.metrics import (
     spread,
 )
 from fedclade.tasks.model_mixture import ModelMixture
+from fedclade.tasks.target_scale import SCALED_LOSSES, TargetScale
 from fedclade.tasks.task import SUMMARIES, TASKS, FittedTask, Task, build_task
 
 __all__ = [
+    "GROUPS",
     "LOSSES",
     "OLD_METRIC",
     "RIGHT",
+    "SCALED_LOSSES",
     "SHAPES",
     "SPREAD",
     "SUMMARIES",
     "TASKS",
     "FittedTask",
+    "Interval",
     "Loss",
     "Metric",
     "ModelMixture",
+    "TargetScale",
     "Task",
     "build_task",
     "cluster_scores",
@@ -41,11 +55,15 @@ __all__ = [
     "cross_entropy",
     "gap_closed",
     "is_share",
+    "jackknife_interval",
     "mean_and_interval",
+    "mean_interval",
     "mean_score",
     "metric",
     "mix_outputs",
+    "paired_share_interval",
     "perplexity",
     "read_metrics",
+    "share_interval",
     "spread",
 ]

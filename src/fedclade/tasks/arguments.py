@@ -1,4 +1,4 @@
-"""Checks of a task's arguments that take no data."""
+"""Checks of the types of a task's arguments, which need no data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from fedclade.core import ConfigError, TaskKind, shown, unknown
 
 LossOver = Literal["example", "batch"]
-"""What a loss is one number of."""
+"""Whether a loss function returns one number for each example or one for each batch."""
 
 
 def check_arguments(
@@ -19,7 +19,7 @@ def check_arguments(
     Raises
     ------
     ConfigError
-        If one is of another type; names it and what it should be.
+        If an argument has a wrong type or an unknown value; the message names the argument.
     """
     kinds = get_args(TaskKind)
     if kind is not None and kind not in kinds:
@@ -31,7 +31,7 @@ def check_arguments(
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise ConfigError(
             "task.metrics should be a list of names or torchmetrics objects, got "
-            f"{shown(metrics)}; a single one is given as a list, too, such as metrics=['f1']"
+            f"{shown(metrics)}; give a single metric as a list, too, such as metrics=['f1']"
         )
     if not isinstance(class_weights, str | None) and not _are_numbers(class_weights):
         raise ConfigError(
@@ -39,11 +39,11 @@ def check_arguments(
             f"{shown(class_weights)}"
         )
     if loss_over not in get_args(LossOver):
-        raise ConfigError(unknown("task.loss_over:", str(loss_over), get_args(LossOver)))
+        raise ConfigError(unknown("value of task.loss_over:", str(loss_over), get_args(LossOver)))
 
 
 def _are_numbers(values: Any) -> bool:
-    """Whether something is a list, an array or a tensor of numbers."""
+    """Return whether a value is a non-empty list, array or tensor of numbers."""
     try:
         entries = list(values)
         numbers = [float(entry) for entry in entries]

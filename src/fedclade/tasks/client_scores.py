@@ -1,9 +1,9 @@
 """Scores of one client by torchmetrics objects, and the cases in which a score is undefined.
 
 A client's test data may lack labels, or vary too little for a score. A mean over labels is then
-taken over the labels that the client has, as scikit-learn does when it is given these labels, and
-a score that cannot be computed is NaN: the client has no score. torchmetrics itself counts absent
-labels as 0, or raises.
+computed over the labels that the client has, as scikit-learn does when it is given these labels. A
+score that cannot be computed is NaN, and the client has no score. torchmetrics itself counts absent
+labels as 0, or raises an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from torch import Tensor
 from fedclade.core import IGNORED, TaskKind
 
 Need = Literal["both", "positives", "negatives", "varying targets", "varying"]
-"""Examples of a label, or an output, that a score needs to be defined."""
+"""Kind of data that a score needs to be defined.
+
+It needs positive or negative examples of a label (or both), or targets (and outputs) that vary.
+"""
 
 NEEDS: Mapping[str, Need] = {
     **dict.fromkeys(("AUROC", "AveragePrecision", "LogAUC", "EER"), "both"),
@@ -33,7 +36,7 @@ NEEDS: Mapping[str, Need] = {
     ),
     **dict.fromkeys(("PearsonCorrCoef", "SpearmanCorrCoef", "KendallRankCorrCoef"), "varying"),
 }
-"""Needs of torchmetrics' classes, without ``Binary``, ``Multiclass`` and ``Multilabel``."""
+"""Data that classes of torchmetrics need, by class name without prefix such as ``Binary``."""
 
 HIGHER_IS_BETTER = (
     *("Specificity", "NegativePredictiveValue"),
@@ -44,26 +47,26 @@ HIGHER_IS_BETTER = (
 PREFIXES = ("Binary", "Multiclass", "Multilabel")
 
 SHIFT_INVARIANT = ("R2Score", "ExplainedVariance", "RelativeSquaredError")
-"""Scores that stay if outputs and targets are moved and scaled alike."""
+"""Scores that do not change if outputs and targets are shifted and scaled in the same way."""
 
 
 def client_score(made: Any, kind: TaskKind, outputs: Tensor, targets: Tensor) -> float:
-    """Return the score of one client by a torchmetrics object, which stays as it is.
+    """Return the score of one client by a torchmetrics object, which is not changed.
 
     Parameters
     ----------
     made
-        The object, or one with the same methods ``update`` and ``compute``.
+        The object, or another object with the same methods ``update`` and ``compute``.
     kind
-        What the targets are.
+        Kind of task.
     outputs, targets
         All outputs of the model ``[n, ...]`` for the client's examples, and their targets.
 
     Returns
     -------
     float
-        The mean over the labels, or the numbers, for which the score is defined; NaN if it is
-        defined for none.
+        The mean over the labels (in a regression: over the targets) for which the score is defined;
+        NaN if it is defined for none of them.
     """
     family = family_of(made)
     if not bool(outputs.isfinite().all()):
@@ -75,7 +78,7 @@ def client_score(made: Any, kind: TaskKind, outputs: Tensor, targets: Tensor) ->
     if not bool(defined.any()):
         return math.nan
     if family in SHIFT_INVARIANT:
-        outputs, targets = _standardized(outputs, targets)
+        outputs, targets = _standardize_each(outputs, targets)
     calculator = copy.deepcopy(made)
     _average_later(calculator)
     with warnings.catch_warnings():
@@ -90,17 +93,26 @@ def client_score(made: Any, kind: TaskKind, outputs: Tensor, targets: Tensor) ->
     if values.numel() == defined.numel():
         values = values.flatten()[defined.flatten()]
     values = values[values.isfinite()]
-    return float(values.mean()) if values.numel() else math.nan
+    if not values.numel():
+        return math.nan
+    return float(values.mean())
 
 
 def family_of(made: object) -> str:
-    """Return the name of a metric's class, or of a base class with known needs, without prefix."""
+    """Return the name of the class of a metric object, without prefix such as ``Binary``.
+
+    If the class is derived from a class in :data:`NEEDS`, the result is the name of that class.
+    """
     names = [re.sub(f"^({'|'.join(PREFIXES)})", "", each.__name__) for each in type(made).__mro__]
     return next((name for name in names if name in NEEDS), names[0])
 
 
 def _as_predictions(kind: TaskKind, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return probabilities, or numbers, and targets as torchmetrics takes them."""
+    """Return predictions and targets in the form that torchmetrics needs.
+
+    Predictions are probabilities, or the outputs themselves in a regression. Targets that are
+    ignored are removed.
+    """
     if kind in ("binary", "multilabel"):
         return outputs.reshape(targets.shape).sigmoid(), targets.long()
     if kind == "regression":
@@ -112,7 +124,19 @@ def _as_predictions(kind: TaskKind, outputs: Tensor, targets: Tensor) -> tuple[T
 
 
 def _is_defined(family: str, kind: TaskKind, made: Any, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return whether the score is defined for each label ``[C]``, or number ``[D]``."""
+    """Return whether a client's score is defined, for each label ``[C]`` or target ``[D]``.
+
+    Parameters
+    ----------
+    family
+        Class name of the metric without prefix, see :func:`family_of`.
+    kind
+        Kind of task.
+    made
+        The metric object.
+    outputs, targets
+        Predictions and targets of the client.
+    """
     if kind == "regression":
         return _is_defined_for_numbers(family, outputs, targets)
     if kind in ("classification", "language"):
@@ -135,7 +159,7 @@ def _is_defined(family: str, kind: TaskKind, made: Any, outputs: Tensor, targets
 
 
 def _is_defined_for_numbers(family: str, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return whether the score is defined for each number ``[D]`` of a regression."""
+    """Return whether a client's score is defined for each of D targets of a regression, ``[D]``."""
     need = NEEDS.get(family)
     defined = torch.ones(targets[0].numel(), dtype=torch.bool)
     if need in ("varying targets", "varying"):
@@ -146,7 +170,7 @@ def _is_defined_for_numbers(family: str, outputs: Tensor, targets: Tensor) -> Te
 
 
 def _is_defined_for_labels(family: str, made: Any, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return whether the score is defined for each label ``[C]`` of a classification."""
+    """Return whether a client's score is defined for each label of a classification, ``[C]``."""
     counts = torch.bincount(targets, minlength=outputs.shape[-1])
     ignored = getattr(made, "ignore_index", None)
     if isinstance(ignored, int) and 0 <= ignored < len(counts):
@@ -158,15 +182,15 @@ def _is_defined_for_labels(family: str, made: Any, outputs: Tensor, targets: Ten
 
 
 def _varies(values: Tensor) -> Tensor:
-    """Return which columns have two different numbers, ``[D]``."""
+    """Return whether each of D columns has at least two different numbers, ``[D]``."""
     columns = values.reshape(len(values), -1)
     return (columns.amax(0) > columns.amin(0)).cpu()
 
 
-def _standardized(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Move and scale outputs and targets by the targets' mean and deviation.
+def _standardize_each(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Standardize outputs and targets by the mean and standard deviation of the targets.
 
-    torchmetrics adds up squares in float32 and takes sums below 1e-4 for 0, so the scores of
+    torchmetrics adds up squares in float32 and treats sums below 1e-4 as 0, so the scores of
     numbers that are tiny, or far from 0, would be wrong.
     """
     exact = targets.double()
@@ -177,7 +201,7 @@ def _standardized(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _average_later(calculator: Any) -> None:
-    """Let an object give the score of each label, or of each number, in place of their mean."""
+    """Make a metric object return the score of each label or target in place of the mean."""
     if getattr(calculator, "average", None) == "macro":
         calculator.average = "none"
     if getattr(calculator, "multioutput", None) == "uniform_average":
@@ -185,10 +209,16 @@ def _average_later(calculator: Any) -> None:
 
 
 def _constant_mcc(confusion: Tensor) -> float | None:
-    """Return Matthews' coefficient where targets or predictions are all the same; otherwise None.
+    """Return Matthews' correlation coefficient if all targets or all predictions are the same.
 
-    Without two classes in the targets it is undefined. Predictions of one class alone have 0, as in
-    scikit-learn, where torchmetrics gives the limit of a sum that is not a correlation.
+    The result is NaN (undefined) if all targets have one class, 0 if all predictions have one class
+    (as in scikit-learn; torchmetrics returns another number that is not a correlation), and
+    otherwise None.
+
+    Parameters
+    ----------
+    confusion
+        Confusion matrix, or one for each label.
     """
     together = confusion
     if confusion.dim() == 3:

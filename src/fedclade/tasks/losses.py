@@ -12,28 +12,43 @@ from torch.nn import functional
 from fedclade.core import IGNORED, TaskKind
 from fedclade.tasks.model_mixture import ModelMixture
 
-# What several models predict together: the weighted mean of their probabilities, or of their
-# numbers.
+# Outputs of a mixture of models: the weighted mean of the models' probabilities or, in a
+# regression, of their numbers.
 
 
 def mix_outputs(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
-    """Return Σ_k π_k p_k for a mixture of K models, as outputs ``[m, ...]`` of one model.
+    """Return the outputs of a mixture of K models, in the form of one model's outputs.
 
-    ``outputs`` ``[K, m, ...]`` are logits, whose probabilities are mixed and become logits again;
-    those of a regression are mixed as they are. ``weights`` are π of each example, ``[m, K]``.
+    The probabilities p_k of the models are mixed to Σ_k π_k p_k, with weights π_k for each example,
+    and converted to logits again. In a regression the outputs themselves are mixed.
+
+    Parameters
+    ----------
+    kind
+        Kind of task.
+    outputs
+        Outputs of the models, ``[K, m, ...]``: logits, or numbers in a regression.
+    weights
+        Weights π of the models for each example, ``[m, K]``.
+
+    Returns
+    -------
+    torch.Tensor
+        Outputs of the mixture, ``[m, ...]``.
     """
     pi = weights.t().reshape(len(outputs), -1, *(1,) * (outputs.dim() - 2))
     return ModelMixture.combine(outputs, pi, kind)
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of outputs ``[B, ...]`` and targets ``[B, ...]``: the loss of each example, ``[B]``."""
+"""Function of the outputs and targets of B examples that returns their losses, ``[B]``."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy of logits in nats, ``[B]``.
+    """Return the cross-entropy of each example in nats, ``[B]``, from logits.
 
-    For a text it is the mean over the places that count, or 0 if none does.
+    For a text, the result is the mean over the positions whose target is not ignored, or 0 if all
+    targets are ignored.
     """
     if targets.dim() == 1:
         return functional.cross_entropy(outputs, targets, ignore_index=IGNORED, reduction="none")
@@ -44,37 +59,48 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def count_targets(targets: Tensor) -> Tensor:
-    """Return the number of targets of each example that count, int64 ``[B]``.
+    """Return the number of targets of each example that are not ignored, int64 ``[B]``.
 
-    These are places of a text; a label or numbers count once.
+    An example of a text has a target at each position. An example with a label, or with one or
+    several numbers, counts as one target.
     """
     if targets.is_floating_point():
         return torch.ones(len(targets), dtype=torch.int64, device=targets.device)
     return (targets != IGNORED).view(len(targets), -1).sum(1)
 
 
-def _mean(elementwise: Callable[..., Tensor], **options: float) -> Loss:
-    """Return the loss that is the mean of another over an example's outputs."""
+def _average_outputs(elementwise: Callable[..., Tensor], **options: float) -> Loss:
+    """Return a loss function that averages an elementwise loss over the outputs of each example.
+
+    Parameters
+    ----------
+    elementwise
+        Loss function of PyTorch that supports ``reduction="none"``.
+    options
+        Further arguments of ``elementwise``.
+    """
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         values = elementwise(
             outputs.reshape(targets.shape), targets.to(outputs), reduction="none", **options
         )
-        return values.flatten(1).mean(1) if values.dim() > 1 else values
+        if values.dim() > 1:
+            return values.flatten(1).mean(1)
+        return values
 
     return loss
 
 
-bce = _mean(functional.binary_cross_entropy_with_logits)
+bce = _average_outputs(functional.binary_cross_entropy_with_logits)
 
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": cross_entropy,
     "bce": bce,
-    "mse": _mean(functional.mse_loss),
-    "mae": _mean(functional.l1_loss),
-    "huber": _mean(functional.huber_loss),
-    "smooth_l1": _mean(functional.smooth_l1_loss),
-    "poisson_nll": _mean(functional.poisson_nll_loss),
+    "mse": _average_outputs(functional.mse_loss),
+    "mae": _average_outputs(functional.l1_loss),
+    "huber": _average_outputs(functional.huber_loss),
+    "smooth_l1": _average_outputs(functional.smooth_l1_loss),
+    "poisson_nll": _average_outputs(functional.poisson_nll_loss),
 }
 """Losses by name.
 
@@ -87,7 +113,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "bce": ("binary", "multilabel"),
     **dict.fromkeys(("mse", "mae", "huber", "smooth_l1", "poisson_nll"), ("regression",)),
 }
-"""The kinds of targets that each of them is for."""
+"""Kinds of tasks that each named loss fits."""
 
 Shapes = Literal["targets", "columns", "model"]
 
@@ -99,9 +125,10 @@ SHAPES: Mapping[Shapes, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     ),
     "model": lambda outputs, targets: (outputs.reshape(len(targets), -1), targets),
 }
-"""Shapes in which a loss of the user's own may take outputs and targets, the first that fits.
+"""Shapes in which a user-defined loss may take outputs and targets; the first that fits is used.
 
-Outputs ``[B, 1]`` and targets ``[B]`` would be broadcast to ``[B, B]``. So both are ``[B]``; for a
-loss that averages over the last dimension both are ``[B, 1]``; and one that indexes the outputs of
-a model gets them as ``[B, 1]``. With several targets all three are the same.
+Outputs ``[B, 1]`` and targets ``[B]`` would be broadcast to ``[B, B]``. With ``targets``, both are
+therefore ``[B]``. With ``columns``, for a loss that averages over the last dimension, both are
+``[B, 1]``. With ``model``, for a loss that indexes the outputs of a model, only the outputs are
+``[B, 1]``. With several targets for each example all three are the same.
 """

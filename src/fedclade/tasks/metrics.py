@@ -1,4 +1,8 @@
-"""Metrics of clients, each from a client's own outputs, never averaged over batches."""
+"""Metrics of models on a client's data, and statistics of scores over clients and clusters.
+
+A score is the value of a metric for one client. It is computed from all outputs for the client's
+examples, never averaged over batches.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,8 @@ from torch import Tensor
 from fedclade.core import ArrayMapping, ConfigError, TaskKind, checked, shown, unknown
 from fedclade.tasks.client_scores import HIGHER_IS_BETTER, client_score, family_of
 
-# Scores of a run: those of its clients, and the agreement of its clusters with the true ones.
+# Scores of a run: the distribution over its clients, and the agreement of its clusters with the
+# true clusters.
 
 QUANTILES = (5, 10, 25, 50, 75, 90)
 NUMBERS = ("mean", "std", "min", "max", *(f"p{q}" for q in QUANTILES), "worst10_mean")
@@ -34,14 +39,15 @@ def spread(values: Iterable[float | None], *, lower_is_better: bool = False) -> 
     values
         The score of each client; NaN or None if the metric is undefined for its data.
     lower_is_better
-        Whether the worst clients are those with the largest scores, as of perplexity.
+        Whether the clients with the largest scores are the worst, such as for perplexity.
 
     Returns
     -------
     dict
         ``mean``, ``std`` (ddof 0), ``min``, ``max``, percentiles ``p5`` to ``p90`` and
-        ``worst10_mean``, the mean of the worst tenth, rounded up to whole clients; each None if no
-        client has a score. Then how many ``clients`` have one, and how many are ``without_score``.
+        ``worst10_mean``, the mean of the worst tenth, rounded up to whole clients. All of these are
+        None if no client has a score. Also the number of ``clients`` with a score, and the number
+        of clients ``without_score``.
     """
     # NumPy converts None to NaN.
     given = np.asarray([*values], dtype=np.float64)
@@ -64,9 +70,11 @@ def spread(values: Iterable[float | None], *, lower_is_better: bool = False) -> 
 
 
 def mean_score(values: Iterable[float | None]) -> float | None:
-    """Return the mean score of the clients that have one; None if none has."""
+    """Return the mean score over the clients that have a score; None if no client has a score."""
     known = [value for value in values if value is not None and not math.isnan(value)]
-    return float(np.mean(known)) if known else None
+    if not known:
+        return None
+    return float(np.mean(known))
 
 
 def perplexity(loss: float) -> float:
@@ -77,10 +85,20 @@ def perplexity(loss: float) -> float:
 def cluster_scores(
     found: Mapping[int, int], truth: Mapping[int, int] | None
 ) -> dict[str, float | None]:
-    """Return the adjusted Rand index and the normalized mutual information of clusters.
+    """Return the agreement of found clusters with the true clusters of clients.
 
-    ``found`` and ``truth`` have the cluster of each client by id. Without a truth both scores are
-    None.
+    Parameters
+    ----------
+    found
+        Found cluster of each client, by client id.
+    truth
+        True cluster of each client, by client id; None if unknown.
+
+    Returns
+    -------
+    dict
+        ``ari``, the adjusted Rand index, and ``nmi``, the normalized mutual information; both are
+        None if the true clusters are unknown.
     """
     if truth is None:
         return {"ari": None, "nmi": None}
@@ -96,6 +114,10 @@ def cluster_scores(
 
 @lru_cache(maxsize=2)  # in most rounds clusters are those of the round before
 def _compute_agreement(true_labels: bytes, found_labels: bytes) -> tuple[float, float]:
+    """Return the adjusted Rand index and the normalized mutual information of two labellings.
+
+    The labels are bytes of int64 numbers, so that they can be keys of the cache.
+    """
     # slow to import: only where used
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
@@ -104,18 +126,24 @@ def _compute_agreement(true_labels: bytes, found_labels: bytes) -> tuple[float, 
 
 
 RIGHT = "assignment_accuracy"
-"""What the share of newcomers is called, in files, that came to a leaf of their true cluster."""
+"""Name in files of the share of newcomers that were assigned to a leaf of their true cluster."""
 
 
 def gap_closed(accuracy: float, fedavg: float, oracle: float) -> float | None:
-    """Return the closed part of the gap between FedAvg and the oracle.
+    """Return the part of the gap between FedAvg and the oracle that a method closes.
 
-    It is (method − FedAvg) / (oracle − FedAvg): 0 is no better than one model for all, 1 as good as
-    the oracle.
+    It is (method − FedAvg) / (oracle − FedAvg): 0 means no better than one model for all clients
+    (FedAvg), and 1 as good as training with the true clusters (oracle). The result is None if the
+    oracle is not better than FedAvg, since there is no gap to close.
 
-    None if the oracle is not better than FedAvg: then there is no gap to close.
+    Parameters
+    ----------
+    accuracy, fedavg, oracle
+        Scores of the method, of FedAvg and of the oracle.
     """
-    return (accuracy - fedavg) / (oracle - fedavg) if oracle > fedavg else None
+    if oracle > fedavg:
+        return (accuracy - fedavg) / (oracle - fedavg)
+    return None
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
@@ -135,30 +163,32 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
 @checked()
 @dataclass(frozen=True)
 class Metric:
-    """A score of a model on a client's examples.
+    """Metric that scores a model on a client's examples.
 
-    It is either a mean of ``terms`` over the targets that count, or is computed from all outputs
-    together (``whole``).
+    A score is either a mean of ``terms`` over all targets that are not ignored, or is computed from
+    all outputs together (``whole``).
 
     Parameters
     ----------
     name
-        Name in configs and of columns.
+        Name of the metric in configs and of its columns in files.
     higher_is_better
-        Direction of the score.
+        Whether a higher score is better.
     share
-        Whether the score is in [0, 1], and is written in per cent.
+        Whether the score is in [0, 1] and displayed in per cent.
     predict
         Function of outputs ``[B, ...]`` that returns the predictions for ``terms``; None: the
         outputs themselves.
     terms
         Function of predictions and targets ``[B, ...]`` that returns the term of each example,
-        float64 ``[B]``; None: its loss.
+        float64 ``[B]``; None: the term is the loss of the example.
     final
-        Function of the mean, such as a root.
+        Function that converts the mean to the score, such as a square root; None: the score is the
+        mean.
     whole
-        Function of all outputs and targets ``[n, ...]`` of a client. NaN if the score is undefined
-        for these targets: the client then has no score, and is left out of means.
+        Function of all outputs and targets ``[n, ...]`` of a client that returns the score. It
+        returns NaN if the score is undefined for these targets: the client then has no score, and
+        is left out of means.
     """
 
     name: str
@@ -171,30 +201,33 @@ class Metric:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """Fields of the metric that files record."""
+        """Fields of the metric that are written to files, by name."""
         return {"name": self.name, "higher_is_better": self.higher_is_better, "share": self.share}
 
     @property
     def worst(self) -> float:
-        """Score of a model that gives NaN or infinite outputs."""
+        """Worst possible score, which a model with NaN or infinite outputs receives."""
         if self.share:
             return 0.0 if self.higher_is_better else 1.0
         bound = math.inf
         if self.higher_is_better:
             bound = -math.inf
-        return bound if self.final is None else self.final(bound)
+        if self.final is None:
+            return bound
+        return self.final(bound)
 
     def reached(self, score: float, target: float) -> bool:
-        """Whether a score is at least as good as a target."""
+        """Return whether a score is at least as good as a target score."""
         if self.higher_is_better:
             return score >= target
         return score <= target
 
 
 def read_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """Return the metrics of a run by its summary, the main metric first.
+    """Return the metrics of a run from the run's summary, the main metric first.
 
-    Runs of earlier versions have the metrics of their task.
+    Summaries that were written by earlier versions contain no metrics; the result is then the
+    default metrics of the run's task.
     """
     if "metrics" in summary:
         return tuple(Metric(**each) for each in summary["metrics"])
@@ -204,18 +237,28 @@ def read_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
 
 
 def is_share(name: str) -> bool:
-    """Return whether a metric of this name lies in [0, 1], whatever the task."""
+    """Return whether the scores of a named metric are in [0, 1] for every kind of task."""
     own = any(name in metrics and metrics[name].share for metrics in OWN.values())
     return own or (name in TORCHMETRICS["classification"] and name not in _SIGNED)
 
 
 def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
-    """Return a metric by its name, or around an object of torchmetrics, for targets of a kind.
+    """Return a metric by its name, or wrap an object of torchmetrics.
+
+    Parameters
+    ----------
+    name
+        Name of the metric, an object of torchmetrics, or a :class:`Metric`, which is returned
+        unchanged.
+    kind
+        Kind of task.
+    outputs
+        Number of outputs of the model.
 
     Raises
     ------
     ConfigError
-        If it is unknown, or does not fit the task.
+        If the metric is unknown, or does not fit the kind of task.
     """
     if isinstance(name, Metric):
         return name
@@ -228,7 +271,7 @@ def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
 
 
 def check_metric(name: str, kind: TaskKind | None) -> None:
-    """Check that a metric is known, and fits a kind if there is one; a ConfigError if not."""
+    """Raise a ConfigError if a metric is unknown or, given a kind of task, does not fit it."""
     elsewhere = [each for each in OWN if name in OWN[each] or name in TORCHMETRICS[each]]
     if kind in elsewhere or (kind is None and elsewhere):
         return
@@ -237,22 +280,27 @@ def check_metric(name: str, kind: TaskKind | None) -> None:
     )
     if elsewhere:
         raise ConfigError(
-            f"task.metrics: {name!r} does not fit a {kind} task, it is for "
+            f"in task.metrics, {name!r} does not fit a {kind} task, only tasks of kind "
             f"{' and '.join(elsewhere)}; choose from {', '.join(sorted(known))}"
         )
     raise ConfigError(unknown("metric in [task]:", name, known))
 
 
-def _label(outputs: Tensor) -> Tensor:
+def _predict_labels(outputs: Tensor) -> Tensor:
+    """Return the label with the largest logit."""
     return outputs.argmax(-1)
 
 
-def _right(labels: Tensor, targets: Tensor) -> Tensor:
+def _count_right(labels: Tensor, targets: Tensor) -> Tensor:
+    """Return the number of correct labels of each example."""
     return (labels == targets).view(len(targets), -1).sum(1, dtype=torch.float64)
 
 
 def _right_side(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of an example's labels on whose side of 0 the logits are."""
+    """Return the share of each example's labels that its logits predict correctly.
+
+    A positive logit predicts the label 1, any other logit the label 0.
+    """
     return (
         ((outputs.view(targets.shape) > 0) == (targets > 0.5))
         .view(len(targets), -1)
@@ -261,16 +309,20 @@ def _right_side(outputs: Tensor, targets: Tensor) -> Tensor:
     )
 
 
-def _error(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+def _average_error(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function that computes the mean of ``of(output - target)`` for each example.
+
+    The mean is over the outputs of the example.
+    """
     return lambda outputs, targets: of(
         (outputs.view(targets.shape).double() - targets).view(len(targets), -1)
     ).mean(1)
 
 
 OLD_METRIC = "accuracy"
-"""What files are about that do not say it: those of earlier versions."""
+"""Metric of files that do not name one, since an earlier version wrote them."""
 
-_ACCURACY = Metric("accuracy", True, True, predict=_label, terms=_right)
+_ACCURACY = Metric("accuracy", True, True, predict=_predict_labels, terms=_count_right)
 _SIDE = Metric("accuracy", True, True, terms=_right_side)
 OWN: Mapping[TaskKind, Mapping[str, Metric]] = {
     "classification": {"accuracy": _ACCURACY},
@@ -281,14 +333,14 @@ OWN: Mapping[TaskKind, Mapping[str, Metric]] = {
     "binary": {"accuracy": _SIDE},
     "multilabel": {"accuracy": _SIDE},
     "regression": {
-        "mae": Metric("mae", False, terms=_error(torch.abs)),
-        "mse": Metric("mse", False, terms=_error(torch.square)),
-        "rmse": Metric("rmse", False, terms=_error(torch.square), final=math.sqrt),
+        "mae": Metric("mae", False, terms=_average_error(torch.abs)),
+        "mse": Metric("mse", False, terms=_average_error(torch.square)),
+        "rmse": Metric("rmse", False, terms=_average_error(torch.square), final=math.sqrt),
     },
 }
 """Metrics that are means over targets, computed for all clients together.
 
-They are equal to those of torchmetrics.
+The scores are equal to those of torchmetrics.
 """
 
 _OF_LABELS = {
@@ -304,7 +356,7 @@ _OF_LABELS = {
 }
 
 _SIGNED = ("cohen_kappa", "mcc")
-"""Those of them that may be negative."""
+"""Metrics of labels that may be negative."""
 
 TORCHMETRICS: Mapping[TaskKind, Mapping[str, str]] = {
     "classification": {**_OF_LABELS, "balanced_accuracy": "Accuracy"},
@@ -324,11 +376,14 @@ TORCHMETRICS: Mapping[TaskKind, Mapping[str, str]] = {
         "spearman": "SpearmanCorrCoef",
     },
 }
-"""Classes of torchmetrics by the names of metrics; those of labels are means over labels."""
+"""Classes of torchmetrics by the names of metrics, for each kind of task.
+
+Metrics of labels are means over the labels.
+"""
 
 
 def _build_torchmetric(name: str, kind: TaskKind, outputs: int) -> Metric:
-    """Return a metric of torchmetrics by our name for it."""
+    """Return a metric that is computed by torchmetrics, by its name in fedclade."""
     package = importlib.import_module("torchmetrics")  # slow to import: only where it is used
     options: dict[str, Any] = {}
     if kind == "classification":
@@ -350,12 +405,13 @@ def _build_torchmetric(name: str, kind: TaskKind, outputs: int) -> Metric:
 
 
 def _wrap_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
-    """Return a metric around an object of torchmetrics, or one that works alike.
+    """Wrap an object of torchmetrics, or an object with the same methods, as a metric.
 
     Raises
     ------
     ConfigError
-        If it is no such object, or cannot score examples of every label.
+        If the object lacks the methods or states no direction, or cannot score examples with all
+        labels.
     """
     higher = getattr(made, "higher_is_better", None)
     if higher is None and family_of(made) in HIGHER_IS_BETTER:
@@ -371,6 +427,8 @@ def _wrap_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
 
 
 def _score_clients(made: Any, kind: TaskKind) -> Callable[[Tensor, Tensor], float]:
+    """Return a function that scores one client's outputs and targets by a torchmetrics object."""
+
     def whole(outputs: Tensor, targets: Tensor) -> float:
         return client_score(made, kind, outputs, targets)
 
@@ -378,11 +436,11 @@ def _score_clients(made: Any, kind: TaskKind) -> Callable[[Tensor, Tensor], floa
 
 
 TRIAL = 64
-"""Examples, at most, on which a metric that is an object is tried."""
+"""Largest number of examples on which a metric object is tested."""
 
 
 def _check_object(made: Any, name: str, kind: TaskKind, outputs: int) -> None:
-    """Check that an object scores examples with all labels, before it is relied on."""
+    """Test on random examples whether a metric object can score a task of a kind."""
     n = min(2 * max(2, outputs), TRIAL)
     labels = torch.arange(n)
     numbers = torch.rand(n, outputs, generator=torch.Generator().manual_seed(0)) + 0.5
@@ -404,6 +462,6 @@ def _check_object(made: Any, name: str, kind: TaskKind, outputs: int) -> None:
         client_score(made, kind, given, targets)
     except Exception as error:  # whatever an object of the user's raises
         raise ConfigError(
-            f"task.metrics: {name} cannot score a {kind} task with {outputs} outputs: "
+            f"the metric {name} in task.metrics cannot score a {kind} task with {outputs} outputs: "
             f"{type(error).__name__}: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""A mixture of models as one module of plain PyTorch, in which exported mixtures are loaded."""
+"""Mixture of models as one module of plain PyTorch, into which exported mixtures are loaded."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from torch.nn import functional
 
 
 class ModelMixture(nn.Module):
-    """Copies of a model that predict together, by the weighted mean of their predictions.
+    """Several models of one architecture that predict by the weighted mean of their predictions.
 
     Parameters
     ----------
     model
-        A module of the architecture of all of them.
+        Module of the common architecture, which is copied for each model.
     count
-        The number of models.
+        Number of models.
     task
-        ``classification`` or ``language``: outputs are logits of labels, whose probabilities are
-        averaged, and come out as log-probabilities. ``binary`` or ``multilabel``: the same of one
-        logit for each label. ``regression``: outputs are averaged as they are.
+        Kind of task. ``classification`` or ``language``: outputs are logits of labels; their
+        probabilities are averaged, and the mixture returns log-probabilities. ``binary`` or
+        ``multilabel``: the probabilities of one logit for each label are averaged, and the mixture
+        returns logits. ``regression``: outputs are averaged directly.
     """
 
     weights: Tensor
@@ -39,7 +40,20 @@ class ModelMixture(nn.Module):
 
     @staticmethod
     def combine(outputs: Tensor, weights: Tensor, task: str) -> Tensor:
-        """Return the outputs ``[...]`` of a mixture, given outputs and weights ``[K, ...]``."""
+        """Combine the outputs of K models into the outputs of a mixture.
+
+        Parameters
+        ----------
+        outputs, weights
+            Outputs of the models and their weights, ``[K, ...]`` each.
+        task
+            Kind of task, which determines what is averaged; see the class.
+
+        Returns
+        -------
+        torch.Tensor
+            Outputs of the mixture, ``[...]``.
+        """
         weights = weights.to(outputs)
         if task == "regression":
             return (weights * outputs).sum(0)

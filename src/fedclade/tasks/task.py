@@ -1,4 +1,4 @@
-"""Tasks: the loss that a model trains on, and the metrics that it is scored by."""
+"""Tasks: the targets of a model, the loss on which it trains, and the metrics that score it."""
 
 from __future__ import annotations
 
@@ -28,44 +28,48 @@ from fedclade.core import (
 from fedclade.tasks.arguments import LossOver, check_arguments
 from fedclade.tasks.losses import KINDS, LOSSES, SHAPES, Loss, Shapes, count_targets, cross_entropy
 from fedclade.tasks.metrics import Metric, check_metric, metric
+from fedclade.tasks.target_scale import SCALED_LOSSES, TargetScale
 
 Weights = Literal["balanced"] | Sequence[float]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task: targets, loss and metrics of a model.
+    """Task of a model: its targets, its loss and its metrics.
 
     Parameters
     ----------
     kind
         Kind of the targets: ``classification`` (a label), ``binary`` (0 or 1), ``multilabel``
-        (several of these), ``regression`` (numbers) or ``language`` (the next token at each place).
-        None: the kind of the data.
+        (0 or 1 for each of several labels), ``regression`` (numbers) or ``language`` (the next
+        token at each position). None: the kind of the data.
     loss
         A name of :data:`~fedclade.tasks.LOSSES`, ``module:function``, or a function of outputs
-        ``[B, ...]`` and targets ``[B, ...]`` that returns the loss of each example, ``[B]``. None:
-        the kind's own. Where targets are numbers, or 0 and 1, your own loss gets the outputs in the
-        shape of the targets.
+        ``[B, ...]`` and targets ``[B, ...]`` of B examples that returns the loss of each example,
+        ``[B]``. None: the default loss of the kind. Where targets are numbers, or 0 and 1, your own
+        loss receives the outputs in the shape of the targets.
     loss_over
         ``"batch"`` declares a loss of your own in which the examples of a batch depend on each
-        other, such as a ranking loss or Cox's partial likelihood; it returns one number for a
-        batch, or numbers whose mean counts. Any other loss is tried before round 1, and refused if
-        an example's loss changes with its batch.
+        other, such as a ranking loss or Cox's partial likelihood; the loss returns one number for a
+        batch, or numbers of which the mean is used. Any other loss is tested before round 1, and
+        refused if an example's loss depends on the other examples of its batch.
     metrics
-        Names, or objects of torchmetrics. The first counts: in targets, validation, tables. Empty:
-        the kind's own.
+        Names of metrics, or objects of torchmetrics. The first metric is the main metric, which is
+        used for target scores, validation and tables. Empty: the default metrics of the kind.
     class_weights
-        One for each label of a classification, by which its examples' losses are multiplied, or of
-        a binary task for 0 and 1; ``balanced``: by how rare labels are among all clients' training
-        examples, so that they weigh 1 in the mean, and labels of none as the rarest. None: all
-        weigh 1.
+        A list of weights by which the losses of examples are multiplied: one weight for each label
+        of a classification, or for 0 and 1 of a binary task. ``balanced``: weights that are larger
+        for labels that are rare among all clients' training examples, with a mean weight of 1 over
+        the examples; labels without examples have the weight of the rarest label. None: all weights
+        are 1.
+    name
+        Name under which the task was selected; empty if the task was created directly.
 
     Raises
     ------
     ConfigError
-        If an argument is not of these types; if a name is unknown, or does not fit the kind, once
-        the task meets its data.
+        If an argument has a wrong type. Names that are unknown, or do not fit the kind, raise the
+        error only when the task is combined with its data (:meth:`of`).
 
     Examples
     --------
@@ -77,40 +81,55 @@ class Task:
     loss: str | Loss | None = None
     metrics: Sequence[Any] = ()
     class_weights: Weights | None = None
-    name: str = field(default="", compare=False)  # by which it was asked for
+    name: str = field(default="", compare=False)
     loss_over: LossOver = "example"
 
     def __post_init__(self) -> None:
         check_arguments(self.kind, self.loss, self.metrics, self.class_weights, self.loss_over)
 
-    def of(self, spec: DataSpec, label_counts: Tensor | None = None) -> FittedTask:
-        """Return the task for some data.
+    @property
+    def can_scale_targets(self) -> bool:
+        """Whether a regression may train on standardized targets with the loss of this task."""
+        return self.loss is None or self.loss in SCALED_LOSSES
+
+    def of(
+        self,
+        spec: DataSpec,
+        label_counts: Tensor | None = None,
+        target_scale: TargetScale | None = None,
+    ) -> FittedTask:
+        """Combine the task with the specification of its data.
 
         Parameters
         ----------
         spec
-            What the examples look like.
+            Specification of the examples: the kind of their targets and the number of outputs.
         label_counts
-            How many training examples all clients have of each label, ``[outputs]``, or of 0 and 1;
-            without them a task of balanced weights has no losses.
+            Number of training examples of all clients for each label, ``[outputs]``, or for 0 and
+            1; None if unknown, in which case a task with balanced weights cannot compute losses.
+        target_scale
+            Scale of the targets of a regression, by which targets are standardized for the loss;
+            None to use targets unchanged.
 
         Raises
         ------
         ConfigError
-            If the loss, a metric or the weights do not fit.
+            If the loss, a metric or the weights do not fit the data.
         """
         kind = self.kind or spec.task
         if kind != spec.task:
             raise ConfigError(
                 f"task = {kind!r} does not fit the data ({spec.data}), whose targets are of kind "
-                f"{spec.task!r}"
+                f"{spec.task!r}; choose a task of this kind"
             )
         loss = _resolve_loss(self.loss or LOSS_OF[kind], kind)
         metrics = tuple(
             metric(each, kind, spec.outputs) for each in self.metrics or METRICS_OF[kind]
         )
         names = [each.name for each in metrics]
-        require(("task.metrics", names, len(set(names)) == len(names), "different metrics"))
+        require(
+            ("task.metrics", names, len(set(names)) == len(names), "metrics with different names")
+        )
         fitted = FittedTask(
             kind,
             loss,
@@ -118,32 +137,40 @@ class Task:
             weights=_resolve_weights(self.class_weights, spec, label_counts),
             balanced=isinstance(self.class_weights, str),
             over_batch=self.loss_over == "batch",
+            target_scale=target_scale if self.can_scale_targets else None,
         )
         _check_loss_over(fitted)
         return fitted
 
     def as_noted(self, summary: Mapping[str, Any]) -> Task:
-        """Return the task with the balanced weights that a run recorded in its summary.
+        """Return the task of a finished run, with the class weights that the run's summary records.
+
+        The weights replace ``balanced``, which cannot be computed again without the clients'
+        labels.
 
         Raises
         ------
         RunError
-            If the run recorded none.
+            If the task has balanced weights and the summary records no weights.
         """
         if not isinstance(self.class_weights, str):
             return self
         if "class_weights" not in summary:
             raise RunError(
-                "this run was written before balanced weights were kept, and its clients' labels "
-                "are not known here; give fedclade.assign a task=... whose class_weights are "
-                "numbers, or run its config.toml again"
+                "the version of fedclade that wrote this run did not record balanced class "
+                "weights, and the labels of its clients are unknown here; call fedclade.assign "
+                "with a task=... whose class_weights are numbers, or repeat the run from its "
+                "config.toml"
             )
         return replace(self, class_weights=summary["class_weights"])
 
     @property
     def described(self) -> dict[str, Any]:
-        """The task as in a config; functions and objects by their names."""
-        loss = self.loss if isinstance(self.loss, str | None) else _name(self.loss)
+        """Section ``[task]`` of a config for this task; functions and objects by their names."""
+        if isinstance(self.loss, str | None):
+            loss = self.loss
+        else:
+            loss = _name(self.loss)
         weights = self.class_weights
         if not isinstance(weights, str | None):
             weights = [*weights]
@@ -165,7 +192,7 @@ LOSS_OF: Mapping[TaskKind, str] = {
     "regression": "mse",
     "language": "cross_entropy",
 }
-"""The loss of each kind of task."""
+"""Default loss of each kind of task."""
 
 METRICS_OF: Mapping[TaskKind, Sequence[str]] = {
     "classification": ("accuracy",),
@@ -174,10 +201,10 @@ METRICS_OF: Mapping[TaskKind, Sequence[str]] = {
     "regression": ("mae",),
     "language": ("perplexity", "accuracy"),
 }
-"""Its metrics."""
+"""Default metrics of each kind of task."""
 
 TASKS: Mapping[str, Task] = {kind: Task(kind, name=kind) for kind in LOSS_OF}
-"""Tasks by name."""
+"""Built-in tasks by name."""
 
 SUMMARIES: Mapping[str, str] = {
     "classification": "one label of several: cross-entropy",
@@ -186,7 +213,7 @@ SUMMARIES: Mapping[str, str] = {
     "regression": "one number or several: squared error",
     "language": "the next token at each place: cross-entropy",
 }
-"""Descriptions of tasks, for people."""
+"""Short descriptions of the built-in tasks, for the command line and the documentation."""
 
 
 @checked()
@@ -197,21 +224,22 @@ def build_task(
     class_weights: str | Sequence[float] | None = None,
     loss_over: str | None = None,
 ) -> Task:
-    """Return the task of a ``[task]`` section.
+    """Build the task that the ``[task]`` section of a config describes.
 
     Parameters
     ----------
     name
-        One of :data:`TASKS`, that of an installed package, or ``module:factory`` of a :class:`Task`
-        or of a function that returns one; a task itself stays; None: the data's own.
+        A name in :data:`TASKS`, the name of a task from an installed package, or ``module:factory``
+        for a :class:`Task` or a function that returns a task. A :class:`Task` object is used
+        directly. None: the task of the data.
     loss, metrics, class_weights, loss_over
-        In place of the task's own; see :class:`Task`.
+        Values that replace those of the named task; see :class:`Task`.
 
     Raises
     ------
     ConfigError
-        If the name is unknown or what it names is no task, and if a loss, a metric or weights
-        cannot be right, as far as that is known without data: a line for each.
+        If the name is unknown or the named object is no task, or if a loss, a metric or weights are
+        invalid for any data; one line for each problem.
     """
     task = _find_task(name)
     weights = task.class_weights if class_weights is None else class_weights
@@ -239,7 +267,11 @@ def build_task(
 
 
 def _find_task(name: str | Task | None) -> Task:
-    """Return a task by its name; a task itself stays, and None stands for that of the data."""
+    """Return a task by its name.
+
+    A :class:`Task` object is returned unchanged, and None gives a task that takes its kind from the
+    data.
+    """
     task: Any = name or Task()
     if isinstance(name, str):
         task = named("tasks", name, TASKS, "task:")
@@ -255,21 +287,29 @@ def _find_task(name: str | Task | None) -> Task:
 
 @dataclass(frozen=True, eq=False)
 class FittedTask:
-    """A task for some data, as engines and evaluations use it."""
+    """Task combined with the specification of its data, as engines and evaluations use it.
+
+    The loss and the metrics are functions and objects in place of names, and class weights are
+    numbers.
+    """
 
     kind: TaskKind = "classification"
     loss: Loss = cross_entropy
     metrics: tuple[Metric, ...] = (metric("accuracy", "classification", 0),)
-    weights: Tensor | None = None  # of labels, [outputs], or of 0 and 1
+    weights: Tensor | None = None  # class weights of labels, [outputs], or of 0 and 1
     balanced: bool = (
-        False  # whether the weights are those of the labels' counts; None until these are known
+        False  # whether weights follow from label counts; weights are None until these are known
     )
     over_batch: bool = False  # whether the loss is one number of a whole batch
-    shapes: Shapes = "targets"  # in which a loss of the user's own takes outputs and targets
+    shapes: Shapes = "targets"  # shapes in which a user-defined loss takes outputs and targets
+    target_scale: TargetScale | None = None  # scale by which targets are standardized for the loss
 
     @cached_property
     def described(self) -> str:
-        """Kind, loss, metrics and weights, which clients and server must have in common."""
+        """Text with kind, loss, weights and metrics of the task.
+
+        The text must be equal for all clients and the server of a network.
+        """
         parts = [self.loss_name]
         if self.over_batch:
             parts.append("over the batch")
@@ -283,94 +323,120 @@ class FittedTask:
 
     @cached_property
     def loss_name(self) -> str:
-        """Name of the loss: as in configs, or ``module:function``."""
+        """Name of the loss as in configs, or ``module:function`` for a user-defined loss."""
         return next((name for name, loss in LOSSES.items() if loss is self.loss), _name(self.loss))
 
     @cached_property
     def has_own_loss(self) -> bool:
-        """Whether the loss is a function of the user's."""
+        """Whether the loss is a user-defined function."""
         return all(loss is not self.loss for loss in LOSSES.values())
 
     @property
     def has_nonnegative_loss(self) -> bool:
-        """Whether no loss is below 0: for all named losses but that of a Poisson regression."""
+        """Whether losses are never below 0: true for all built-in losses but ``poisson_nll``."""
         return not self.has_own_loss and self.loss is not LOSSES["poisson_nll"]
 
     @property
     def is_plain(self) -> bool:
-        """Whether the loss is cross-entropy without weights, which engines know by heart."""
+        """Whether the loss is cross-entropy without weights, for which engines have fast code."""
         return self.loss is cross_entropy and not self.is_weighted
 
     @property
     def is_weighted(self) -> bool:
-        """Whether examples count by their labels."""
+        """Whether the loss of an example is multiplied by the class weight of its label."""
         return self.balanced or self.weights is not None
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each example, ``[B]``.
+        """Return the loss of each example of a batch, ``[B]``, with class weights.
 
         Raises
         ------
         ConfigError
-            If the loss does not give one number for each example.
+            If the loss function does not return one number for each example.
         """
         self.check_losses_of_examples()
         losses = self._values(outputs, targets)
         if losses.shape != (len(targets),):
             raise ConfigError(
-                f"the loss should give one number for each of {len(targets)} examples, got shape "
-                f"{tuple(losses.shape)}; declare Task(loss_over='batch') if it is one number of a "
-                "whole batch"
+                f"the loss function should return one number for each of {len(targets)} examples, "
+                f"got shape {tuple(losses.shape)}; declare Task(loss_over='batch') if it returns "
+                "one number for a whole batch"
             )
         if not self.is_weighted:
             return losses
         if self.weights is None:
             raise ConfigError(
-                "task.class_weights = 'balanced' needs to know how many examples there are of "
-                "each label, and nobody has counted them; give Task.of the counts, or a list of "
-                "numbers as class_weights"
+                "task.class_weights = 'balanced' needs the number of examples of each label, which "
+                "is unknown; pass label_counts to Task.of, or set class_weights to a list of "
+                "numbers"
             )
         return losses * self.weights.to(losses)[targets.long().clamp(min=0)]
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Return the predictions of a model in the unit of the targets, as metrics need them.
+
+        If targets are standardized for the loss, the model's outputs are scaled back.
+        """
+        if self.target_scale is None:
+            return outputs
+        return self.target_scale.restore(outputs)
+
     def check_losses_of_examples(self) -> None:
-        """Check that each example has a loss of its own; a ConfigError for a loss of a batch."""
+        """Raise a ConfigError if the loss returns one number for a whole batch."""
         if self.over_batch:
             raise ConfigError(
-                f"task.loss_over = 'batch': {self.loss_name} has no loss of each example by "
-                "itself, which this method needs, as it weighs or compares examples; choose "
-                "another method, or a loss of each example"
+                "this method needs the loss of each example, but with task.loss_over = 'batch' "
+                f"the loss {self.loss_name} returns one number for a whole batch; choose another "
+                "method, or a loss that returns one number for each example"
             )
 
     def batch_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the number that a loss over a whole batch gives.
+        """Return the mean loss of a batch, for a loss function with ``loss_over = "batch"``.
+
+        Such a loss function computes the loss of a whole batch, since its examples depend on each
+        other.
 
         Raises
         ------
         ConfigError
-            If it gives something else than a number, or a number for each example.
+            If the loss function returns neither one number nor one number for each example.
         """
         values = self._values(outputs, targets)
         if values.shape not in ((), (1,), (len(targets),)):
             raise ConfigError(
-                f"task.loss_over = 'batch': {self.loss_name} should give one number for a batch, "
-                f"or one for each of {len(targets)} examples, got shape {tuple(values.shape)}"
+                f"with task.loss_over = 'batch', the loss {self.loss_name} should return one "
+                f"number for a batch, or one for each of {len(targets)} examples, got shape "
+                f"{tuple(values.shape)}"
             )
         return values.mean()
 
     def _values(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the value of the loss, for outputs and targets in the shapes that it takes."""
+        """Call the loss function with outputs and targets in the shapes that it needs.
+
+        Targets are in the user's unit; they are first standardized if the task has a target scale.
+        """
+        if self.target_scale is not None:
+            targets = self.target_scale.standardize(targets)
         if self.has_own_loss:
-            # A user's own loss may work in place, and targets may be a view of the clients' data.
+            # A user-defined loss may change its arguments, and targets may be a view of client
+            # data.
             targets = targets.clone()
         if self.has_own_loss and self.kind in ("binary", "multilabel", "regression"):
             outputs, targets = SHAPES[self.shapes](outputs, targets)
         return self.loss(outputs, targets)
 
     def mean_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean over the targets of a batch that count, which is what it trains on.
+        """Return the mean loss of a batch, which training minimizes.
 
-        With ``weights [B]`` of examples, each loss counts so many times; it is divided by no other
-        number.
+        The mean is over all targets that are not ignored.
+
+        Parameters
+        ----------
+        outputs, targets
+            Outputs of the model and targets of B examples.
+        weights
+            Factors ``[B]`` by which the losses of examples are multiplied; the sum is still divided
+            by the number of targets. None: all factors are 1.
         """
         if self.over_batch and weights is None:
             return self.batch_loss(outputs, targets)
@@ -386,7 +452,7 @@ class FittedTask:
         return self.total_loss(outputs, targets) / count_targets(targets).sum()
 
     def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum over the targets of a batch that count."""
+        """Return the sum of the losses of a batch, over all targets that are not ignored."""
         if self.is_plain:
             flat = outputs.flatten(0, -2), targets.flatten()
             return functional.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum")
@@ -396,35 +462,37 @@ class FittedTask:
 
 
 def _check_loss_over(task: FittedTask) -> None:
-    """Check that whatever needs the loss of each example is not asked of a loss over batches."""
+    """Check that a loss over whole batches is not used where the loss of each example is needed."""
     if not task.over_batch:
         return
     if not task.has_own_loss:
         raise ConfigError(
-            f"task.loss_over = 'batch' is for a loss of your own, and {task.loss_name} is one of "
-            "each example; leave loss_over out"
+            f"task.loss_over = 'batch' is only for losses of your own, but {task.loss_name} is a "
+            "built-in loss of each example; remove task.loss_over"
         )
     if task.is_weighted:
         raise ConfigError(
-            "task.loss_over = 'batch': task.class_weights multiply the loss of each example, and "
-            f"{task.loss_name} is one of a whole batch; leave class_weights out"
+            "task.class_weights multiply the loss of each example, but with task.loss_over = "
+            f"'batch' the loss {task.loss_name} returns one number for a whole batch; remove "
+            "task.class_weights"
         )
     if means := [each.name for each in task.metrics if each.terms is None and each.whole is None]:
         raise ConfigError(
-            f"task.loss_over = 'batch': {means[0]} is a mean of the loss of each target, and "
-            f"{task.loss_name} is one of a whole batch; choose other task.metrics"
+            f"the metric {means[0]} is a mean over the losses of targets, but with "
+            f"task.loss_over = 'batch' the loss {task.loss_name} returns one number for a whole "
+            "batch; choose other task.metrics"
         )
 
 
 def _name_metric(metric: Any) -> str:
-    """Return the name of a metric, which is a name or an object."""
+    """Return the name of a metric that is given by its name or as an object."""
     if isinstance(metric, str):
         return metric
     return str(getattr(metric, "name", type(metric).__name__))
 
 
 def _name(loss: Loss) -> str:
-    """Return the name of a function, or of the class of an object."""
+    """Return ``module:function`` of a loss function, or ``module:Class`` of a loss object."""
     named_object = loss
     if not hasattr(loss, "__qualname__"):
         named_object = type(loss)
@@ -432,6 +500,7 @@ def _name(loss: Loss) -> str:
 
 
 def _resolve_loss(loss: str | Loss, kind: TaskKind) -> Loss:
+    """Return the loss function that a name or ``module:function`` refers to; check that it fits."""
     if not isinstance(loss, str):
         return loss
     _check_loss(loss, kind)
@@ -446,7 +515,7 @@ def _resolve_loss(loss: str | Loss, kind: TaskKind) -> Loss:
 
 
 def _check_loss(loss: str, kind: TaskKind | None) -> None:
-    """Check that the name of a loss is known, and fits a kind if there is one."""
+    """Check that the name of a loss is known, and that the loss fits the kind of task if given."""
     if loss in LOSSES and kind is not None and kind not in KINDS[loss]:
         fits = [name for name, kinds in KINDS.items() if kind in kinds]
         raise ConfigError(
@@ -454,11 +523,13 @@ def _check_loss(loss: str, kind: TaskKind | None) -> None:
         )
     if loss not in LOSSES and ":" not in loss:
         raise ConfigError(
-            unknown("loss in [task]:", loss, LOSSES) + "; your own is given as 'module:function'"
+            unknown("loss in [task]:", loss, LOSSES)
+            + "; name a loss of your own as 'module:function'"
         )
 
 
 def _check_weights(weights: str | Sequence[float] | None) -> None:
+    """Raise a ConfigError if class weights are invalid for any data."""
     if isinstance(weights, str) and weights != "balanced":
         raise ConfigError(
             f"task.class_weights should be 'balanced' or a list of numbers, got {weights!r}"
@@ -473,11 +544,16 @@ def _check_weights(weights: str | Sequence[float] | None) -> None:
 def _resolve_weights(
     weights: Weights | None, spec: DataSpec, counts: Tensor | None
 ) -> Tensor | None:
+    """Return the class weights as numbers, ``[labels]``.
+
+    The result is None without weights, and for balanced weights if the label counts are unknown.
+    """
     if weights is None:
         return None
     if (labels := spec.labels) is None:
         raise ConfigError(
-            f"task.class_weights are for classification and binary tasks, not for {spec.task}"
+            "task.class_weights are only for classification and binary tasks, not for "
+            f"{spec.task}; remove task.class_weights"
         )
     if not isinstance(weights, str):
         right = len(weights) == labels and all(weight >= 0 for weight in weights)

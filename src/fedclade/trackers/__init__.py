@@ -1,7 +1,7 @@
 """Trackers: callbacks that log a run with TensorBoard, MLflow or Weights & Biases.
 
-These packages are imported when a tracker is created. The command line, the network and reports may
-import this package; it imports runs and core.
+The packages of these services are imported only when a tracker is created. The command line, the
+network and reports may import this package; it imports runs and core.
 """
 
 from fedclade.trackers.mlflow import MLflowTracker, TensorBoardTracker, WandbTracker

@@ -1,4 +1,4 @@
-"""Trackers for TensorBoard, Weights & Biases and MLflow."""
+"""Trackers, which log the metrics of every round to TensorBoard, Weights & Biases or MLflow."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from fedclade.runs import EndRecord, RoundRecord
 from fedclade.trackers.tracker import AnyRecord, Tracker, files_of, keep, kept, name_of_run, tags_of
 
 FOLDER = "tensorboard"
-"""Folder of the event files in the run folder."""
+"""Name of the folder for TensorBoard's event files in the run folder."""
 
 
 class TensorBoardTracker(Tracker):
     """Tracker that writes every round to event files of TensorBoard.
 
-    If a run is continued, rounds that an earlier part also wrote are replaced.
+    If a run is continued, rounds that were logged before the interruption and run again are
+    replaced.
 
     Parameters
     ----------
@@ -45,11 +46,11 @@ class TensorBoardTracker(Tracker):
         self._writer: Any = None
 
     def open(self, record: AnyRecord) -> None:
-        """Create event files, with the config as text."""
+        """Create TensorBoard's event files, with the run's config as a text."""
         folder = self._folder or (record.folder and record.folder / FOLDER)
         if folder is None:
             raise ConfigError(
-                "TensorBoardTracker needs a folder: set its folder, or that of the run"
+                "TensorBoardTracker has no folder to write to; set its folder, or the run's folder"
             )
         at = record.round if isinstance(record, RoundRecord) else None
         self._writer = self._module.SummaryWriter(str(folder), purge_step=at)
@@ -59,13 +60,13 @@ class TensorBoardTracker(Tracker):
         self._writer.add_text("config", f"| setting | value |\n|:--|:--|\n{rows}", at or 0)
 
     def write(self, number: int, numbers: Mapping[str, float]) -> None:
-        """Write a scalar for each number."""
+        """Write the numbers of a round as TensorBoard scalars."""
         for tag, value in numbers.items():
             self._writer.add_scalar(tag, value, number)
         self._writer.flush()
 
     def close(self, record: EndRecord) -> None:
-        """Write the summary as text, and bring everything to the disk."""
+        """Write the run's summary as a text, if the run finished, and close the event files."""
         if record.reason == "finished" and record.run is not None:
             text = json.dumps(record.run.summary, indent=4)
             # as Markdown has code
@@ -77,8 +78,9 @@ class TensorBoardTracker(Tracker):
 class WandbTracker(Tracker):
     """Tracker that writes every round to Weights & Biases.
 
-    Environment variables of Weights & Biases apply: ``WANDB_MODE=offline`` writes files for a later
-    synchronization, into the run folder unless ``WANDB_DIR`` is set. A continued run keeps its id.
+    Environment variables of Weights & Biases apply. With ``WANDB_MODE=offline`` it writes files for
+    a later synchronization, to the run folder unless ``WANDB_DIR`` is set. A continued run has the
+    same id as before.
 
     Parameters
     ----------
@@ -90,7 +92,7 @@ class WandbTracker(Tracker):
     MissingExtraError
         If wandb is not installed.
     ConfigError
-        If no user is logged in, and the mode is online.
+        If no user is logged in, and ``WANDB_MODE`` is not ``offline``.
     """
 
     @checked()
@@ -108,7 +110,7 @@ class WandbTracker(Tracker):
         self._written = 0
 
     def open(self, record: AnyRecord) -> None:
-        """Start a run with the config, or continue that of an earlier part."""
+        """Start a run of Weights & Biases with the config; for a continued run, resume it."""
         before = kept(record.folder, "wandb")
         self._written = int(before.get("round", 0))
         self._run = self._module.init(
@@ -128,13 +130,13 @@ class WandbTracker(Tracker):
         keep(record.folder, "wandb", id=self._run.id)
 
     def write(self, number: int, numbers: Mapping[str, float]) -> None:
-        """Write the numbers, unless an earlier part of the run has written this round."""
+        """Log the numbers of a round to Weights & Biases, unless the round was logged before."""
         if number > self._written and number >= self._run.step:
             self._run.log(dict(numbers), step=number)
             self._written = number
 
     def close(self, record: EndRecord) -> None:
-        """Store the summary, and mark the end of the run."""
+        """Upload the summary and the config, if the run finished, and end the run."""
         if record.reason == "finished" and record.run is not None:
             self._run.summary.update(flat(record.run.summary))
             for path in files_of(record.folder):
@@ -147,7 +149,7 @@ MOST_PARAMS = 100
 """Largest number of parameters in a request to MLflow."""
 
 FOUND = "clusters/found"
-"""Tag of a number that every round has."""
+"""Tag of a metric that every round has, by which the last logged round is found."""
 
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
@@ -155,11 +157,12 @@ STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 class MLflowTracker(Tracker):
     """Tracker that writes every round to MLflow.
 
-    MLflow determines the store: ``MLFLOW_TRACKING_URI``, or ``mlflow.db`` in the current folder.
-    Without SQLAlchemy, which ``mlflow-skinny`` does not install, it is the folder ``mlruns``.
-    ``MLFLOW_ALLOW_FILE_STORE`` is set for it, as MLflow refuses to write files since 3.13.
+    Runs are stored at ``MLFLOW_TRACKING_URI``, if it is set, or else in ``mlflow.db`` in the
+    current folder. Without SQLAlchemy, which ``mlflow-skinny`` does not install, they are stored in
+    the folder ``mlruns``; the tracker then sets ``MLFLOW_ALLOW_FILE_STORE``, without which MLflow
+    3.13 and later refuse to write to folders.
 
-    A continued run keeps its id, and rounds that are logged already are not written again.
+    A continued run has the same id as before, and rounds that were logged are not logged again.
 
     Parameters
     ----------
@@ -183,12 +186,14 @@ class MLflowTracker(Tracker):
             # Fails before the run, not in its first round.
             self._client.get_experiment_by_name(self._experiment)
         except Exception as error:
-            raise ConfigError(f"MLflow cannot be used: {error}") from error
+            raise ConfigError(
+                f"MLflow cannot be used: {error}; check MLFLOW_TRACKING_URI"
+            ) from error
         self._run_id = ""
         self._written = 0
 
     def open(self, record: AnyRecord) -> None:
-        """Start a run with the config as its parameters, or continue that of an earlier part."""
+        """Start an MLflow run with the config as its parameters; for a continued run, resume it."""
         known = self._find_run(kept(record.folder, "mlflow").get("id"))
         if known is None:
             known = self._client.create_run(
@@ -208,7 +213,7 @@ class MLflowTracker(Tracker):
             self._client.log_batch(self._run_id, params=params[first : first + MOST_PARAMS])
 
     def write(self, number: int, numbers: Mapping[str, float]) -> None:
-        """Write a metric for each number, unless an earlier part has written this round."""
+        """Log the numbers of a round as MLflow metrics, unless the round was logged before."""
         if number <= self._written:
             return
         now = int(time.time() * 1000)
@@ -217,7 +222,7 @@ class MLflowTracker(Tracker):
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def close(self, record: EndRecord) -> None:
-        """Store the summary, and mark the end of the run."""
+        """Upload the summary and the config, if the run finished, and set the run's status."""
         if record.reason == "finished" and record.run is not None:
             for path in files_of(record.folder):
                 self._client.log_artifact(self._run_id, str(path))
@@ -226,7 +231,11 @@ class MLflowTracker(Tracker):
         self._client.set_terminated(self._run_id, STATUS[record.reason])
 
     def _tracking_uri(self) -> str | None:
-        """Return the address of the store; None for MLflow's default."""
+        """Return the address at which MLflow stores runs; None for MLflow's default.
+
+        Without database packages (SQLAlchemy, Alembic) and without ``MLFLOW_TRACKING_URI`` the
+        address is a local folder.
+        """
         has_database = find_spec("sqlalchemy") and find_spec("alembic")
         if self._module.is_tracking_uri_set() or has_database:
             return None
@@ -234,14 +243,14 @@ class MLflowTracker(Tracker):
         return "./mlruns"
 
     def _get_experiment_id(self) -> str:
-        """Return the id of the experiment, which is created if necessary."""
+        """Return the id of the MLflow experiment; create the experiment if it does not exist."""
         experiment = self._client.get_experiment_by_name(self._experiment)
         if experiment is None:
             return self._client.create_experiment(self._experiment)
         return experiment.experiment_id
 
     def _find_run(self, run_id: str | None) -> Any:
-        """Return an active run by its id; None if it does not exist, as in another store."""
+        """Return the MLflow run with an id; None if it does not exist here, or is deleted."""
         if run_id is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Callbacks by name: trackers, callbacks of installed packages, and ``module:factory``."""
+"""Creation of a run's callbacks by name, as the option ``--log`` names them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def build_callback(name: str) -> Callback:
     Returns
     -------
     Callback
-        The callback.
+        The new callback.
 
     Raises
     ------
     ConfigError
-        If there is no such name, or it does not create a callback.
+        If the name is unknown, or does not name a factory that creates a callback.
     MissingExtraError
         If the tracker's package is not installed.
     """
@@ -40,6 +40,6 @@ def build_callback(name: str) -> Callback:
     callback = factory() if callable(factory) else factory
     if not isinstance(callback, Callback):
         raise ConfigError(
-            f"callback {shown(name)} should make a fedclade.Callback, got {shown(callback)}"
+            f"callback {shown(name)} should create a fedclade.Callback, got {shown(callback)}"
         )
     return callback

@@ -1,4 +1,8 @@
-"""Base of the trackers, which open at the first round, write the numbers of rounds, and close."""
+"""Base class of trackers: callbacks that log the numbers of every round to an external service.
+
+A tracker opens a log at the first round of a run, writes the numbers of every round by their *tags*
+(names such as ``loss/test``), and closes the log at the end.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ SCORES: Mapping[str, str] = {
     "10th percentile": "p10",
     "weighted": "weighted",
 }
-"""Logged statistics of each metric by tag: the end of their column in ``metrics.parquet``."""
+"""Logged statistics of each metric: tag, and end of the column's name in ``metrics.parquet``."""
 
 TAGS: Mapping[str, str] = {
     "loss/test": "loss_mean",
@@ -33,14 +37,17 @@ TAGS: Mapping[str, str] = {
     "traffic/bytes down": "bytes_down",
     "time/seconds": "seconds",
 }
-"""Other logged columns of ``metrics.parquet`` by tag."""
+"""Further logged numbers: tag, and name of the column in ``metrics.parquet``."""
 
 MOST_SIZES = 20
-"""With more clusters, only the sizes of the largest and the smallest are logged."""
+"""Largest number of clusters whose sizes are all logged.
+
+With more clusters, only the largest and the smallest size are logged.
+"""
 
 
 def numbers_of(record: RoundRecord) -> dict[str, float]:
-    """Return the numbers of a round and the sizes of its clusters, by their tags."""
+    """Return the numbers of a round that trackers log: metrics and cluster sizes, by their tags."""
     row = record.metrics
     numbers: dict[str, float] = {}
     for tag, column in {**scores(row), **TAGS}.items():
@@ -59,7 +66,11 @@ def numbers_of(record: RoundRecord) -> dict[str, float]:
 
 
 def scores(row: Row) -> dict[str, str]:
-    """Return the columns of the metrics in a row, by their tags."""
+    """List the columns of a round's results that have statistics of the task's metrics.
+
+    The result is a mapping from the tag under which a statistic, such as the mean accuracy, is
+    logged to the name of its column.
+    """
     columns: dict[str, str] = {}
     for name in row:
         metric = name.removesuffix("_mean")
@@ -70,41 +81,44 @@ def scores(row: Row) -> dict[str, str]:
 
 
 IDS = "trackers.json"
-"""File in the run folder with the run's id and last round at each tracker, for continued runs."""
+"""Name of a file in the run folder that stores each tracker's id of the run and last round.
+
+A continued run uses it to continue the log.
+"""
 
 AnyRecord = RoundRecord | EndRecord
 
 
 class Tracker(Callback):
-    """Base of the trackers: a callback that logs the numbers of every round.
+    """Base class of trackers: callbacks that log the numbers of every round.
 
-    A tracker can log one run after another, but not two at a time.
+    A tracker can log several runs one after the other, but not at the same time.
     """
 
     _state: Literal["new", "open", "broken"] = "new"
 
     @abstractmethod
     def open(self, record: AnyRecord) -> None:
-        """Open a new log, or that of an earlier part of the run.
+        """Open a log for the run; for a continued run, open its earlier log.
 
-        If it fails, the tracker is not called again for this run.
+        If this method raises an exception, the tracker is not called again for this run.
         """
 
     @abstractmethod
     def write(self, number: int, numbers: Mapping[str, float]) -> None:
-        """Write the numbers of a round by their tags."""
+        """Write the numbers of a round to the log, by their tags."""
 
     @abstractmethod
     def close(self, record: EndRecord) -> None:
-        """Write the summary of the run, and finish the log."""
+        """Write the summary of the run to the log, if the run finished, and close the log."""
 
     def on_round(self, record: RoundRecord, /) -> None:
-        """Write the numbers of the round."""
+        """Write the numbers of a round to the log, which is opened at the first round."""
         if self._ensure_open(record):
             self.write(record.round, numbers_of(record))
 
     def on_end(self, record: EndRecord, /) -> None:
-        """Write the summary, if the run finished, and close."""
+        """Close the log at the end of a run; the tracker can then log another run."""
         try:
             has_content = record.run is not None or self._state == "open"
             if has_content and self._ensure_open(record):
@@ -113,7 +127,10 @@ class Tracker(Callback):
             self._state = "new"
 
     def _ensure_open(self, record: AnyRecord) -> bool:
-        """Open the log if necessary; return whether it is open."""
+        """Open the log if it is not open yet; return whether it is open.
+
+        The log stays closed if an earlier attempt to open it failed.
+        """
         if self._state == "new":
             self._state = "broken"  # stays so if opening fails
             self.open(record)
@@ -122,13 +139,13 @@ class Tracker(Callback):
 
 
 def tags_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags of a run: its method, its data and the version."""
+    """Return the labels of a run by which trackers can filter runs: method, data and version."""
     names = {"method": config["algorithm"]["name"], "data": config["data"]["name"]}
     return {**names, "fedclade": version_of("fedclade")}
 
 
 def name_of_run(record: AnyRecord) -> str:
-    """Return the name of a run: that of its folder, or else its method and seed."""
+    """Return a name for a run: the name of its folder or, without a folder, method and seed."""
     if record.folder is not None:
         return record.folder.name
     config = record.config
@@ -136,12 +153,18 @@ def name_of_run(record: AnyRecord) -> str:
 
 
 def kept(folder: Path | None, tracker: str) -> dict[str, Any]:
-    """Return a tracker's values of an earlier part of a run, such as its id; empty without any."""
+    """Return the values that a tracker has stored in a run folder, such as the run's id.
+
+    The result is empty if there is no folder, or if nothing has been stored.
+    """
     return {} if folder is None else _read_values(folder).get(tracker, {})
 
 
 def keep(folder: Path | None, tracker: str, **what: Any) -> None:
-    """Store a tracker's values for later parts of a run, if it has a folder."""
+    """Store values of a tracker in the run folder, with which a continued run resumes its log.
+
+    Without a folder, nothing is stored.
+    """
     if folder is None:
         return
     values = _read_values(folder)
@@ -150,7 +173,7 @@ def keep(folder: Path | None, tracker: str, **what: Any) -> None:
 
 
 def files_of(folder: Path | None) -> list[Path]:
-    """Return the small files of a finished run: its summary and its config."""
+    """Return the files of a finished run that trackers upload: its summary and its config."""
     if folder is None:
         return []
     files = [folder / "summary.json", folder / "config.toml"]
@@ -158,7 +181,7 @@ def files_of(folder: Path | None) -> list[Path]:
 
 
 def _read_values(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the stored values of all trackers."""
+    """Return the stored values of all trackers from a run folder, by tracker."""
     try:
         content = json.loads((folder / IDS).read_text(encoding="utf-8"))
         return {name: dict(values) for name, values in content.items()}

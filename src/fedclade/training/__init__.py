@@ -1,27 +1,35 @@
-"""Local training and evaluation of many clients at once, by a reference loop or faster engines.
+"""Local training and evaluation of many simulated clients at once.
 
-All engines give the same updates as the loop, up to rounding. Runs import this package, through
-:class:`SimulatedClients`, or :class:`RayClients` for clients on other machines. Algorithms do not
-import it, since clients may be elsewhere.
+An engine is an implementation of local training: a reference loop over clients and batches, or a
+faster form that trains clients in parallel. All engines give the same updates as the loop, up to
+rounding.
+
+Runs train through :class:`SimulatedClients`, or through :class:`RayClients` if clients are on other
+machines. Algorithms do not import this package, since their clients may be simulated here or be
+nodes of a network.
 """
 
 from fedclade.training.auto import ENGINES, REMOTE, check_engine
 from fedclade.training.batch_rule import smallest_batch_for
 from fedclade.training.clients import SimulatedClients
+from fedclade.training.input_hooks import with_input_hooks
 from fedclade.training.jobs import PrivateSteps
 from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
 from fedclade.training.remote import Actors, Cluster, RayClients, Setup, actors_from, here, taken_by
+from fedclade.training.row_scores import INTERVAL_KINDS, ClientRows
 from fedclade.training.store import OPTIMIZER, OWN_MODEL, PERSONAL, ClientStore
 from fedclade.training.threads import choose_device, float32_products
 from fedclade.training.unsent_buffers import note_unsent_buffers
 
 __all__ = [
     "ENGINES",
+    "INTERVAL_KINDS",
     "OPTIMIZER",
     "OWN_MODEL",
     "PERSONAL",
     "REMOTE",
     "Actors",
+    "ClientRows",
     "ClientStore",
     "Cluster",
     "PrivateSteps",
@@ -39,4 +47,5 @@ __all__ = [
     "smallest_batch_for",
     "taken_by",
     "updates_at_once",
+    "with_input_hooks",
 ]

@@ -1,4 +1,8 @@
-"""Engines by name, and the engine ``auto``, which chooses the fastest."""
+"""Names of all engines, choice of the fastest engine (``auto``), and trials of engines.
+
+An engine is tried on a few clients before it is used, to check that the engine gives the same
+updates as the loop.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,8 @@ from fedclade.training.threads import using_threads
 from fedclade.training.vmap import VmapEngine
 from fedclade.training.workers import WorkersEngine, cannot_fork, cannot_work, tried
 
-# Trial of an engine with a module: on three clients, its updates must equal those of the loop.
+# Trial of an engine with a module: for three clients, the engine must give the same updates as the
+# loop.
 
 TOLERANCE = 1e-3
 """Largest difference between updates of two engines after a few steps, relative to their norm."""
@@ -43,28 +48,27 @@ FINE_TOLERANCE = 1e-9
 
 LONGEST = 60.0
 TIMES_THE_LOOP = 30
-"""Limit of the duration of a trial: ``LONGEST`` seconds plus a multiple of the loop's time."""
+"""Time limit of a trial: ``LONGEST`` seconds plus ``TIMES_THE_LOOP`` times the loop's duration."""
 
 
 def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
-    """Return the reason why an engine cannot train the clients of a workload, or None.
+    """Return the reason why an engine cannot train the clients of a workload; None if it can.
 
-    The engine has to give the same updates as the engine ``loop`` on two steps of three clients, in
-    each of ``rounds`` rounds, since an engine may proceed differently in later rounds. This finds
-    modules with layers that the engine does not support, and modules whose forward pass mixes the
-    examples of a batch, which would mix clients. The trial draws nothing from the workload's
-    generators.
+    The engine is tried: on two steps of three clients, it has to give the same updates as the
+    engine ``loop``, in each of ``rounds`` rounds, since some engines work differently in later
+    rounds. The trial finds modules with layers that the engine does not support, and modules whose
+    forward pass mixes the examples of a batch, which would mix the examples of several clients. The
+    trial does not use the workload's random generators.
 
-    Some layers in some memory layouts make torch end the process. So the engine is tried in a
-    forked process where the system supports that. Elsewhere, only engines are tried for which no
-    such layer is known.
+    Some layers in some memory layouts crash the process inside torch, so the trial runs in a forked
+    process if the system and the device allow that, and otherwise in this process.
     """
     clients = 3
     batch = work.spec.batch_size
     # The second batch is smaller, but has more than one example, since BatchNorm cannot train on
     # one.
     examples = 2 * batch + min(2, batch - 1)
-    small = _apart(work.cut(clients, examples))
+    small = _separate_models(work.cut(clients, examples))
     if small.private is not None:
         small = replace(small, private=small.private.as_trial())
     # Without dropout, whose draws differ between engines; and with SGD, since other optimizers
@@ -84,18 +88,28 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
         except CannotTrainTogether as reason:
             return str(reason)
         except Exception as failure:  # a user's forward may raise anything
-            return f"{type(work.module).__name__} fails on clients together: {failure}"
+            return (
+                f"{type(work.module).__name__} fails when several clients are trained together: "
+                f"{failure}"
+            )
         return (
-            f"{type(work.module).__name__} gives other updates for clients together (relative "
-            f"error {error:.1e}): its forward mixes the examples of a batch, or gives a layer "
-            "something else than the batch, such as positions that are not expanded to it"
+            f"{type(work.module).__name__} gives different updates when several clients are "
+            f"trained together (relative error {error:.1e}): its forward method mixes the examples of "
+            "a batch, or passes to a layer something other than the batch, such as positions that are "
+            "not expanded to the size of the batch"
         )
 
-    return attempt() if cannot_fork(work.models.device) else tried(attempt, limit)
+    if cannot_fork(work.models.device):
+        return attempt()
+    return tried(attempt, limit)
 
 
 def _by_sgd(work: Workload) -> dict[str, Any]:
-    """Return the fields that turn a workload into plain SGD in float32, if it is another."""
+    """Return the fields to change so that a workload's clients train by plain SGD in float32.
+
+    The result maps names of fields to new values. It is empty if the workload already uses plain
+    SGD in float32.
+    """
     if LocalOptimizer.of(work.spec, work.lr).is_plain and work.spec.precision == "float32":
         return {}
     spec = work.spec
@@ -103,46 +117,49 @@ def _by_sgd(work: Workload) -> dict[str, Any]:
     return {"spec": sgd, "lr": 0.1}
 
 
-def _apart(work: Workload) -> Workload:
-    """Return the workload with a different model for each client, near its own.
+def _separate_models(work: Workload) -> Workload:
+    """Return a workload in which every client has a different model, close to its original model.
 
-    With equal models, an engine that mixes the models of clients would not be noticed.
+    With equal models, a trial could not detect an engine that mixes the models of clients.
     """
     jobs = work.jobs
     layout = work.layout
     noise = torch.randn(len(jobs), layout.n_parameters, generator=torch.Generator().manual_seed(0))
-    models, anchors = (
-        work.models[rows] for rows in ([job.row for job in jobs], [job.anchor_row for job in jobs])
-    )
+    models = work.models[[job.row for job in jobs]]
+    anchors = work.models[[job.anchor_row for job in jobs]]
     models[:, : layout.n_parameters] += 0.01 * noise.to(models)
     own = [replace(job, row=k, anchor=len(jobs) + k) for k, job in enumerate(jobs)]
     return replace(work, models=torch.cat([models, anchors]), jobs=own)
 
 
 def _by_loop(work: Workload) -> Tensor:
+    """Return the updates of the reference engine, the loop, for a workload."""
     return LoopEngine().train(work.redrawn())[0]
 
 
 def _relative_error(engine: Engine, work: Workload, expected: Tensor) -> float:
-    """Return the largest relative distance of a client's update from the expected update."""
+    """Return the largest distance, over clients, of an update from the expected update.
+
+    The distance is relative to the norm of the expected update.
+    """
     got, _ = engine.train(work.redrawn())
-    apart, norms = (
-        torch.linalg.vector_norm(difference, dim=1) for difference in (got - expected, expected)
-    )
+    distances = torch.linalg.vector_norm(got - expected, dim=1)
+    norms = torch.linalg.vector_norm(expected, dim=1)
     # Updates are differences of models, so tiny updates have few correct digits. Updates that
     # diverge (NaN) are no reason to refuse an engine: the run handles them.
     models = torch.linalg.vector_norm(work.models[[job.row for job in work.jobs]], dim=1)
     rounding = 100 * torch.finfo(models.dtype).eps * models
-    return float(((apart - rounding).clamp(min=0) / norms).nan_to_num(0).max())
+    return float(((distances - rounding).clamp(min=0) / norms).nan_to_num(0).max())
 
 
 def _rounding_explains(engine: Engine, work: Workload) -> bool:
-    """Return whether an engine and the loop differ only by rounding at a kink of an activation.
+    """Return whether the updates of an engine and of the loop differ only by rounding.
 
-    Where the input of a ReLU is almost 0, its sign, and with it the gradient, depends on rounding.
-    In float64, rounding is so fine that both agree to many more digits; in float32, both agree for
-    other orders of the examples. An engine that mixes clients does so in float64 as well, and an
-    engine that computes imprecisely does so in any order.
+    If the input of a ReLU is almost 0, rounding decides its sign and can thereby change the
+    gradient. Differences count as rounding if the engine agrees with the loop in float64, to many
+    more digits, and in float32 for at least one of three other random orders of the examples. An
+    engine that mixes the data of clients fails in float64, too, and an engine that computes
+    imprecisely fails for every order.
     """
     fine = _in_float64(work)
     try:
@@ -155,21 +172,21 @@ def _rounding_explains(engine: Engine, work: Workload) -> bool:
 
 
 def _in_float64(work: Workload) -> Workload:
+    """Return a workload with module, models and inputs in float64."""
     module = copy.deepcopy(work.module).double()
     # The module's current state may have diverged, so that other buffers would count as unsent.
     set_unsent_buffers(module, work.layout.unsent)
     work.layout.set_training(module)  # earlier checks leave modules in evaluation mode
     cast_inputs_to(module, torch.float64)
     layout = Layout.of(module)
-    jobs = [
-        replace(j, inputs=j.inputs.double() if j.inputs.is_floating_point() else j.inputs)
-        for j in work.jobs
-    ]
+    jobs = list(work.jobs)
+    if jobs[0].inputs.is_floating_point():  # otherwise they are token ids
+        jobs = [replace(job, inputs=job.inputs.double()) for job in jobs]
     return replace(work, module=module, layout=layout, models=work.models.double(), jobs=jobs)
 
 
 def without_dropout(module: nn.Module) -> nn.Module:
-    """Return a copy of a module without dropout and without augmentation."""
+    """Return a copy of a module without dropout and without augmentation of inputs."""
     calm = copy.deepcopy(module)
     remove_augmentation(calm)
     for layer in calm.modules():
@@ -181,22 +198,22 @@ def without_dropout(module: nn.Module) -> nn.Module:
 
 
 ENGINES: Mapping[str, str] = {
-    "auto": "measures, chooses, remembers",
+    "auto": "the fastest engine for the model, by measurements that are cached",
     "stacked": "all clients in one batched program",
-    "workers": "clients side by side, in a process for each core (CPU, Linux)",
+    "workers": "clients in parallel, in one process for each core (CPU, Linux)",
     "vmap": "all clients by torch.func.vmap",
     "loop": "one client after another",
 }
-"""Names of all engines of one process, with a line of help for each."""
+"""Names of all engines that run on this machine, with a line of help for each."""
 
 TOGETHER: Mapping[str, Callable[[], Engine]] = {"stacked": StackedEngine, "vmap": VmapEngine}
-"""Engines that train clients together, the faster first; they do not support every module."""
+"""Engines that train clients together, the faster engine first; not all modules are supported."""
 
 REPLAYED = "stacked, replayed"
-"""Name of the stacked engine that records its steps."""
+"""Name of the stacked engine that records its steps as CUDA graphs."""
 
 FITTED = "loop, channels last"
-"""Name of the loop on a module that has been adapted to one thread of a CPU."""
+"""Name of the loop on a copy of the module that is faster on one CPU thread."""
 
 REMOTE: Mapping[str, str] = {
     "ray": "clients on the actors of a Ray cluster, each with an engine of its own"
@@ -207,76 +224,81 @@ _log = logging.getLogger(__name__)
 
 
 def build_engine(name: str, resolved: str | None = None) -> ChosenEngine:
-    """Return an engine by its name.
+    """Return an engine, given its name.
 
     Parameters
     ----------
     name
         One of :data:`ENGINES`.
     resolved
-        Value of :attr:`ChosenEngine.resolved` in the part of the run that is continued. That engine
-        is used again without a trial.
+        Value of :attr:`ChosenEngine.resolved` in the earlier part of a run that is continued: this
+        engine is used without a trial. None for a new run.
 
     Raises
     ------
     ConfigError
-        If there is no engine of that name.
+        If the name is not the name of an engine.
     """
     check_engine(name, ENGINES)
     return ChosenEngine(name, resolved)
 
 
 def check_engine(name: str, known: Collection[str] = (*ENGINES, *REMOTE)) -> None:
-    """Check the name of an engine.
+    """Check that a name is one of the ``known`` names of engines.
 
     Raises
     ------
     ConfigError
-        If there is no engine of that name.
+        If the name is not one of these names.
     """
     if name not in known:
         raise ConfigError(unknown("engine", name, known))
 
 
 class ChosenEngine:
-    """Engine of a given name, or the fastest one that can train the module.
+    """Engine that the user has named, or, with the name ``auto``, the fastest suitable engine.
 
-    The choice is made in the first call and is then kept. A module that cannot be stacked is
-    trained by ``vmap``, and if that fails by the loop or by workers; this is logged. If a worker
-    process dies, ``auto`` continues with the loop, and logs that, too. Local rules are supported by
-    ``vmap`` and the loop only; with the names ``stacked`` and ``workers``, the faster of these two
-    trains them.
+    The choice is made in the first call of :meth:`train`, and is used from then on. With the name
+    ``auto``, a module that the stacked engine does not support is trained by ``vmap``, or else by
+    the loop or by workers; a warning gives the reasons. If a worker process dies, ``auto``
+    continues with the loop, and logs a warning. Training by a local rule is supported only by
+    ``vmap`` and the loop, so the faster of these two is used even if the user has named ``stacked``
+    or ``workers``.
     """
 
     def __init__(self, name: str, resolved: str | None = None) -> None:
         self.resolved = resolved
-        """Engine that trains, with the one inside worker processes; None before the first call.
+        """Name of the engine that trains, with its form, such as ``workers, loop``.
 
-        Rounding depends on it.
+        It is None before the first call of :meth:`train`. Rounding depends on the engine.
         """
         self._name = name
-        self._engine = None if resolved is None else _named(resolved)
+        self._engine = None if resolved is None else _build_by_name(resolved)
 
     @property
     def name(self) -> str:
-        """Name of the engine; ``auto`` until one has been chosen."""
-        return self._name if self.resolved is None else self.resolved.split(",")[0]
+        """Name of the engine; ``auto`` until an engine has been chosen."""
+        if self.resolved is None:
+            return self._name
+        return self.resolved.split(",")[0]
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`.
+        """Train every client from its model; see :meth:`fedclade.training.jobs.Engine.train`.
 
         Raises
         ------
         ConfigError
-            If the engine of this name cannot train this module.
+            If the engine was named by the user, and cannot train the module.
         EngineError
-            If worker processes die with every engine inside them, and the name is ``workers``.
+            If the engine ``workers`` was named by the user, and its worker processes die with every
+            engine inside them.
         """
         if self._engine is None:
-            chosen = self._name == "auto" or (
-                work.rule is not None and self._name in ("stacked", "workers")
-            )
-            self.resolved, self._engine = _chosen(work) if chosen else _by_name(self._name, work)
+            lacks_rules = self._name in ("stacked", "workers")
+            if self._name == "auto" or (work.rule is not None and lacks_rules):
+                self.resolved, self._engine = _choose_engine(work)
+            else:
+                self.resolved, self._engine = _find_engine(self._name, work)
         try:
             return self._engine.train(work, out)
         except EngineError as error:
@@ -285,54 +307,75 @@ class ChosenEngine:
                 raise
             forget(str(self.resolved))
             _log.warning("%s; training with engine %s from now on", error, instead)
-            self.resolved, self._engine = instead, _named(str(instead))
+            self.resolved = instead
+            self._engine = _build_by_name(str(instead))
             return self.train(work.redrawn(), out)
 
 
-def _chosen(work: Workload) -> tuple[str, Engine]:
+def _choose_engine(work: Workload) -> tuple[str, Engine]:
+    """Return the name of the engine that trains a workload fastest, and the engine."""
     engines: dict[str, Engine] = {}
     objections: list[str] = []
-    for name in TOGETHER if work.rule is None else ("vmap",):
-        found, reason = _together(name, work)
+    # Of the engines that train clients together, only vmap supports local rules.
+    names = ["vmap"] if work.rule is not None else list(TOGETHER)
+    for name in names:
+        found, reason = _try_together(name, work)
         if found is not None:
             engines[name] = found
             break
         objections.append(f"{name}: {reason}")
     if "stacked" in engines:
-        engines |= _replaying(work)
+        engines |= _build_replaying(work)
     if torch.get_num_threads() > 1 and len(work.jobs) > 1 and not cannot_work(work):
-        engines |= _workers(work, stackable="stacked" in engines)
+        engines |= _build_workers(work, stackable="stacked" in engines)
     elif (
         torch.get_num_threads() == 1
         and work.models.device.type == "cpu"
         and _takes_plain_steps(work)
+        and _keeps_channels_last(work)
     ):
-        engines |= {FITTED: ChannelsLastLoop()} if _keeps_channels_last(work) else {}
+        engines[FITTED] = ChannelsLastLoop()
     engines["loop"] = LoopEngine()
-    chosen = fastest(engines, work) if len(engines) > 1 else "loop"
+    chosen = "loop"
+    if len(engines) > 1:
+        chosen = fastest(engines, work)
     if objections:
         _log.warning("%s; training with engine %s", "; ".join(objections), chosen.split(",")[0])
     return chosen, engines[chosen]
 
 
-def _by_name(name: str, work: Workload) -> tuple[str, Engine]:
+def _find_engine(name: str, work: Workload) -> tuple[str, Engine]:
+    """Return the name of the fastest form of an engine that the user has named, and the engine.
+
+    A form is, for example, the engine inside worker processes.
+
+    Raises
+    ------
+    ConfigError
+        If the engine cannot train the workload.
+    """
     engines: dict[str, Engine] = {}
     reason = None
     if name == "loop":
         return name, LoopEngine()
     if name in TOGETHER:
-        engine, reason = _together(name, work)
+        engine, reason = _try_together(name, work)
         if engine is not None:
-            engines = {name: engine} | (_replaying(work) if name == "stacked" else {})
+            engines[name] = engine
+            if name == "stacked":
+                engines |= _build_replaying(work)
     elif (reason := cannot_work(work)) is None:
-        engines = _workers(work, stackable=_together("stacked", work)[0] is not None)
+        engines = _build_workers(work, stackable=_try_together("stacked", work)[0] is not None)
     if not engines:
         raise ConfigError(f"engine {name!r} cannot train this model: {reason}; use --engine auto")
-    chosen = fastest(engines, work) if name == "workers" or len(engines) > 1 else name
+    chosen = name
+    if name == "workers" or len(engines) > 1:
+        chosen = fastest(engines, work)
     return chosen, engines[chosen]
 
 
-def _named(resolved: str) -> Engine:
+def _build_by_name(resolved: str) -> Engine:
+    """Return the engine for a value of :attr:`ChosenEngine.resolved`, such as ``workers, loop``."""
     name, _, inside = resolved.partition(", ")
     if name == "workers":
         return WorkersEngine(inside)
@@ -343,17 +386,29 @@ def _named(resolved: str) -> Engine:
     return TOGETHER.get(name, LoopEngine)()
 
 
-def _together(name: str, work: Workload) -> tuple[Engine | None, str | None]:
-    """Return an engine that trains clients together, or the reason why it cannot."""
+def _try_together(name: str, work: Workload) -> tuple[Engine | None, str | None]:
+    """Try an engine that trains clients together.
+
+    Returns
+    -------
+    tuple
+        The engine, or None if it cannot train the workload; and the reason if it cannot, or None.
+    """
     engine = TOGETHER[name]()
     reason = objection(engine, work)
-    return (engine, None) if reason is None else (None, reason)
+    if reason is not None:
+        return None, reason
+    return engine, None
 
 
-def _replaying(work: Workload) -> dict[str, Engine]:
-    """Return the stacked engine that records its steps, if a GPU and a trial allow it."""
-    # Draws and decisions of an augmentation or of DP-SGD on the CPU would be the same in every
-    # launch of a recording.
+def _build_replaying(work: Workload) -> dict[str, Engine]:
+    """Return a dict with the stacked engine that records its steps as CUDA graphs, by its name.
+
+    The result is empty if the device is not a GPU, if training needs random numbers or decisions
+    from the CPU (with augmentation or DP-SGD), or if a trial of the engine fails.
+    """
+    # A recording contains only operations on the GPU: random numbers and decisions on the CPU, by
+    # an augmentation or by DP-SGD, would be the same in every launch of the recording.
     if not can_record(work.models.device) or is_augmented(work.module) or work.private is not None:
         return {}
     engine = StackedEngine(Replay())
@@ -361,29 +416,32 @@ def _replaying(work: Workload) -> dict[str, Engine]:
     reason = objection(engine, work, rounds=3)
     if reason is not None:
         _log.info("steps are not recorded as CUDA graphs: %s", reason)
-    return {REPLAYED: engine} if reason is None else {}
+        return {}
+    return {REPLAYED: engine}
 
 
-def _workers(work: Workload, stackable: bool) -> dict[str, Engine]:
-    """Return engines with worker processes, one for each way to train clients inside them."""
-    one_by_one = "channels last" if _keeps_channels_last(work) else "loop"
-    inside = [*(["stacked"] if stackable else []), one_by_one]
-    return {f"workers, {way}": WorkersEngine(way) for way in inside}
+def _build_workers(work: Workload, stackable: bool) -> dict[str, Engine]:
+    """Return engines with worker processes, by name: one per engine that runs in a process."""
+    ways = ["channels last" if _keeps_channels_last(work) else "loop"]
+    if stackable:
+        ways.insert(0, "stacked")
+    return {f"workers, {way}": WorkersEngine(way) for way in ways}
 
 
 def _takes_plain_steps(work: Workload) -> bool:
+    """Return whether clients take plain optimizer steps, and do not store the optimizer's state."""
     return work.rule is None and work.private is None and not work.spec.keep_state
 
 
 def _keeps_channels_last(work: Workload) -> bool:
-    """Return whether one thread can train the module's convolutions with channels last.
+    """Return whether :class:`ChannelsLastLoop` can train the clients of a workload.
 
-    It is False if the module has no convolutions.
+    The engine is tried on one thread. The result is False for a module without convolutions.
     """
     if not any(parameter.dim() == 4 for parameter in work.module.parameters()):
         return False
     with using_threads(1):  # as in a worker process
         reason = objection(ChannelsLastLoop(), work)
     if reason is not None:
-        _log.info("convolutions do not keep their channels last: %s", reason)
+        _log.info("convolutions are not trained in the channels-last memory format: %s", reason)
     return reason is None

@@ -1,4 +1,8 @@
-"""Choice of the fastest engine for a model on this machine, by measurements that are cached."""
+"""Choice of the fastest engine for a model on this machine.
+
+Engines are measured on a few steps of the clients' training. The choice is cached in a file, so
+that a repeated run uses the same engine, and its results have the same rounding.
+"""
 
 from __future__ import annotations
 
@@ -28,27 +32,27 @@ from fedclade.training.workers import WorkersEngine
 
 # Speeds of engines on this machine.
 #
-# On a CPU, CPU time is measured. From it follows the duration on a machine with no other work:
-# other work must not influence the choice. On a GPU, wall-clock time is measured.
+# On a CPU, CPU time is measured. It gives the duration on a machine that runs no other programs,
+# which must not influence the choice. On a GPU, wall-clock time is measured.
 
 SECONDS = 0.6
-"""Duration of a measurement in seconds, except that the fewest repeats are always completed."""
+"""Seconds after which a measurement ends, if it has had at least ``FEWEST_REPEATS`` repeats."""
 
 FEWEST_REPEATS = 3
 MOST_REPEATS = 12
 SURE = 2
 FAR_BEHIND = 3
-"""Engines slower than the best by this factor are dropped after ``SURE`` repeats.
+"""Factor by which an engine must be slower than the fastest engine to be dropped early.
 
-For slow models, they are dropped after one repeat.
+It is dropped after ``SURE`` repeats of the measurement, or, for slow models, after one repeat.
 """
 
 STEPS = 3
 MORE_STEPS = 30
-"""Numbers of steps of every client in a repeat; fast models take ``MORE_STEPS``.
+"""Number of steps of every client in a repeat of the measurement; fast models take ``MORE_STEPS``.
 
-The cost of a client before its first step is a small part of a round, so it should be a small part
-of a measurement.
+With more steps, the fixed cost of each client before its first step is a small part of the
+measurement, as it is a small part of a round.
 """
 
 MOST_CLIENTS = 32
@@ -58,14 +62,14 @@ FEW_CLIENTS = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured speeds of engines."""
+    """Measured speeds of engines, and how reliable the measurement is."""
 
-    #: samples/s on a machine with no other work: the best of all repeats
+    #: samples/s of each engine as if no other programs ran: the best of all repeats
     speeds: Mapping[str, float]
     share: float
-    """Share of the time in which the engines had the cores that they could use.
+    """Share of the time in which the engines could use all of their CPU cores.
 
-    It is less than 1 if the machine does other work.
+    It is less than 1 if other programs run on the machine.
     """
 
     @property
@@ -75,9 +79,9 @@ class Measured:
 
 
 def measure(engines: Mapping[str, Engine], work: Workload) -> Measured:
-    """Measure engines on the first few steps of a workload, in interleaved repeats.
+    """Measure the speeds of engines on the first few steps of a workload.
 
-    Engines whose processes die are left out.
+    The engines train in turn, repeatedly. An engine whose worker processes die is left out.
 
     Parameters
     ----------
@@ -94,7 +98,7 @@ def measure(engines: Mapping[str, Engine], work: Workload) -> Measured:
     Raises
     ------
     EngineError
-        If the processes of all engines die.
+        If the worker processes of all engines die.
     """
     timed = _Timed(dict(engines), work)
     timed.repeat(1)  # warm-up: forks processes and starts threads
@@ -107,14 +111,19 @@ def measure(engines: Mapping[str, Engine], work: Workload) -> Measured:
     for repeat in range(1, MOST_REPEATS):
         if repeat >= FEWEST_REPEATS and timed.seconds > SECONDS:
             break
-        if repeat == (SURE if fast else 1):
+        # Speeds of a few short steps are not reliable enough to drop an engine.
+        sure_from = SURE if fast else 1
+        if repeat == sure_from:
             timed.leave_out_what_is_far_behind()
-        timed.repeat(MORE_STEPS if fast and repeat >= SURE else STEPS)
+        if fast and repeat >= SURE:
+            timed.repeat(MORE_STEPS)
+        else:
+            timed.repeat(STEPS)
     return Measured(timed.speeds, timed.seconds / max(timed.passed, timed.seconds))
 
 
 class _Timed:
-    """Engines during a measurement, with their speeds so far."""
+    """Measurement in progress: the engines that are compared, with their speeds so far."""
 
     def __init__(self, engines: dict[str, Engine], work: Workload) -> None:
         self._engines = engines
@@ -123,15 +132,15 @@ class _Timed:
         self.seconds = self.passed = 0.0
 
     def repeat(self, steps: int) -> None:
-        """Measure a training of ``steps`` steps by each engine."""
+        """Let each engine train ``steps`` steps, and record its speed if it is the best so far."""
         for name, engine in list(self._engines.items()):
-            small = self._task.cut(_enough(engine), steps * self._task.batch_size)
+            small = self._task.cut(_count_clients(engine), steps * self._task.batch_size)
             try:
-                seconds, passed = _seconds(engine, small)
+                seconds, passed = _measure_seconds(engine, small)
             except EngineError as error:
                 del self._engines[name]
                 self.speeds.pop(name, None)
-                _log.warning("engine %s is not taken: %s", name, error)
+                _log.warning("engine %s is left out: %s", name, error)
                 if not self._engines and not self.speeds:
                     raise
                 continue
@@ -142,15 +151,15 @@ class _Timed:
             self.passed += passed
 
     def leave_out_what_is_far_behind(self) -> None:
-        """Drop the engines that are too slow to be the fastest."""
+        """Drop the engines that are so slow that they cannot be the fastest engine."""
         enough = max(self.speeds.values()) / FAR_BEHIND
         self._engines = {
             name: engine for name, engine in self._engines.items() if self.speeds[name] > enough
         }
 
 
-def _enough(engine: Engine) -> int:
-    """Return the number of clients that is sufficient to measure an engine."""
+def _count_clients(engine: Engine) -> int:
+    """Return the number of clients that is sufficient to measure an engine's speed."""
     if isinstance(engine, LoopEngine):
         return FEW_CLIENTS
     if isinstance(engine, WorkersEngine) and engine.inside != "stacked":
@@ -158,8 +167,15 @@ def _enough(engine: Engine) -> int:
     return MOST_CLIENTS
 
 
-def _seconds(engine: Engine, work: Workload) -> tuple[float, float]:
-    """Return the duration of a training without other work on the machine, and as measured."""
+def _measure_seconds(engine: Engine, work: Workload) -> tuple[float, float]:
+    """Train a workload, and return how long it took.
+
+    Returns
+    -------
+    tuple
+        First, an estimate of the seconds on a machine without other programs, from the used CPU
+        time (on a GPU, seconds by the clock). Second, the seconds by the clock.
+    """
     cuda = work.models.is_cuda
     if cuda:
         torch.cuda.synchronize()
@@ -172,46 +188,50 @@ def _seconds(engine: Engine, work: Workload) -> tuple[float, float]:
         torch.cuda.synchronize()
         passed = perf_counter() - start
         return passed, passed
-    # CPU time of this thread is the duration: while other threads compute, it computes as well, or
-    # waits actively. The CPU time of all threads, divided by the number of cores, is a lower bound.
+    # The CPU time of this thread is the duration: while other threads compute, this thread computes
+    # as well, or waits actively. The CPU time of all threads, divided by the number of cores, is a
+    # lower bound.
     here = max(thread_time() - of_thread, (process_time() - of_process) / cores())
     return max(1e-9, here + _of_workers(engine) - of_workers), perf_counter() - start
 
 
 def _of_workers(engine: Engine) -> float:
-    return engine.busy if isinstance(engine, WorkersEngine) else 0.0
+    """Return the CPU seconds that an engine's worker processes have spent on training so far."""
+    if not isinstance(engine, WorkersEngine):
+        return 0.0
+    return engine.busy
 
 
 FORMAT = 10
-"""Part of every key of the cache; increase it whenever the speed of an engine changes."""
+"""Version number in every key of the cache, to be increased if the speed of an engine changes."""
 
 QUIET = 0.8
-"""Share of the time with cores available from which a measurement counts as sure."""
+"""Least share of the time with free CPU cores for which a measurement counts as reliable."""
 
 RUNS = 16
-"""Number of runs after which a sure choice is measured again.
+"""Number of runs after which a reliable choice is measured again.
 
-A choice that is not sure is measured again after one run. Each confirmation doubles the number, up
-to ``MOST_RUNS``.
+A choice that is not reliable is measured again after one run. Each measurement that confirms the
+choice doubles the number of runs, up to ``MOST_RUNS``.
 """
 
 MOST_RUNS = 256
 
 CLEARLY = 1.1
-"""Factor by which another engine must be faster to replace the known choice."""
+"""Factor by which another engine must be faster to replace the engine in the cache."""
 
 _log = logging.getLogger(__name__)
 
 _of_this_process: dict[str, str] = {}
-"""Choices by path in the cache, valid for the whole process.
+"""Engine chosen in this process, by path of the cache file.
 
-They hold even if no cache folder can be written.
+It is used for the whole process, even if no cache file can be written.
 """
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine that was found to be the fastest, and the reliability of that measurement."""
+    """Engine that was found to be the fastest, with the reliability of the measurement."""
 
     engine: str
     #: speeds of the engines, see :class:`~fedclade.training.autotune.Measured`
@@ -222,19 +242,21 @@ class Choice:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the machine was quiet during the measurement."""
+        """Whether the measurement is reliable, since no other programs used the CPU cores."""
         return self.share >= QUIET
 
     @property
     def is_due(self) -> bool:
-        """Whether enough runs have used the choice that it should be measured again."""
-        return self.runs >= min(MOST_RUNS, (RUNS if self.is_sure else 1) << min(self.confirmed, 20))
+        """Whether so many runs have used the choice that the engines should be measured again."""
+        runs = RUNS if self.is_sure else 1
+        return self.runs >= min(MOST_RUNS, runs << min(self.confirmed, 20))
 
     def after(self, found: Measured) -> Choice:
-        """Return the choice after another measurement: the same engine unless clearly slower.
+        """Return the choice after another measurement.
 
-        A choice that was measured on a quiet machine is not replaced by a measurement on a busy
-        one.
+        The engine changes only if it is clearly slower than the fastest engine. A choice that was
+        measured without other programs on the machine is not replaced because of a measurement with
+        other programs.
         """
         speeds = found.speeds
         best = found.best
@@ -246,15 +268,20 @@ class Choice:
             return Choice(best, speeds, found.share)
         return Choice(self.engine, speeds, found.share, self.confirmed + 1)
 
+    @classmethod
+    def first(cls, found: Measured) -> Choice:
+        """Return the choice of an engine that follows from a first measurement."""
+        return cls(found.best, found.speeds, found.share)
+
 
 def fastest(engines: Mapping[str, Engine], work: Workload) -> str:
     """Return the name of the engine that trains the clients of a workload fastest on this machine.
 
     Engines are measured once for each structure of a module, device, batch size, order of magnitude
-    of the number of clients, and number of threads; later calls read the choice from the cache
-    folder. The choice is kept because engines round differently, and a repeated run should give the
-    same bytes. It is measured again after some runs, and already after one run if the machine was
-    busy during the measurement.
+    of the number of clients, and number of threads. Later calls read the choice from the cache
+    folder: engines round differently, and a repeated run should give the same bytes. Engines are
+    measured again after some runs, and already after one run if other programs used the machine
+    during the measurement.
 
     Parameters
     ----------
@@ -271,45 +298,44 @@ def fastest(engines: Mapping[str, Engine], work: Workload) -> str:
     Raises
     ------
     EngineError
-        If all engines have worker processes, and the processes of all die.
+        If all engines have worker processes, and all of these processes die.
     """
-    key = _key(list(engines), work)
+    key = _build_key(list(engines), work)
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
     path = cache_folder() / f"engine-{name}.json"
     if str(path) in _of_this_process:
         return _of_this_process[str(path)]
-    known = _read(path, engines)
+    known = _read_choice(path, engines)
     if known is not None and not known.is_due:
-        # A shared folder may be read-only: then runs are not counted.
+        # A shared folder may be read-only; runs are not counted then.
         with suppress(OSError):
-            _write(path, replace(known, runs=known.runs + 1), key)
+            _write_choice(path, replace(known, runs=known.runs + 1), key)
     else:
         found = measure(engines, work)
-        choice = (
-            Choice(found.best, found.speeds, found.share) if known is None else known.after(found)
-        )
-        kept = choice.engine != found.best
-        how = (
-            "kept, being not clearly slower than the fastest"
-            if kept
-            else "the fastest for this model"
-        )
-        speeds = ", ".join(f"{engine} {speed:,.0f}" for engine, speed in found.speeds.items())
-        busy = (
-            ""
-            if found.share >= QUIET
-            else f"; the cores were busy for {1 - found.share:.0%} of the time"
-        )
-        _log.info("engine %s is %s (samples/s: %s%s)", choice.engine, how, speeds, busy)
-        known = _keep(path, choice, key, first=known is None)
+        choice = Choice.first(found) if known is None else known.after(found)
+        _log_choice(choice, found)
+        known = _store_choice(path, choice, key, first=known is None)
     _of_this_process[str(path)] = known.engine
     return known.engine
 
 
-def forget(engine: str) -> None:
-    """Forget all choices of an engine in this process, so that it is measured again.
+def _log_choice(choice: Choice, found: Measured) -> None:
+    """Log which engine is chosen after a measurement, and the reason for the choice."""
+    reason = "the fastest for this model"
+    if choice.engine != found.best:
+        reason = "still used, since it is not clearly slower than the fastest engine"
+    speeds = ", ".join(f"{engine} {speed:,.0f}" for engine, speed in found.speeds.items())
+    busy = ""
+    if found.share < QUIET:
+        busy = f"; the cores were busy for {1 - found.share:.0%} of the time"
+    _log.info("engine %s is %s (samples/s: %s%s)", choice.engine, reason, speeds, busy)
 
-    Used when the engine has broken down.
+
+def forget(engine: str) -> None:
+    """Delete the choices by which this process uses an engine, also from the cache folder.
+
+    The engines will then be measured again. The caller does this if the worker processes of the
+    engine have died.
     """
     for path in [path for path, chosen in _of_this_process.items() if chosen == engine]:
         del _of_this_process[path]
@@ -317,11 +343,14 @@ def forget(engine: str) -> None:
             Path(path).unlink()
 
 
-def _key(engines: list[str], work: Workload) -> dict[str, object]:
+def _build_key(engines: list[str], work: Workload) -> dict[str, object]:
+    """Return all properties of a workload on which the speeds of engines depend, as a cache key."""
     clients = min(len(work.jobs), 2 * MOST_CLIENTS)
-    optimizer = LocalOptimizer.of(work.spec, work.lr)
-    cuda = work.models.is_cuda
-    return {
+    if work.models.is_cuda:
+        device = torch.cuda.get_device_name()
+    else:
+        device = f"{platform.machine()}, {os.cpu_count()} cores"
+    key: dict[str, object] = {
         "format": FORMAT,
         "engines": engines,
         "module": str(work.module),
@@ -333,24 +362,31 @@ def _key(engines: list[str], work: Workload) -> dict[str, object]:
         "inputs": list(work.jobs[0].inputs.shape[1:]),
         "batch_size": work.batch_size,
         "clients": 1 << (clients - 1).bit_length(),  # the next power of two
-        "device": torch.cuda.get_device_name()
-        if cuda
-        else f"{platform.machine()}, {os.cpu_count()} cores",
+        "device": device,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        **({} if work.spec.precision == "float32" else {"precision": work.spec.precision}),
-        **(
-            {}
-            if optimizer.is_plain
-            else {"optimizer": work.spec.optimizer, "options": {**work.spec.options}}
-        ),
-        **({"augmented": True} if is_augmented(work.module) else {}),
-        **({} if work.private is None else {"private": True}),
-        **({} if work.rule is None else {"rule": [work.rule.name, work.rule.gradients]}),
     }
+    # Further entries are added only for settings that differ from plain training, so that the keys
+    # of plain training stay the same when a setting is added.
+    if work.spec.precision != "float32":
+        key["precision"] = work.spec.precision
+    if not LocalOptimizer.of(work.spec, work.lr).is_plain:
+        key["optimizer"] = work.spec.optimizer
+        key["options"] = {**work.spec.options}
+    if is_augmented(work.module):
+        key["augmented"] = True
+    if work.private is not None:
+        key["private"] = True
+    if work.rule is not None:
+        key["rule"] = [work.rule.name, work.rule.gradients]
+    return key
 
 
-def _read(path: Path, engines: Collection[str]) -> Choice | None:
+def _read_choice(path: Path, engines: Collection[str]) -> Choice | None:
+    """Read a choice from a cache file.
+
+    The result is None if there is no valid file, or its engine is not one of ``engines``.
+    """
     try:
         kept: dict[str, Any] = json.loads(path.read_text())
         speeds = {str(engine): float(speed) for engine, speed in kept["samples_per_second"].items()}
@@ -359,15 +395,29 @@ def _read(path: Path, engines: Collection[str]) -> Choice | None:
     except OSError:  # no such file, or no readable folder
         return None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        _log.warning("cannot use the choice of an engine in %s (%s); measuring again", path, error)
+        _log.warning(
+            "cannot read the cached choice of an engine in %s (%s); the engines are measured again",
+            path,
+            error,
+        )
         with suppress(OSError):
             path.unlink()
         return None
-    return choice if choice.engine in engines else None
+    if choice.engine not in engines:
+        return None
+    return choice
 
 
-def _write(path: Path, choice: Choice, key: Mapping[str, object], *, first: bool = False) -> None:
-    """Write a choice atomically; the first choice only if the file does not exist."""
+def _write_choice(
+    path: Path, choice: Choice, key: Mapping[str, object], *, first: bool = False
+) -> None:
+    """Write a choice to its cache file, atomically.
+
+    Raises
+    ------
+    FileExistsError
+        If ``first`` is set, and another process has written the file already.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as beside:
         whole = Path(beside) / path.name
@@ -378,15 +428,19 @@ def _write(path: Path, choice: Choice, key: Mapping[str, object], *, first: bool
             whole.replace(path)
 
 
-def _keep(path: Path, choice: Choice, key: Mapping[str, object], *, first: bool) -> Choice:
-    """Write a choice; if another process has written the first one before, return its choice."""
+def _store_choice(path: Path, choice: Choice, key: Mapping[str, object], *, first: bool) -> Choice:
+    """Write a choice to its cache file, and return the choice that is valid.
+
+    If another process has written a first choice already, that choice is returned, so that both
+    processes use the same engine.
+    """
     try:
-        _write(path, choice, key, first=first)
+        _write_choice(path, choice, key, first=first)
     except FileExistsError:
-        return _read(path, choice.samples_per_second) or choice
+        return _read_choice(path, choice.samples_per_second) or choice
     except OSError as error:
         _log.warning(
-            "cannot keep the choice of an engine in %s (%s); the next start measures again",
+            "cannot write the choice of an engine to %s (%s); the next run measures engines again",
             path,
             error,
         )

@@ -1,12 +1,14 @@
-"""Smallest batches on which a model can train, and training of clients with fewer examples.
+"""Smallest batch on which a model can train, and training of clients with fewer examples.
 
-Some models, such as those with BatchNorm, cannot train on a batch of one example. A last batch of
-one example is joined to the batch before (``LocalTraining.smallest_batch``). A client that has only
-one example trains with normalisation layers in evaluation mode: they normalise by the running
-statistics that the client is sent, and leave these unchanged.
+Some models, such as models with BatchNorm, cannot train on a batch of one example. If the last
+batch of an epoch would have a single example, this example is added to the batch before
+(``LocalTraining.smallest_batch``). A client that has only one example trains with the normalisation
+layers in evaluation mode: they normalise by the running statistics in the model that the client
+received, and do not update these statistics.
 
-Whether a model is of this kind is found by passing one example through it. The result depends on
-the model and the shape of its inputs alone, so it is the same in a simulation and in a network.
+One example is passed through the model to find out whether it needs larger batches. The result
+depends only on the model and on the shape of its inputs, so simulations and networks use the same
+rule.
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ from fedclade.training.jobs import Engine, Workload
 from fedclade.training.loop import LoopEngine
 
 TRIED = 64
-"""Largest number of examples on which a model is tried before it counts as failing in training."""
+"""Largest number of examples on which a model is tried before it counts as not trainable."""
 
 
 @dataclass(frozen=True, eq=False)
 class BatchRule:
-    """Batches on which a model can train.
+    """Rule for the batches on which a model can train.
 
     Parameters
     ----------
     smallest
         Number of examples in the smallest batch: 1 or 2.
     layout
-        Layout of the whole model.
+        Layout of the whole model, with shared and personal parameters.
     """
 
     smallest: int
@@ -51,7 +53,7 @@ class BatchRule:
         *,
         checks: bool = True,
     ) -> BatchRule:
-        """Return the rule for a model and the data of a federation.
+        """Find out which batches a model needs, and check that it can train on a federation's data.
 
         Parameters
         ----------
@@ -64,13 +66,14 @@ class BatchRule:
         device
             Device of the model.
         checks
-            Whether to raise errors. Without them, the reply of a private client does not depend on
-            its data.
+            Whether to check the data and to raise errors. False for a client with differential
+            privacy, since an error would reveal something about its data.
 
         Raises
         ------
         ModelError
-            If the model fails in training on all batches, or on those of a client with one example.
+            If the model fails in training on every batch, or on the batches of a client with one
+            example.
         """
         pool = federation.pool
         first = next(
@@ -85,8 +88,8 @@ class BatchRule:
             alone = training_failure(module, layout, pool.inputs(some[:1]).to(device))
             if alone and (why := training_failure(module, layout, pool.inputs(some).to(device))):
                 raise ModelError(
-                    f"the model takes inputs of shape {pool.input_shape} ({pool.name}), but cannot "
-                    f"be trained on them: {why}{_remedy(module)}"
+                    f"the model accepts inputs of shape {pool.input_shape} ({pool.name}), but "
+                    f"cannot be trained on them: {why}{_advise_on_norm(module)}"
                 )
             return rule
         if (
@@ -98,7 +101,7 @@ class BatchRule:
     def _check_alone(
         self, module: nn.Module, federation: Federation, client: int, device: torch.device
     ) -> None:
-        """Raise a ModelError if a model cannot be trained on the only example of a client."""
+        """Raise a ModelError if the model cannot be trained on a client's only training example."""
         its = federation.by_id[client]
         inputs = federation.pool.inputs(its.train).to(device)
         if why := training_failure(module, self.frozen_layout(module), inputs, finite=False):
@@ -109,18 +112,23 @@ class BatchRule:
             )
 
     def frozen_layout(self, module: nn.Module) -> Layout:
-        """Return the layout in which layers with running statistics stay in evaluation mode."""
+        """Return the layout for clients with too few examples to train normalisation layers.
+
+        With this layout, layers that have running statistics stay in evaluation mode.
+        """
         names = [name for name, layer in module.named_modules() if _keeps_statistics(layer)]
         return replace(self.layout, resting=(*self.layout.resting, *names))
 
     def train(
         self, engine: Engine, work: Workload, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Train clients by an engine, and clients with fewer examples than it needs by the loop.
+        """Train clients by an engine, and clients with too few examples for the engine by the loop.
 
-        See :meth:`fedclade.training.jobs.Engine.train`.
+        The loop trains with the normalisation layers in evaluation mode. Parameters and results are
+        described in :meth:`fedclade.training.jobs.Engine.train`.
         """
-        # These train with their normalisation layers in evaluation mode, so with another layout.
+        # Clients with too few examples train with the normalisation layers in evaluation mode, and
+        # so with another layout.
         alone = [place for place, job in enumerate(work.jobs) if job.size < self.smallest]
         if not alone:
             return engine.train(work, out)
@@ -140,18 +148,22 @@ class BatchRule:
 def smallest_batch(module: nn.Module, layout: Layout, inputs: Tensor) -> int:
     """Return the number of examples in the smallest batch on which a model can train: 1 or 2.
 
-    It is 2 if the model can train on both of the inputs ``[2, ...]``, but not on the first alone,
-    and 1 otherwise.
+    The result is 2 if the model can train on both rows of the inputs ``[2, ...]`` together, but not
+    on the first row alone. Otherwise it is 1.
     """
-    fails_alone = training_failure(module, layout, inputs[:1]) is not None
-    return 2 if fails_alone and training_failure(module, layout, inputs) is None else 1
+    if training_failure(module, layout, inputs[:1]) is None:
+        return 1
+    if training_failure(module, layout, inputs) is None:
+        return 2
+    return 1  # it fails on both, and a later check reports the error
 
 
 def smallest_batch_for(module: nn.Module, layout: Layout, schema: DataSpec) -> int:
-    """Return the smallest batch for a model without inputs, as on the server of a network.
+    """Return the smallest batch on which a model can train, given only the data's schema.
 
-    The model is tried on random inputs, or on zeros if it fails on random inputs, as an embedding
-    of a column does.
+    The server of a network calls this function, since it has no inputs. The model is tried on
+    random inputs; if it fails, it is tried on zeros, which an embedding of a categorical column
+    needs.
     """
     draw = torch.Generator().manual_seed(0)
     shape = (2, *schema.input_shape)
@@ -167,10 +179,10 @@ def smallest_batch_for(module: nn.Module, layout: Layout, schema: DataSpec) -> i
 def training_failure(
     module: nn.Module, layout: Layout, inputs: Tensor, *, finite: bool = True
 ) -> str | None:
-    """Return why a model fails on a batch in training mode, or None; its buffers stay unchanged.
+    """Return the reason why a model fails on a batch in training mode, or None if it does not fail.
 
-    With ``finite``, outputs that are NaN or infinite also count as a failure, for example from the
-    variance of one example.
+    With ``finite``, outputs that are NaN or infinite count as a failure, too: the variance of a
+    single example, for instance, is NaN. The model's buffers are restored.
     """
     with state_preserved(module), rng.seeded_globally(0, inputs.device), torch.no_grad():
         layout.set_training(module)
@@ -184,7 +196,7 @@ def training_failure(
 
 
 def check_examples_alone(module: nn.Module, rule: BatchRule) -> None:
-    """Check that a model can be trained by DP-SGD, which takes one example at a time.
+    """Check that a model can be trained by DP-SGD, which needs the gradient of single examples.
 
     Raises
     ------
@@ -193,24 +205,28 @@ def check_examples_alone(module: nn.Module, rule: BatchRule) -> None:
     """
     if rule.smallest > 1:
         raise ConfigError(
-            f"privacy.level = 'example': {type(module).__name__} cannot be trained on one example "
-            "at a time, so none has a gradient of its own; take a model that does not normalise "
-            "over the batch, such as one with GroupNorm"
+            f"privacy.level = 'example' needs a separate gradient for each example, but "
+            f"{type(module).__name__} cannot be trained on one example at a time; use a model that "
+            "does not normalise over the batch, such as a model with GroupNorm"
         )
 
 
 def _keeps_statistics(layer: nn.Module) -> bool:
+    """Return whether a layer is a normalisation layer with running statistics."""
     is_norm = isinstance(layer, nn.modules.batchnorm._NormBase)  # pyright: ignore[reportPrivateUsage]
     return is_norm and layer.running_mean is not None
 
 
-def _remedy(module: nn.Module) -> str:
-    """Return advice about a layer that normalises over positions where there may be only one."""
+def _advise_on_norm(module: nn.Module) -> str:
+    """Return advice, to be appended to an error, for a model with an InstanceNorm layer.
+
+    InstanceNorm normalises over the positions of one example, and fails if there is only one
+    position. Without such a layer the advice is an empty string.
+    """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.instancenorm._InstanceNorm):  # pyright: ignore[reportPrivateUsage]
             return (
-                f"; layer {name!r} ({type(layer).__name__}) normalises over the places of an "
-                "example, of which there must be more than one; take GroupNorm or LayerNorm in "
-                "its place"
+                f"; layer {name!r} ({type(layer).__name__}) normalises over the positions of an "
+                "example, and needs more than one position; use GroupNorm or LayerNorm instead"
             )
     return ""

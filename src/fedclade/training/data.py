@@ -1,4 +1,9 @@
-"""Data of simulated clients, on the device on which they train and evaluate."""
+"""Data of simulated clients, on the device on which the clients train and evaluate.
+
+A data split is training, validation or test data. The data of all clients are examples of one pool;
+an example that several clients have is stored once. The module also has the augmentation of
+training batches.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +14,43 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import Indices, ModelError, Positions, Round, Split
+from fedclade.core import AllData, Indices, ModelError, Positions, Split, SplitPart, TrainQuery
 from fedclade.data import Augment, ClientTable, Federation, SplitRows, map_labels
 
 # The distinct inputs of a split on the device, and the inputs of each client.
 
 FETCHED_AT_A_TIME = 1024
-"""Number of inputs that are fetched from the pool at once when a split is gathered."""
+"""Number of inputs that are copied from the pool at once when a data split is gathered."""
 
 
 class SplitInputs:
-    """Distinct inputs of a split, and the inputs that each client has.
+    """Distinct inputs of a data split, and the inputs that each client has.
 
-    An input is an example of the pool, rotated by quarter turns. Inputs are numbered by places, in
-    the order in which they occur among the clients: an input of several clients has one place, and
-    the inputs that only one client has are adjacent. Clients with the same indices and turns share
-    a set of places.
+    An input is an example of the pool, rotated by quarter turns. The distinct inputs are numbered
+    in the order in which they first occur among the clients, and the number of an input is its
+    place. An input that several clients have therefore has only one place, and inputs that only one
+    client has are adjacent. A set contains the places of all inputs of a client; clients with the
+    same examples and the same rotation have the same set.
 
     Parameters
     ----------
     federation
         The clients.
     split
-        The split.
+        The data split: ``train``, ``validation`` or ``test``.
     device
         Device for the inputs.
 
     Attributes
     ----------
     set_of
-        Number of the set of each client, int64 ``[n]`` in the order of the federation.
+        For each of n clients, the number of its set, int64 ``[n]`` in the order of the federation.
     sizes
         Number of places of each set.
     starts
         Start of each set in the concatenation of all sets, see :meth:`at`.
     keeps
-        Whether all inputs stay on the device once they have been used.
+        Whether all inputs are stored on the device once they have been used.
     bytes_each
         Bytes of one input.
     """
@@ -53,7 +59,7 @@ class SplitInputs:
         self._pool = federation.pool
         self._device = device
         examples = len(self._pool.x)
-        self.set_of, self.sizes, held = _sets(federation, split, examples)
+        self.set_of, self.sizes, held = _number_sets(federation, split, examples)
         self.starts = self.sizes.cumsum() - self.sizes
         at = np.arange(len(held))
         first = np.full(4 * examples, len(held))
@@ -63,6 +69,7 @@ class SplitInputs:
         self._places = (is_first.cumsum() - 1)[first]
         self._turns, self._indices = np.divmod(held[is_first], max(1, examples))
         self._kept: Tensor | None = None
+        self._is_view: dict[int, bool] = {}
         self._version: int | None = None
         self._like = self._pool.inputs(self._indices[:1])
         self.bytes_each = self._like[:1].nbytes
@@ -72,92 +79,122 @@ class SplitInputs:
         return len(self._indices)
 
     def places_of(self, number: int) -> Indices:
-        """Return the places of a set, given its number."""
+        """Return the places of the inputs in a set, given the set's number."""
         start = self.starts[number]
         return self._places[start : start + self.sizes[number]]
 
     def at(self, numbers: Indices) -> Indices:
-        """Return the places at some indices in the concatenation of all sets."""
+        """Return the places at some indices in the concatenation of all sets of places."""
         return self._places[numbers]
 
     def inputs(self, places: Indices) -> Tensor:
-        """Return the inputs at some places, ``[n, ...]``, as a model takes them.
+        """Return the inputs at some places, ``[n, ...]``, in the form in which a model takes them.
 
-        The result is a view if the places are adjacent and the inputs are kept.
+        The result is a view if the places are adjacent and the inputs are stored on the device.
         """
         if not self.keeps:
-            return self._fetched(places)
+            return self._fetch_inputs(places)
         if self._kept is None:
-            self._kept = self._gathered()
+            self._kept = self._gather_inputs()
         self._check_unchanged(self._kept)
-        if bool((np.diff(places) == 1).all()):
+        if _are_adjacent(places):
             return self._kept[places[0] : places[0] + len(places)]
         return self._kept.index_select(0, torch.from_numpy(places).to(self._device))
 
+    def inputs_of(self, number: int) -> Tensor:
+        """Return the inputs of a set, ``[n, ...]``, given the set's number.
+
+        The result is a view if the set's places are adjacent and the inputs are stored on the
+        device.
+        """
+        places = self.places_of(number)
+        # Cached, since a check whether places are adjacent takes longer than a view.
+        if number not in self._is_view:
+            self._is_view[number] = len(places) > 0 and _are_adjacent(places)
+        if not self.keeps or self._kept is None or not self._is_view[number]:
+            return self.inputs(places)
+        self._check_unchanged(self._kept)
+        return self._kept[places[0] : places[0] + len(places)]
+
     def _check_unchanged(self, kept: Tensor) -> None:
-        """Check that no forward pass has written into the inputs since the first check.
+        """Check that no forward pass has changed the stored inputs in place since the first check.
 
         Raises
         ------
         ModelError
-            If one has. The trial before the first round did not detect such writes, so the model
-            does not get copies of its inputs.
+            If a forward pass has changed the inputs, although the model did not do so in the trial
+            before the first round. (A model that does so in the trial gets copies of its inputs.)
         """
         if self._version is None:
             self._version = kept._version
         if kept._version != self._version:
             raise ModelError(
-                "the model's forward has written into the clients' data, and does so for some "
-                "inputs alone, since it did not in a trial on two examples; begin it with x = "
-                "x.clone()"
+                "the model's forward method has overwritten the clients' data, which it did not do "
+                "in a trial on two examples; begin the forward method with x = x.clone()"
             )
 
     def targets(self, places: Indices) -> Tensor:
-        """Return the pool's targets at some places, ``[n]`` or ``[n, T]``, on the CPU."""
+        """Return the targets of the examples at some places, on the CPU.
+
+        The targets are those of the pool, without label maps: ``[n]``, or ``[n, T]`` for T targets
+        per example.
+        """
         return self._pool.y[torch.from_numpy(self._rows(places)[0])]
 
     def _rows(self, places: Indices) -> tuple[Indices, Indices]:
-        """Return the pool's rows of the examples at some places, and their quarter turns."""
+        """Return, for some places, the rows of the examples in the pool and their quarter turns."""
         return self._indices[places], self._turns[places]
 
-    @torch.inference_mode(False)  # clients may train on inputs that an evaluation has gathered
-    def _gathered(self) -> Tensor:
-        whole = self._empty(len(self))
+    # Clients may later train on inputs that an evaluation gathers in inference mode.
+    @torch.inference_mode(False)
+    def _gather_inputs(self) -> Tensor:
+        """Copy all inputs of the data split from the pool to the device."""
+        whole = self._allocate_inputs(len(self))
         for start in range(0, len(self), FETCHED_AT_A_TIME):
             places = np.arange(start, min(start + FETCHED_AT_A_TIME, len(self)))
-            whole[start : start + len(places)] = self._fetched(places)
+            whole[start : start + len(places)] = self._fetch_inputs(places)
         return whole
 
-    def _fetched(self, places: Indices) -> Tensor:
+    def _fetch_inputs(self, places: Indices) -> Tensor:
+        """Copy the inputs at some places from the pool to the device, with their rotations."""
         indices, turns = self._rows(places)
         kinds = np.unique(turns).tolist()
         if len(kinds) == 1:
             return self._pool.inputs(indices, kinds[0]).to(self._device)
-        fetched = self._empty(len(places))
+        fetched = self._allocate_inputs(len(places))
         for kind in kinds:
             fetched[torch.from_numpy(turns == kind)] = self._pool.inputs(
                 indices[turns == kind], kind
             ).to(self._device)
         return fetched
 
-    def _empty(self, inputs: int) -> Tensor:
+    def _allocate_inputs(self, inputs: int) -> Tensor:
+        """Return memory on the device for a number of inputs."""
         return torch.empty(
             inputs, *self._like.shape[1:], dtype=self._like.dtype, device=self._device
         )
 
 
-class WholePool:
-    """Inputs of a pool in which the examples of each client are adjacent, for all splits together.
+def _are_adjacent(places: Indices) -> bool:
+    """Return whether places are consecutive numbers in ascending order."""
+    return bool((np.diff(places) == 1).all())
 
-    They are the pool's own tensor if the model takes it unchanged: then nothing is copied, and if
-    the pool is a file, only the parts in use are in memory. Otherwise they are stored on the device
-    if all of them fit into ``budget`` bytes.
+
+class WholePool:
+    """Inputs of all data splits, taken from a pool in which each client's examples are adjacent.
+
+    If the model runs on the CPU and takes the pool's inputs without a cast or a rotation, the
+    pool's own tensor is used without a copy. If this tensor is a memory-mapped file, only the parts
+    of it that are used are loaded into memory. Otherwise the inputs are copied to the device if all
+    of them fit into ``budget`` bytes.
     """
 
     def __init__(
         self, federation: Federation, table: ClientTable, device: torch.device, budget: int
     ) -> None:
-        self.pool, self.device = (pool := federation.pool), device
+        pool = federation.pool
+        self.pool = pool
+        self.device = device
         self.label_maps = federation.label_maps
         self.view = table.view
         self.turns = table.quarter_turns
@@ -166,17 +203,22 @@ class WholePool:
         )
         self.everyone = np.arange(len(table))
         self.like = pool.inputs(np.arange(1))
-        as_it_is = device.type == "cpu" and pool.x.dtype != torch.uint8 and self.turns is None
-        self.kept: Tensor | None = pool.x if as_it_is else None
-        wanted = 0 if as_it_is else len(pool.x) * self.like.nbytes
+        self.kept: Tensor | None = None
+        wanted = len(pool.x) * self.like.nbytes
+        if device.type == "cpu" and pool.x.dtype != torch.uint8 and self.turns is None:
+            # The model can use the pool's tensor without a cast, a rotation or another device.
+            self.kept = pool.x
+            wanted = 0
         self.keeps = wanted <= budget
         self.bytes_kept = wanted if self.keeps else 0
 
 
 class SideBySide(SplitInputs):
-    """Inputs of a split in a :class:`WholePool`: places are rows of the pool, each client is a set.
+    """Inputs of a data split of a :class:`WholePool`, in which each client's examples are adjacent.
 
-    It needs no array over all examples, and no array of its own over all clients.
+    The place of an input is its row in the pool, and each client has its own set of places, a range
+    of rows. This class therefore stores only the start and the length of each range, instead of an
+    array over all examples, which would be too large for a federation of a million clients.
     """
 
     def __init__(self, whole: WholePool, rows: SplitRows) -> None:
@@ -196,35 +238,38 @@ class SideBySide(SplitInputs):
         return len(self._pool.x)
 
     def places_of(self, number: int) -> Indices:
-        """Return the places of a set, given its number."""
+        """Return the places of a client's inputs, given the client's position in the federation."""
         return np.arange(self.starts[number], self.starts[number] + self.sizes[number])
 
     def run(self, place: int) -> Tensor:
-        """Return the inputs of the client at a place in the federation, ``[n, ...]``.
+        """Return the inputs of a client, ``[n, ...]``, given its position in the federation.
 
-        The result is a view if the inputs are kept.
+        The result is a view if the inputs are stored.
         """
         if not self.keeps:
-            return self._fetched(self.places_of(place))
+            return self._fetch_inputs(self.places_of(place))
         start = int(self.starts[place])
         count = int(self.sizes[place])
-        self._kept = self._gathered() if self._kept is None else self._kept
+        if self._kept is None:
+            self._kept = self._gather_inputs()
         self._check_unchanged(self._kept)
         return self._kept[start : start + count]
 
     def targets_of(self, place: int) -> Tensor:
-        """Return the targets ``[n, ...]`` of a client by its position, mapped by its label map.
+        """Return the targets of a client, ``[n, ...]`` on the CPU, mapped by its label map.
 
-        They are on the CPU.
+        ``place`` is the client's position in the federation.
         """
         start = int(self.starts[place])
         count = int(self.sizes[place])
         seen = self._pool.y[start : start + count]
-        view = -1 if self._whole.view is None else int(self._whole.view[place])
-        return seen if view < 0 else map_labels(seen, self._whole.label_maps[view])
+        if self._whole.view is None or self._whole.view[place] < 0:  # the client has no label map
+            return seen
+        label_map = self._whole.label_maps[int(self._whole.view[place])]
+        return map_labels(seen, label_map)
 
     def at(self, numbers: Indices) -> Indices:
-        """Return the places at some indices; here, an index is its own place."""
+        """Return the places at some indices; in this class, each index is its own place."""
         return numbers
 
     def _rows(self, places: Indices) -> tuple[Indices, Indices]:
@@ -233,23 +278,31 @@ class SideBySide(SplitInputs):
         clients = np.searchsorted(self._whole.begins, places, side="right") - 1
         return places, self._whole.turns[clients] % 4
 
-    def _gathered(self) -> Tensor:
+    def _gather_inputs(self) -> Tensor:
         if self._whole.kept is None:
-            self._whole.kept = super()._gathered()
+            self._whole.kept = super()._gather_inputs()
         return self._whole.kept
 
 
-def _sets(federation: Federation, split: Split, examples: int) -> tuple[Indices, Indices, Indices]:
-    """Return the set of each client, the size of each set, and all sets, concatenated.
+def _number_sets(
+    federation: Federation, split: Split, examples: int
+) -> tuple[Indices, Indices, Indices]:
+    """Return the sets of inputs of a data split.
 
-    An entry of a set is ``turns * examples + index``.
+    Returns
+    -------
+    tuple
+        For each client, the number of its set; the size of each set; and all sets, concatenated. An
+        entry of a set is ``turns * examples + index``, for the example ``index`` of the pool.
     """
-    # A table creates a client's index arrays on request, so they are not compared by identity.
+    # A table creates a client's index arrays on request, so their identity has no meaning.
     if isinstance(table := federation.clients, ClientTable):
         rows = table.split(split)
         everyone = np.arange(len(table))
-        turns = 0 if table.quarter_turns is None else (table.quarter_turns % 4).repeat(rows.counts)
-        return everyone, rows.counts, turns * examples + rows.rows(everyone)
+        entries = rows.rows(everyone)
+        if table.quarter_turns is not None:
+            entries = (table.quarter_turns % 4).repeat(rows.counts) * examples + entries
+        return everyone, rows.counts, entries
     numbers: dict[tuple[int, int], int] = {}
     sets: list[Indices] = []
     set_of: list[int] = []
@@ -266,34 +319,37 @@ def _sets(federation: Federation, split: Split, examples: int) -> tuple[Indices,
 
 
 class Augmentation:
-    """Forward pre-hook that changes a module's inputs in training mode."""
+    """Forward pre-hook that augments a module's inputs at random in training mode."""
 
     def __init__(self, augment: Augment) -> None:
         self._augment = augment
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Return the augmented inputs; None in evaluation mode, which leaves the inputs unchanged.
+        """Return the augmented inputs; None in evaluation mode, in which inputs stay unchanged.
 
         Raises
         ------
         ValueError
-            If the function does not return one tensor with as many inputs.
+            If the augmentation does not return a tensor of as many inputs as it receives.
         """
         if not module.training:
             return None
         x = self._augment(inputs[0])
         if not isinstance(x, Tensor) or x.shape[:1] != inputs[0].shape[:1]:  # pyright: ignore[reportUnnecessaryIsInstance]
-            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+            got = type(x).__name__
+            if isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+                got = list(x.shape)
             raise ValueError(
-                f"augment should return as many inputs as it is given, {len(inputs[0])}, got {got}"
+                "the augment function should return a tensor of as many inputs as it receives, "
+                f"{len(inputs[0])}, got {got}"
             )
         return (x, *inputs[1:])
 
 
 def augmented(module: nn.Module, augment: Augment | None) -> nn.Module:
-    """Return a copy of a module whose training batches are augmented.
+    """Return a copy of a module that augments its inputs in training mode.
 
-    Without a function the module itself is returned.
+    If ``augment`` is None, the module itself is returned.
     """
     if augment is None:
         return module
@@ -303,17 +359,18 @@ def augmented(module: nn.Module, augment: Augment | None) -> nn.Module:
 
 
 def is_augmented(module: nn.Module) -> bool:
-    """Return whether a module's training batches are augmented."""
-    return bool(_hooks(module))
+    """Return whether a module augments its inputs in training mode."""
+    return bool(_find_augmentations(module))
 
 
 def remove_augmentation(module: nn.Module) -> None:
-    """Remove the augmentation of training batches from a module."""
-    for number in _hooks(module):
+    """Remove the augmentation of inputs from a module, in place."""
+    for number in _find_augmentations(module):
         del module._forward_pre_hooks[number]  # pyright: ignore[reportPrivateUsage]
 
 
-def _hooks(module: nn.Module) -> list[int]:
+def _find_augmentations(module: nn.Module) -> list[int]:
+    """Return the numbers of a module's forward pre-hooks that augment inputs."""
     hooks = module._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]  (no other way)
     return [number for number, hook in hooks.items() if isinstance(hook, Augmentation)]
 
@@ -325,8 +382,8 @@ SPLITS: tuple[Split, ...] = ("train", "test", "validation")
 class ClientsData:
     """Data of all clients, gathered from the pool once and stored on the device if it fits.
 
-    Training data come first, then test and validation data. Data that do not fit are fetched again
-    whenever they are needed.
+    Memory is given to training data first, then to test data, then to validation data. Data that do
+    not fit are copied from the pool again whenever they are needed.
 
     Parameters
     ----------
@@ -337,9 +394,9 @@ class ClientsData:
     budget
         Bytes that the data may take.
     alone
-        Whether examples are assigned to parts of the data independently of each other, as
-        example-level privacy requires. Otherwise equal examples are kept together in parts, so that
-        the part of an example depends on other examples.
+        Whether examples are assigned to parts of a client's data independently of each other, as
+        example-level privacy requires. Otherwise equal examples are assigned to the same part, so
+        that the part of an example depends on other examples.
     """
 
     def __init__(
@@ -353,7 +410,8 @@ class ClientsData:
         self.positions = federation.positions
         table = federation.clients
         one = federation.pool.y[:1]
-        self.bytes_kept = wanted = 0
+        self.bytes_kept = 0
+        wanted = 0
         self.splits: Mapping[Split, SplitInputs]
         if isinstance(table, ClientTable) and table.lies_in_order:
             whole = WholePool(federation, table, device, budget)
@@ -366,46 +424,57 @@ class ClientsData:
                 targets = int(held.sizes[held.set_of].sum()) if split == "train" else 0
                 wanted += len(held) * held.bytes_each + targets * one.nbytes
                 held.keeps = wanted <= budget
-                self.bytes_kept = wanted if held.keeps else self.bytes_kept
+                if held.keeps:
+                    self.bytes_kept = wanted
         self.bytes_each = self.splits["train"].bytes_each + one.nbytes
 
     def places(self, ids: Sequence[int]) -> Indices:
-        """Return the positions of some clients in the order of the federation, int64 ``[n]``."""
+        """Return the positions of clients in the order of the federation, int64 ``[n]``."""
         if isinstance(positions := self.positions, Positions):
             return positions.of(ids)
         return np.array([positions[client] for client in ids], dtype=np.int64)
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
-        """Return a client's training inputs and targets ``[n, ...]``, with its label map applied.
+        """Return a client's training inputs and targets, ``[n, ...]`` each.
 
-        The targets, and where possible the inputs, of all clients are views of one tensor in the
-        order of the federation, so that an engine can draw the batches of several clients at once.
+        The client's rotation of inputs and its label map have been applied. The targets, and if
+        possible the inputs, of all clients are views of one tensor in the order of the federation,
+        so that an engine can fetch batches of several clients by one operation.
         """
         held = self.splits["train"]
         if not held.keeps:
             inputs, targets = self._federation.examples(client, "train")
             return inputs.to(self._device), targets.to(self._device)
         place = self.positions[client]
-        # With many clients, only the targets of the clients that train are fetched.
+        # There may be millions of clients, so only targets of clients that train are copied.
         if isinstance(held, SideBySide):
             return held.run(place), held.targets_of(place).to(self._device)
-        places = held.places_of(held.set_of[place])
         if not self._targets:
             self._gather_targets()
-        return held.inputs(places), self._targets[client]
+        return held.inputs_of(int(held.set_of[place])), self._targets[client]
 
-    def examples(self, client: int, this_round: Round) -> tuple[Tensor, Tensor]:
-        """Return a client's inputs and targets in a round: all training examples, or a part."""
+    def examples(self, client: int, query: TrainQuery) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets on which a client trains for a query.
+
+        The query specifies all training examples of the client, or a part of them.
+        """
         inputs, targets = self.of(client)
-        if this_round.part is None:
+        data = query.work.data
+        if isinstance(data, AllData):
             return inputs, targets
-        copies = self._copies_of(client) if this_round.part_size and not self._alone else None
+        copies = None
+        if isinstance(data, SplitPart) and data.size > 0 and not self._alone:
+            copies = self._copies_of(client)
         key = self._federation.keys[client]
-        part = torch.from_numpy(this_round.examples(len(targets), key, copies)).to(targets.device)
+        part = torch.from_numpy(query.examples(len(targets), key, copies)).to(targets.device)
         return inputs[part], targets[part]
 
     def _copies_of(self, client: int) -> Indices:
-        """Return a number for each training example of a client, ``[n]``; copies have the same."""
+        """Return a number for each training example of a client, ``[n]``.
+
+        Equal examples have the same number, by which they are assigned to the same part of the
+        data.
+        """
         if client not in self._copies:
             numbers: dict[bytes, int] = {}
             pairs = zip(*(each.cpu().numpy() for each in self.of(client)), strict=True)
@@ -414,6 +483,7 @@ class ClientsData:
         return self._copies[client]
 
     def _gather_targets(self) -> None:
+        """Store the training targets of all clients on the device, with label maps applied."""
         clients = self._federation.clients
         y = self._federation.pool.y
         whole = torch.cat(

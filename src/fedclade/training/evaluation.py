@@ -1,4 +1,10 @@
-"""Evaluation of simulated clients, with one forward pass per distinct pair of model and input."""
+"""Evaluation of models on the data of simulated clients.
+
+All clients that evaluate the same model are evaluated together, with one forward pass per distinct
+pair of model and input. In this module, a query is a distinct combination of a model, a set of
+inputs and a label map, which several clients may share; a set is the inputs of one client in a data
+split (training, validation or test data).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +39,7 @@ from fedclade.training.data import ClientsData, SplitInputs
 from fedclade.training.jobs import full
 from fedclade.training.threads import WORTH_SHARING, using_threads
 
-# Forward passes of an evaluation: the inputs that go through a model together.
+# Forward passes of an evaluation: batches of inputs for one model.
 
 LARGEST_PASS = 1024
 """Largest number of examples in a forward pass."""
@@ -41,13 +47,17 @@ LARGEST_PASS = 1024
 TOLERANCE = 5e-3
 """Largest difference of outputs between passes of different size, relative to the largest output.
 
-Convolutions on a GPU keep 10 bits.
+It allows for the rounding of convolutions on a GPU, which may use 10 bits of mantissa (TF32).
 """
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass of one model, given by its row, on the inputs at some places."""
+    """Forward pass of one model on some inputs.
+
+    The model is given by its row among the models, and the inputs by their places in
+    :class:`~fedclade.training.data.SplitInputs`.
+    """
 
     row: int
     places: Indices
@@ -55,36 +65,39 @@ class Pass:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One or more passes, concatenated, and the examples that are scored by their outputs."""
+    """Forward passes whose outputs are concatenated, and the examples to score by these outputs."""
 
     passes: list[Pass]
     examples: Indices
-    at: Indices  #: index, among the concatenated inputs of the passes, of each example's input
+    at: Indices  #: for each example, the index of its input among the passes' concatenated inputs
 
 
 class Examples:
-    """Examples of some queries, and the distinct pairs of model and input that they need.
+    """Examples of an evaluation's queries, and the distinct pairs of model and input among them.
+
+    Clients often share inputs, so an example is a use of an input by one query, and several
+    examples may need the same forward pass.
 
     Parameters
     ----------
     rows
-        Row of the model of each of q queries, int64 ``[q]``. Queries are sorted by model, then by
-        set.
+        For each of q queries, the row of its model, int64 ``[q]``. Queries are sorted by model,
+        then by set.
     sets
-        Number of the set of inputs of each query, int64 ``[q]``.
+        For each query, the number of its set of inputs, int64 ``[q]``.
     held
-        The inputs of the split.
+        The inputs of the data split.
     apart
-        Whether a pass must not mix inputs of different sets.
+        Whether a forward pass must not mix inputs of different sets.
 
     Attributes
     ----------
     query
-        Number of the query of each of m examples, int64 ``[m]``.
+        For each of m examples, the number of its query, int64 ``[m]``.
     place
-        Place of the input of each example, int64 ``[m]``.
+        For each example, the place of its input in ``held``, int64 ``[m]``.
     largest_group
-        Largest number of inputs that may share a pass.
+        Largest number of inputs that may share a forward pass.
     """
 
     def __init__(self, rows: Indices, sets: Indices, held: SplitInputs, apart: bool) -> None:
@@ -92,11 +105,11 @@ class Examples:
         self.query = np.arange(len(sets)).repeat(sizes)
         before = sizes.cumsum() - sizes
         self.place = held.at(np.arange(len(self.query)) + (held.starts[sets] - before)[self.query])
-        # Pairs of the same group may share a pass.
+        # A pair is a model and an input. Pairs of the same group may share a forward pass.
         other = (np.diff(rows) != 0) | (apart & (np.diff(sets) != 0))
         group = np.concatenate([[0], other.cumsum()])
         pairs = group[self.query] * len(held) + self.place
-        # A stable sort is fast where pairs are sorted already.
+        # A stable sort is fast if the pairs are sorted already, which is the common case.
         self._by_pair = np.argsort(pairs, kind="stable")
         pairs = pairs[self._by_pair]
         is_new = np.diff(pairs, prepend=-1) > 0
@@ -107,9 +120,10 @@ class Examples:
         self.largest_group = int(np.diff(self._edges).max())
 
     def blocks(self, pass_size: int, block_size: int) -> Iterator[Block]:
-        """Cut the pairs into passes of at most ``pass_size`` inputs, and group passes into blocks.
+        """Cut the pairs of model and input into forward passes, and yield passes in blocks.
 
-        A block has at most ``block_size`` inputs, or one pass.
+        A pass has at most ``pass_size`` inputs. A block has at most ``block_size`` inputs, unless
+        it consists of a single pass.
         """
         passes: list[Pass] = []
         start = stop = 0
@@ -125,13 +139,14 @@ class Examples:
         yield self._block(passes, start, stop)
 
     def _block(self, passes: list[Pass], start: int, stop: int) -> Block:
+        """Return the block of passes for the pairs from ``start`` to ``stop``."""
         there = slice(*np.searchsorted(self._pair_of, (start, stop)))
         return Block(passes, self._by_pair[there], self._pair_of[there] - start)
 
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties of a module's forward pass."""
+    """Properties of a module's forward pass, by which inputs are divided into passes."""
 
     entries: int  #: entries of the largest tensor, per example
     operations: float  #: floating-point operations, per example
@@ -141,10 +156,10 @@ class Traits:
     @classmethod
     @torch.no_grad()
     def of(cls, module: nn.Module, inputs: Tensor) -> Traits:
-        """Measure the traits of a module in evaluation mode on four inputs.
+        """Measure the properties of a module's forward pass, in evaluation mode, on four inputs.
 
-        If there are fewer inputs they are repeated; equal inputs would not show that a module mixes
-        them.
+        If there are fewer than four inputs, they are repeated. Whether the module mixes the inputs
+        of a pass can be detected only if the inputs differ.
         """
         four = inputs[torch.arange(4) % len(inputs)]
         two, others = four.split(2)
@@ -168,22 +183,24 @@ class Traits:
         return cls(max(growth, four[0].numel()), counter.get_total_flops() / (4 + 2), mixes)
 
     def pass_size(self, entries: int) -> int:
-        """Return the largest size of a pass in which no tensor exceeds ``entries`` entries.
+        """Return the number of inputs up to which no tensor of a pass exceeds ``entries`` entries.
 
-        It is at least 1, and at most :data:`LARGEST_PASS`.
+        The result is at least 1, and at most :data:`LARGEST_PASS`.
         """
         return max(1, min(LARGEST_PASS, entries // self.entries))
 
     def threads(self, inputs: int) -> int:
-        """Return the number of threads for a pass of ``inputs`` inputs.
+        """Return the number of CPU threads for a forward pass of ``inputs`` inputs.
 
-        It is 1 unless the pass has enough operations to be faster with all threads.
+        The number is 1 unless the pass has so many operations that more threads make it faster.
         """
-        return torch.get_num_threads() if inputs * self.operations >= WORTH_SHARING else 1
+        if inputs * self.operations < WORTH_SHARING:
+            return 1
+        return torch.get_num_threads()
 
 
 class _Sizes(TorchDispatchMode):
-    """Dispatch mode that records the number of entries of the results of all operations."""
+    """Dispatch mode of torch that records the size of every result, to estimate a pass's memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,19 +208,20 @@ class _Sizes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        for result in results if isinstance(results, tuple | list) else (results,):
+        several = results if isinstance(results, tuple | list) else (results,)
+        for result in several:
             if isinstance(result, Tensor):
                 self.sizes.append(result.untyped_storage().nbytes() // result.element_size())
         return results
 
 
-# Scores of examples by the models' outputs, and of clients by all of their examples.
+# Scores of examples, computed from the models' outputs, and of clients, from all their examples.
 
 _log = logging.getLogger(__name__)
 
 
 class Whole:
-    """Metrics, and a loss, that need all outputs of a client at once; collects the outputs.
+    """Collector of outputs for metrics and losses that need all outputs of a client at once.
 
     Parameters
     ----------
@@ -214,7 +232,7 @@ class Whole:
     """
 
     def __init__(self, task: FittedTask, warned: set[str]) -> None:
-        self._task = task
+        self.task = task
         self._warned = warned
         self._metrics = {
             row: metric for row, metric in enumerate(task.metrics) if metric.whole is not None
@@ -226,10 +244,23 @@ class Whole:
 
     @property
     def _is_needed(self) -> bool:
-        return bool(self._metrics) or self._task.over_batch
+        """Whether the task has a metric or a loss that needs all outputs of a client at once."""
+        return bool(self._metrics) or self.task.over_batch
 
     def keep(self, examples: Indices, outputs: Tensor, at: Tensor, seen: Tensor) -> None:
-        """Store the outputs for some examples, given the arguments of :func:`score`."""
+        """Store the outputs and targets of some examples for the scores over whole clients.
+
+        Parameters
+        ----------
+        examples
+            Numbers of the m examples, int64 ``[m]``.
+        outputs
+            Outputs for the distinct inputs, ``[b, ...]``.
+        at
+            For each example, the index of its input among these outputs, int64 ``[m]``.
+        seen
+            Targets of the examples, ``[m, ...]``, with the client's label map applied.
+        """
         if self._is_needed:
             self._examples.append(examples)
             self._device = outputs.device
@@ -239,42 +270,47 @@ class Whole:
     def of_queries(
         self, query: Indices, clients: Sequence[int]
     ) -> Iterator[tuple[int, dict[int, float]]]:
-        """Yield the number of each query and its scores, by row of the metric.
+        """Yield each query's scores by the metrics that need all outputs of a client at once.
 
         Parameters
         ----------
         query
-            Number of the query of each example, int64 ``[m]``.
+            For each of m examples, the number of its query, int64 ``[m]``.
         clients
-            The client of each query.
+            For each query, a client that makes it; named in warnings.
 
         Yields
         ------
         tuple
-            The number of a query and its scores by row. A loss over the batch is in the row after
-            those of the metrics, times the number of targets.
+            The number of a query, and a dict of its scores. The key of a score is the number of the
+            metric. If the loss is defined over a whole batch, the dict also has the loss times the
+            number of targets; its key is the number after that of the last metric.
         """
         if not self._is_needed:
             return
         order = np.argsort(np.concatenate(self._examples))
         outputs = torch.cat(self._outputs)[order]
         targets = torch.cat(self._targets)[order]
-        outputs = like_targets(self._task, outputs, targets)
+        outputs = like_targets(self.task, outputs, targets)
+        predictions = self.task.predictions(outputs)
         counts = np.bincount(query, minlength=len(clients)).tolist()
-        for k, (mine, seen) in enumerate(
-            zip(outputs.split(counts), targets.split(counts), strict=True)
-        ):
+        splits = (tensor.split(counts) for tensor in (outputs, predictions, targets))
+        for k, (mine, predicted, seen) in enumerate(zip(*splits, strict=True)):
             numbers = {
-                row: self._number(metric, mine, seen, clients[k])
+                row: self._number(metric, predicted, seen, clients[k])
                 for row, metric in self._metrics.items()
             }
-            if self._task.over_batch:
+            if self.task.over_batch:
                 there = mine.to(self._device), seen.to(self._device)
-                numbers[len(self._task.metrics)] = float(self._task.total_loss(*there))
+                numbers[len(self.task.metrics)] = float(self.task.total_loss(*there))
             yield k, numbers
 
     def _number(self, metric: Metric, outputs: Tensor, targets: Tensor, client: int) -> float:
-        """Return the score of a client; NaN if it has none."""
+        """Return a client's score by a metric that needs all of the client's outputs.
+
+        The score is the metric's worst value if an output is not finite, and NaN if the metric
+        returns None or raises an exception.
+        """
         assert metric.whole is not None  # so are all metrics in self._metrics
         if not bool(outputs.isfinite().all()):
             return metric.worst
@@ -282,60 +318,78 @@ class Whole:
             # Copies, since a user's own metric may work in place, and the next metric gets the same
             # tensors.
             score = metric.whole(outputs.clone(), targets.clone())
-            return math.nan if score is None else float(score)  # pyright: ignore[reportUnnecessaryComparison]  (of users)
+            if score is None:  # pyright: ignore[reportUnnecessaryComparison]  (of users)
+                return math.nan
+            return float(score)
         except Exception as error:  # an error of a user's metric must not end the run
             if metric.name not in self._warned:
                 _log.warning(
-                    "client %d, and perhaps others, have no score by %s: %s: %s",
-                    *(client, metric.name, type(error).__name__, error),
+                    "client %d, and possibly other clients, get no score from metric %s, which "
+                    "raised %s: %s",
+                    client,
+                    metric.name,
+                    type(error).__name__,
+                    error,
                 )
             self._warned.add(metric.name)
             return math.nan
 
 
 def like_targets(task: FittedTask, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return outputs ``[n, ...]`` in the shape of targets, if targets are numbers, or 0 and 1."""
+    """Reshape outputs ``[n, ...]`` like the targets, for tasks with one output per target.
+
+    Binary, multi-label and regression tasks have one output per target. The outputs of other tasks
+    are unchanged.
+    """
     if task.kind in ("binary", "multilabel", "regression"):
         return outputs.reshape(len(outputs), *targets.shape[1:])
     return outputs
 
 
 def score(task: FittedTask, outputs: Tensor, at: Tensor, seen: Tensor) -> Tensor:
-    """Score examples by the outputs of the distinct inputs.
+    """Compute each example's contribution to the metrics and to the loss, from a model's outputs.
+
+    The contributions, called terms, can be summed over the examples of a client.
 
     Parameters
     ----------
     task
         The metrics and the loss.
     outputs
-        Outputs for the distinct inputs, ``[b, ...]``.
+        Outputs for the b distinct inputs, ``[b, ...]``.
     at
-        Index of each example's input among these outputs, int64 ``[m]``.
+        For each of m examples, the index of its input among these outputs, int64 ``[m]``.
     seen
-        Targets ``[m, ...]`` of the examples, with each client's own label map.
+        Targets of the examples, ``[m, ...]``, with the client's label map applied.
 
     Returns
     -------
     Tensor
-        For each example the terms of each of M metrics (0 for metrics of all outputs together), its
-        loss, and its number of targets that count, float64 ``[M + 2, m]``.
+        For each of m examples: its terms of the M metrics (0 for a metric that needs all outputs of
+        a client at once), its loss, and its number of targets that are not ignored, float64
+        ``[M + 2, m]``.
     """
     at = at.to(outputs.device)
     seen = seen.to(outputs.device)
     counts = count_targets(seen).double()
     outputs = like_targets(task, outputs, seen)
     if task.is_plain:
-        losses = _nats(outputs, at, seen)
+        losses = _sum_cross_entropy(outputs, at, seen)
     elif task.over_batch:  # computed from all examples of a client at once, see Whole
         losses = torch.zeros_like(counts)
     else:
         losses = task.losses(outputs[at], seen).double() * counts
-    terms = [_terms(metric, outputs, at, seen, losses) for metric in task.metrics]
+    predictions = task.predictions(outputs)
+    terms = [_compute_terms(metric, predictions, at, seen, losses) for metric in task.metrics]
     return torch.stack([*terms, losses, counts])
 
 
-def _nats(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
-    """Return the summed cross-entropy of each example, without a copy of the logits for each."""
+def _sum_cross_entropy(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
+    """Return the cross-entropy of each example, summed over its targets, float64 ``[m]``.
+
+    Examples with the same input share its log-probabilities, so no copy of the logits is made for
+    each example.
+    """
     at = at.unsqueeze(1)
     seen = seen.view(len(seen), -1)
     logits = logits.view(len(logits), seen.shape[1], -1)
@@ -345,30 +399,40 @@ def _nats(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
     return nats.where(counts, 0).sum(1, dtype=torch.float64)
 
 
-def _terms(metric: Metric, outputs: Tensor, at: Tensor, seen: Tensor, losses: Tensor) -> Tensor:
+def _compute_terms(
+    metric: Metric, outputs: Tensor, at: Tensor, seen: Tensor, losses: Tensor
+) -> Tensor:
+    """Return each example's contribution (term) to a metric, float64 ``[m]``.
+
+    If the metric defines no terms, the terms are the losses. If the metric needs all outputs of a
+    client at once, the terms are 0.
+    """
     if metric.whole is not None:
         return torch.zeros_like(losses)
     if metric.terms is None:
         return losses
-    predicted = outputs if metric.predict is None else metric.predict(outputs)
-    return metric.terms(predicted[at], seen)
+    if metric.predict is not None:
+        outputs = metric.predict(outputs)
+    return metric.terms(outputs[at], seen)
 
 
 def wins_of(ids: Sequence[int], losses: Sequence[NDArray[Any]]) -> Tensor:
-    """Return, for each model, the number of its client's examples on which it has the least loss.
+    """Count the examples on which each model has a lower loss than its client's other models.
+
+    Each client evaluates one or several models on all of its examples.
 
     Parameters
     ----------
     ids
         The client that evaluates each model; equal ids are adjacent.
     losses
-        Losses of each model on all examples of its client.
+        Losses of each of n models on all examples of its client.
 
     Returns
     -------
     Tensor
-        Numbers of examples, int64 ``[n]``. The first model wins if losses are equal; NaN counts as
-        infinite.
+        Numbers of examples, int64 ``[n]``. If losses are equal, the first model wins; a loss of NaN
+        counts as infinite.
     """
     wins = torch.zeros(len(ids), dtype=torch.int64)
     first = 0
@@ -389,8 +453,8 @@ ENTRIES_AT_A_TIME = 2**24
 ENTRIES_AT_A_TIME_ON_CPU = 2**22
 """Largest number of entries of a tensor in a forward pass, and of logits scored at once.
 
-On a CPU this is 16 MiB in float32: such tensors stay in its caches, and in memory that need not be
-mapped again each time.
+The limit on a CPU is 16 MiB in float32: such tensors stay in the CPU's caches, and their memory is
+reused without being mapped again for every pass.
 """
 
 EXAMPLES_AT_A_TIME = 2**20
@@ -398,14 +462,14 @@ EXAMPLES_AT_A_TIME = 2**20
 
 
 class Evaluator:
-    """Evaluates models for the clients of a federation.
+    """Evaluator of models for the simulated clients of a federation.
 
-    All clients of a model are evaluated together: an input that several clients have passes through
-    the model once, and inputs of different clients fill a pass. Each example of each client is then
-    scored with its label, mapped by the client's label map. Only if the output for an example
-    depends on other examples of the pass, or on earlier passes, do clients with different inputs
-    get separate passes. The state of the module, which is on the device of the data, is
-    overwritten.
+    All clients that are evaluated with the same model are evaluated together. The model computes its
+    output for each distinct input once, in forward passes with inputs of several clients, and each
+    client's examples are then scored with the client's own labels. There is one exception: if the
+    output for an example depends on other examples of the pass, or on earlier passes, each client
+    gets forward passes of its own. The evaluator loads the models into its module, which is on the
+    device of the data.
 
     Parameters
     ----------
@@ -432,17 +496,17 @@ class Evaluator:
         self._module = module
         self._layout = layout
         self._data = data
-        self._task = task
+        self.task = task
         self._traits: Traits | None = None
         self._warned = set[str]()  # names of metrics whose errors have been logged
         pool = federation.pool
         self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
-        self._view_of, self._maps = _views(federation)
+        self._view_of, self._maps = _number_label_maps(federation)
 
     def evaluate(
         self, query: EvaluationQuery, part: slice, models: Tensor, assignment: Sequence[int]
     ) -> Evaluation:
-        """Evaluate each client's model, for the clients in a part of a query.
+        """Evaluate one model for each client in a part of an evaluation query.
 
         Parameters
         ----------
@@ -451,23 +515,27 @@ class Evaluator:
         part
             The part, as a slice of the query's clients.
         models
-            Models ``[m, F]``.
+            Whole models as parameter vectors, ``[m, F]``.
         assignment
-            Row of the model of each client in the part.
+            For each client of the part, the row of the model that it evaluates.
         """
         ids = query.ids[part]
         split = query.split
         compares = query.compares
         if compares:
-            self._task.check_losses_of_examples()
+            self.task.check_losses_of_examples()
         queries, query_of, makes, held = self._queries(ids, assignment, split, len(models))
-        scores = np.empty((len(self._task.metrics) + 2, len(queries[0])))
-        # Losses of the examples of each query.
-        each: list[NDArray[Any]] | None = [] if compares else None
-        for part in _parts(queries, held):
-            of_whom = [ids[place] for place in makes[part].tolist()]
-            scores[:, part] = self._scores(queries[:, part], models, held, of_whom, each)
-        wins = None if each is None else wins_of(ids, [each[query] for query in query_of.tolist()])
+        scores = np.empty((len(self.task.metrics) + 2, len(queries[0])))
+        # Losses of the examples of each query; None if no losses are compared.
+        losses: list[NDArray[Any]] | None = [] if compares else None
+        for part in _cut_queries(queries, held):
+            clients = [ids[place] for place in makes[part].tolist()]
+            scores[:, part] = self._scores(
+                queries[:, part], models, held, clients=clients, losses=losses
+            )
+        wins: Tensor | None = None
+        if losses is not None:
+            wins = wins_of(ids, [losses[query] for query in query_of.tolist()])
         return self._evaluation(ids, scores[:, query_of], wins)
 
     def evaluate_mixture(
@@ -475,26 +543,28 @@ class Evaluator:
     ) -> Evaluation:
         """Evaluate, for each client, the mixture of all models by the client's weights.
 
+        The output of a mixture is the weighted mean of the models' predictions.
+
         Parameters
         ----------
         ids
             The clients.
         models
-            The models of the mixture, ``[K, S]``.
+            The K models of the mixture as parameter vectors, ``[K, S]``.
         weights
-            Each client's weights π, ``[n, K]``.
+            The weights π of each of n clients, ``[n, K]``.
         split
-            Split of the clients' data.
+            Data split on which to evaluate: ``train``, ``validation`` or ``test``.
         """
-        scores = np.empty((len(self._task.metrics) + 2, len(ids)))
+        scores = np.empty((len(self.task.metrics) + 2, len(ids)))
         for places, outputs, seen, counts in self.outputs(ids, models, split):
             query = np.arange(len(places)).repeat(counts)
             everything = torch.arange(len(seen))
             predicted = mix_outputs(
-                self._task.kind, outputs, weights[places][query].to(outputs.device)
+                self.task.kind, outputs, weights[places][query].to(outputs.device)
             )
             passed = [(everything.numpy(), predicted, everything, seen)]
-            scores[:, places] = self._tallied(query, [ids[place] for place in places], passed)
+            scores[:, places] = self._sum_scores(query, [ids[place] for place in places], passed)
         return self._evaluation(ids, scores)
 
     def outputs(
@@ -505,9 +575,9 @@ class Evaluator:
         Yields
         ------
         tuple
-            Places of these clients in ``ids``; outputs ``[K, m, ...]`` for their examples,
-            concatenated; targets ``[m, ...]``, mapped by the label map of each client; and the
-            number of examples of each client.
+            Places of some clients in ``ids``; the K models' outputs ``[K, m, ...]`` for the m
+            examples of these clients, concatenated; targets ``[m, ...]``, mapped by the label map
+            of each client; and the number of examples of each client.
         """
         held = self._held(ids, split)
         clients = self._data.places(ids)
@@ -515,14 +585,14 @@ class Evaluator:
         sets = held.set_of[clients][order]
         views = self._view_of[clients[order]]
         queries = np.stack([np.zeros_like(sets), sets, views])
-        # an input that many clients have passes once
+        # An input that several clients have passes through each model once.
         at_a_time = max(1, ENTRIES_AT_A_TIME // (len(models) * self._logits_each))
-        for part in _parts(queries, held, at_a_time):
+        for part in _cut_queries(queries, held, at_a_time):
             each: list[Tensor] = []
             for row in range(len(models)):
                 some = queries[:, part] + np.array([[row], [0], [0]])
                 examples = self._examples(some, models, held)
-                passed = [*self._passed(examples, some, models, held)]
+                passed = [*self._pass_examples(examples, some, models, held)]
                 back = torch.from_numpy(np.concatenate([where for where, *_ in passed]).argsort())
                 rows = torch.cat([outputs[at.to(outputs.device)] for _, outputs, at, _ in passed])
                 each.append(rows[back.to(rows.device)])
@@ -531,37 +601,59 @@ class Evaluator:
             yield order[part].tolist(), torch.stack(each), seen, held.sizes[queries[1, part]]  # pyright: ignore[reportPossiblyUnboundVariable]  (a mixture has a model)
 
     def losses(self, outputs: Tensor, seen: Tensor) -> Tensor:
-        """Return the loss of each example by each model, ``[K, m]``; see :meth:`outputs`."""
-        return torch.stack([self._task.losses(each, seen.to(each.device)) for each in outputs])
+        """Return the losses of m examples by K models, ``[K, m]``.
+
+        ``outputs`` and ``seen`` are outputs and targets that :meth:`outputs` has yielded.
+        """
+        return torch.stack([self.task.losses(each, seen.to(each.device)) for each in outputs])
 
     def _evaluation(
         self, ids: Sequence[int], scores: NDArray[Any], wins: Tensor | None = None
     ) -> Evaluation:
+        """Return the evaluation of some clients, given an array ``scores`` ``[M + 2, n]``.
+
+        The rows of the array are the scores of the n clients by each of M metrics, the summed
+        losses, and the numbers of targets.
+        """
         *by_metric, losses, counts = torch.from_numpy(scores)
-        of_all = torch.stack(by_metric, dim=1), losses / counts, counts.to(torch.int64)
         return Evaluation(
-            tuple(ids), *of_all, higher_is_better=self._task.metrics[0].higher_is_better, wins=wins
+            tuple(ids),
+            scores=torch.stack(by_metric, dim=1),
+            losses=losses / counts,
+            examples=counts.to(torch.int64),
+            higher_is_better=self.task.metrics[0].higher_is_better,
+            wins=wins,
         )
 
     def _held(self, ids: Sequence[int], split: Split) -> SplitInputs:
-        """Return the inputs of a split; raise a DataError if one of the clients has none."""
+        """Return the inputs of a data split; check that all clients have examples in the split.
+
+        Raises
+        ------
+        DataError
+            If a client has no examples in the split.
+        """
         held = self._data.splits[split]
         sets = held.set_of[self._data.places(ids)]
-        for k in np.flatnonzero(held.sizes[sets] == 0).tolist():
-            raise DataError(
-                f"client {ids[k]} has no {split} examples"
-                + ("; set data.validation_fraction above 0" if split == "validation" else "")
-            )
+        without = np.flatnonzero(held.sizes[sets] == 0).tolist()
+        if without:
+            advice = ""
+            if split == "validation":
+                advice = "; set data.validation_fraction above 0"
+            raise DataError(f"client {ids[without[0]]} has no {split} examples{advice}")
         return held
 
     def _queries(
         self, ids: Sequence[int], assignment: Sequence[int], split: Split, models: int
     ) -> tuple[Indices, Indices, Indices, SplitInputs]:
-        """Return the distinct queries ``[3, q]``, sorted, and their relation to the clients.
+        """Return the distinct queries of some clients, sorted, and how they relate to the clients.
 
-        The rows of the queries are: row of the model, number of the set of inputs, and view of the
-        labels. The other results are the query of each client, ``[n]``, the place of a client that
-        makes each query, ``[q]``, and the inputs.
+        Returns
+        -------
+        tuple
+            The q queries, ``[3, q]``: row of the model, number of the set of inputs, and number of
+            the label map; for each of n clients, the number of its query, ``[n]``; for each query,
+            the place of a client that makes it, ``[q]``; and the inputs of the data split.
         """
         held = self._held(ids, split)
         rows = np.array([row for _, row in zip(ids, assignment, strict=True)], dtype=np.int64)
@@ -578,40 +670,47 @@ class Evaluator:
         queries: Indices,
         models: Tensor,
         held: SplitInputs,
+        *,
         clients: Sequence[int],
-        each: list[NDArray[Any]] | None = None,
+        losses: list[NDArray[Any]] | None = None,
     ) -> NDArray[Any]:
-        """Return scores by metric, summed losses, and numbers of targets, ``[M + 2, q]``.
+        """Score queries, and return an array ``[M + 2, q]`` for M metrics and q queries.
 
-        ``clients`` has one client that makes each query. The losses of each query's examples are
-        appended to ``each``.
+        The rows of the array are the scores by each metric, the summed losses, and the numbers of
+        targets. ``clients`` has one client that makes each query. The losses of each query's
+        examples are appended to ``losses``.
         """
         examples = self._examples(queries, models, held)
-        return self._tallied(
-            examples.query, clients, self._passed(examples, queries, models, held), each
-        )
+        passed = self._pass_examples(examples, queries, models, held)
+        return self._sum_scores(examples.query, clients, passed, losses=losses)
 
-    def _tallied(
+    def _sum_scores(
         self,
         query: Indices,
         clients: Sequence[int],
         passed: Iterable[tuple[Indices, Tensor, Tensor, Tensor]],
-        each: list[NDArray[Any]] | None = None,
+        *,
+        losses: list[NDArray[Any]] | None = None,
     ) -> NDArray[Any]:
-        """Return the results of :meth:`_scores`, given the outputs of :meth:`_passed`."""
-        metrics = self._task.metrics
+        """Compute the scores of q queries from the models' outputs for their examples.
+
+        The result is an array ``[M + 2, q]``, as described in :meth:`_scores`. ``passed`` contains
+        the outputs, as :meth:`_pass_examples` yields them.
+        """
+        metrics = self.task.metrics
         terms = np.empty((len(metrics) + 2, len(query)))
-        whole = Whole(self._task, self._warned)
+        whole = Whole(self.task, self._warned)
         diverged = np.zeros(len(clients), dtype=bool)
         for some, outputs, at, seen in passed:
-            terms[:, some] = score(self._task, outputs, at, seen).cpu()
+            terms[:, some] = score(self.task, outputs, at, seen).cpu()
             whole.keep(some, outputs, at, seen)
             if np.isnan(terms[: len(metrics), some]).any():
                 broken = ~outputs.flatten(1).isfinite().all(1).cpu()[at.cpu()].numpy()
                 diverged[query[some][broken]] = True
         # The examples of a query are adjacent, in the order of its inputs.
-        if each is not None:
-            each += np.split(terms[-2], np.bincount(query, minlength=len(clients)).cumsum()[:-1])
+        if losses is not None:
+            counts = np.bincount(query, minlength=len(clients))
+            losses += np.split(terms[-2], counts.cumsum()[:-1])
         scores = np.stack([np.bincount(query, of_term, len(clients)) for of_term in terms])
         for row, metric in enumerate(metrics):
             scores[row] /= scores[-1]
@@ -625,6 +724,10 @@ class Evaluator:
 
     @torch.inference_mode()
     def _examples(self, queries: Indices, models: Tensor, held: SplitInputs) -> Examples:
+        """Return the examples of some queries, sorted for forward passes.
+
+        The first call also measures the properties of the module's forward pass.
+        """
         rows, sets, _ = queries
         if self._traits is None:
             module = _Loader(self._module, self._layout, models)(int(rows[0]))
@@ -632,15 +735,25 @@ class Evaluator:
         return Examples(rows, sets, held, apart=self._traits.mixes)
 
     @torch.inference_mode()
-    def _passed(
+    def _pass_examples(
         self, examples: Examples, queries: Indices, models: Tensor, held: SplitInputs
     ) -> Iterator[tuple[Indices, Tensor, Tensor, Tensor]]:
-        """Pass examples through the models; yield their indices, and arguments of :func:`score`."""
+        """Pass examples through the models, block by block.
+
+        Yields
+        ------
+        tuple
+            Numbers of the m examples of a block; outputs for the b distinct inputs, ``[b, ...]``;
+            for each example, the index of its input among the outputs, ``[m]``; and the targets,
+            ``[m, ...]``.
+        """
         assert self._traits is not None  # _examples has set them
         load = _Loader(self._module, self._layout, models)
         traits = self._traits
         views = queries[2]
-        entries = ENTRIES_AT_A_TIME_ON_CPU if models.device.type == "cpu" else ENTRIES_AT_A_TIME
+        entries = ENTRIES_AT_A_TIME
+        if models.device.type == "cpu":
+            entries = ENTRIES_AT_A_TIME_ON_CPU
         pass_size = traits.pass_size(entries)
         with using_threads(traits.threads(min(pass_size, examples.largest_group))):
             for block in examples.blocks(pass_size, entries // self._logits_each):
@@ -649,11 +762,13 @@ class Evaluator:
                 ]
                 logits = full(torch.cat(passed))
                 some = block.examples
-                seen = self._seen(held.targets(examples.place[some]), views[examples.query[some]])
+                seen = self._map_targets(
+                    held.targets(examples.place[some]), views[examples.query[some]]
+                )
                 yield some, logits, torch.from_numpy(block.at), seen
 
-    def _seen(self, targets: Tensor, views: Indices) -> Tensor:
-        """Return targets ``[m, ...]`` with the label map of each example's client applied."""
+    def _map_targets(self, targets: Tensor, views: Indices) -> Tensor:
+        """Return targets ``[m, ...]`` mapped by the label map of each example's client."""
         if targets.is_floating_point():
             return targets
         counts = targets != IGNORED
@@ -662,7 +777,10 @@ class Evaluator:
 
 
 class _Loader:
-    """Loads a model of ``[K, S]`` into the module, in evaluation mode: ``load(row)(inputs)``."""
+    """Function that loads one of the models ``[K, S]`` into a module, in evaluation mode.
+
+    ``load(row)`` returns the module with the parameters and buffers of a row.
+    """
 
     def __init__(self, module: nn.Module, layout: Layout, models: Tensor) -> None:
         layout.load(models[0], module)  # also checks the length
@@ -675,9 +793,10 @@ class _Loader:
         self._unsent = layout.unsent
 
     def __call__(self, row: int, anew: bool = True) -> nn.Module:
-        """Return the module with the model of a row; with ``anew`` reload it in any case.
+        """Return the module with the parameters and buffers of the model in a row.
 
-        A forward pass may have changed the buffers of a model that is already loaded.
+        With ``anew``, the model is loaded even if it was also the last model that was loaded, since
+        a forward pass may have changed the module's buffers.
         """
         if anew or row != self._row:
             for tensor, values in self._values:
@@ -688,22 +807,33 @@ class _Loader:
         return self._module
 
 
-def _views(federation: Federation) -> tuple[Indices, Tensor]:
-    """Return the number of each client's label map, ``[n]``, and all label maps."""
+def _number_label_maps(federation: Federation) -> tuple[Indices, Tensor]:
+    """Return the number of each client's label map, ``[n]``, and all distinct label maps.
+
+    A label map assigns to each label of the data the label that a client uses.
+    """
     plain = torch.arange(federation.pool.outputs)
     if isinstance(table := federation.clients, ClientTable):
-        view = np.broadcast_to(np.int64(0), len(table)) if table.view is None else table.view + 1
-        return view, plain[None] if table.label_maps is None else torch.cat(
-            [plain[None], table.label_maps]
-        )
+        # Map 0 leaves labels unchanged. The table numbers its label maps from 0, and uses -1 for
+        # clients without a label map.
+        view_of_client = np.broadcast_to(np.int64(0), len(table))
+        if table.view is not None:
+            view_of_client = table.view + 1
+        label_maps = plain[None]
+        if table.label_maps is not None:
+            label_maps = torch.cat([label_maps, table.label_maps])
+        return view_of_client, label_maps
     maps = {id(client.label_map): client.label_map for client in federation.clients}
     view_of = {key: view for view, key in enumerate(maps)}
     views = np.array([view_of[id(client.label_map)] for client in federation.clients])
-    return views, torch.stack([plain if m is None else m for m in maps.values()])
+    label_maps = [plain if label_map is None else label_map for label_map in maps.values()]
+    return views, torch.stack(label_maps)
 
 
-def _parts(queries: Indices, held: SplitInputs, examples: int | None = None) -> Iterator[slice]:
-    """Cut queries into parts of about ``examples`` examples."""
+def _cut_queries(
+    queries: Indices, held: SplitInputs, examples: int | None = None
+) -> Iterator[slice]:
+    """Cut queries into slices with about ``examples`` examples each, to limit the memory."""
     part = held.sizes[queries[1]].cumsum() // (examples or EXAMPLES_AT_A_TIME)
     for start, stop in pairwise([*np.unique(part, return_index=True)[1].tolist(), len(part)]):
         yield slice(start, stop)

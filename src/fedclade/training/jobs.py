@@ -1,4 +1,8 @@
-"""Workload of an engine: the clients of a round, with their data, models and generators."""
+"""Workload of an engine: the clients of a round, with their data, models and random generators.
+
+A job is the local training of one client. The module also has what all engines share: the batches
+of local training, the sampling and noise of DP-SGD, and the interface of engines.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from fedclade.tasks import FittedTask
 # The batches of local training, and the precision of its forward passes.
 
 Places = slice | Tensor
-"""Selection of k clients: a slice of the first of them, or a tensor of indices."""
+"""Selection of k clients from a sequence: a slice of the first k, or a tensor of indices."""
 
 
 def batches(
@@ -30,7 +34,7 @@ def batches(
 ) -> Iterator[Tensor]:
     """Yield the examples of each step of a client's local training, as indices ``[B]``.
 
-    The order is drawn for every epoch, or with ``reshuffle = false`` for the first epoch alone.
+    The examples are shuffled in every epoch, or with ``reshuffle = false`` only in the first epoch.
 
     Parameters
     ----------
@@ -39,7 +43,7 @@ def batches(
     spec
         Settings of local training.
     generator
-        Generator of the orders, on the CPU.
+        Generator that shuffles the examples, on the CPU.
     device
         Device of the indices.
     """
@@ -55,24 +59,35 @@ def batches(
 
 
 def precision(spec: LocalTraining, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context of a forward pass that has the precision of local training."""
-    return (
-        nullcontext()
-        if spec.precision == "float32"
-        else torch.autocast(device.type, torch.bfloat16)
-    )
+    """Return the context manager in which forward passes have the precision of local training."""
+    if spec.precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 def full(outputs: Tensor) -> Tensor:
-    """Return outputs in the precision of the loss: at least float32."""
-    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    """Return outputs in a precision in which a loss can be computed: at least float32."""
+    if outputs.dtype in (torch.bfloat16, torch.float16):
+        return outputs.float()
+    return outputs
 
 
 def by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Places, Tensor]]:
-    """Return the clients that take a step, and their batches ``[k, ..., B]``, by length of batch.
+    """Group the clients that take a step by the size of their batches.
 
-    A plan has the batches ``[..., B]`` of one client, and the longest plans come first. The result
-    has one entry for each length B.
+    Parameters
+    ----------
+    plans
+        Batches ``[..., B]`` of each client, in the order of its steps; the clients with the most
+        steps come first.
+    step
+        Number of the step.
+
+    Returns
+    -------
+    list
+        For each batch size B: the k clients with batches of this size, and these batches, stacked,
+        ``[k, ..., B]``.
     """
     active = [plan[step] for plan in plans if step < len(plan)]
     groups: dict[int, list[int]] = defaultdict(list)
@@ -80,33 +95,39 @@ def by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Places
         groups[batch.shape[-1]].append(k)
     if len(groups) == 1:
         return [(slice(0, len(active)), torch.stack(active))]
-    return [
-        (torch.tensor(group), torch.stack([active[k] for k in group])) for group in groups.values()
-    ]
+    found: list[tuple[Places, Tensor]] = []
+    for group in groups.values():
+        batches_of_group = torch.stack([active[k] for k in group])
+        found.append((torch.tensor(group), batches_of_group))
+    return found
 
 
 # Sampling, noise and clipping of DP-SGD, the same in every engine (Abadi et al. 2016, Algorithm 1).
 #
-# A step of a client with n examples samples each of them with probability q = B/n, clips the
-# gradient of each to L2 norm C, and uses (Σ clipped + σC·noise) / (q·n) as the gradient. Momentum,
-# decay, proximal terms and the optimizer are applied to that gradient. A client takes as many steps
-# as in plain training. Departs from Algorithm 1: the group of a lot is one batch.
+# A step of a client with n examples and batch size B samples each example with probability q = B/n,
+# clips the gradient of each sampled example to L2 norm C, and uses (Σ clipped + σC·noise) / (q·n)
+# as the gradient. Momentum, weight decay, proximal terms and the optimizer are applied to that
+# gradient. A client takes as many steps as in plain training. In contrast to the paper, a lot (the
+# examples of a step) is one batch, not a group of several batches.
 
 
 @dataclass(frozen=True)
 class PrivateSteps:
-    """Settings of DP-SGD as local training, see :class:`~fedclade.channel.ExamplePrivacy`.
+    """Settings of DP-SGD as local training, with gradients that are clipped and noisy.
+
+    The setting ``privacy.level = 'example'`` selects DP-SGD, see
+    :class:`~fedclade.channel.ExamplePrivacy`.
 
     Parameters
     ----------
     clip_norm
-        Largest L2 norm C of the gradient of an example.
+        Largest L2 norm C of the gradient of an example; longer gradients are scaled to it.
     noise_multiplier
         Standard deviation σ of the noise, as a multiple of C.
     secret
-        Whether samples and noise are drawn from the operating system, as on real clients. The
-        server knows the seed of a run; with the seed it could find out which examples are in a
-        sample, and remove the noise.
+        Whether samples and noise are drawn from the operating system's random numbers, as on real
+        clients. The server knows the seed of a run, and with this seed it could find out which
+        examples are in a sample, and remove the noise.
     """
 
     clip_norm: float
@@ -115,39 +136,40 @@ class PrivateSteps:
 
     @classmethod
     def of(cls, privacy: ExamplePrivacy, secret: bool = False) -> PrivateSteps:
-        """Return the steps for a setting of example-level privacy."""
+        """Return the settings of DP-SGD for a configuration of example-level privacy."""
         return cls(privacy.clip_norm, privacy.noise_multiplier, secret)
 
     def as_trial(self) -> PrivateSteps:
-        """Return the same settings without noise and with draws by key, for comparing engines.
+        """Return settings with which the updates of different engines can be compared.
 
-        Noise would hide differences between engines.
+        No noise is added, since noise would hide differences between engines, and the samples are
+        drawn from seeded generators, so that all engines draw the same samples.
         """
         return replace(self, noise_multiplier=0.0, secret=False)
 
     def draws(self, job: Job, batch_size: int) -> Draws:
-        """Return the samples and the noise of a client's local training."""
+        """Return the random samples and the random noise of a client's local training."""
         return Draws(self, job, batch_size)
 
     def factors(self, squares: Tensor) -> Tensor:
-        """Return the factors by which clipping scales gradients with these squared norms.
+        """Return the factors that clip gradients to norm C, given the gradients' squared L2 norms.
 
-        The factor of a gradient whose norm is not finite is 0. Gradients are scaled to at most C(1
-        + 2⁻²²), because of rounding in float32.
+        The factor of a gradient whose norm is not finite is 0. Because of rounding in float32, the
+        norm of a clipped gradient is at most C(1 + 2⁻²²).
         """
         norms = squares.sqrt()
         return torch.where(norms.isfinite(), self.clip_norm / norms.clamp(min=self.clip_norm), 0.0)
 
 
 class Draws:
-    """Samples and noise of one client, step by step."""
+    """Random samples and random noise of one client's DP-SGD, step by step."""
 
     def __init__(self, private: PrivateSteps, job: Job, batch_size: int) -> None:
         self._size = job.size
         self._secret = private.secret
         self.rate = sampling_rate(batch_size, job.size)
         self.expected = self.rate * job.size
-        """Mean number of examples in a sample, by which sums of gradients are divided."""
+        """Expected number q·n of examples in a sample, by which sums of gradients are divided."""
         self.scale = private.noise_multiplier * private.clip_norm / self.expected
         """Standard deviation of the noise in a step's gradient: σC / (q·n)."""
         seed = job.generator.initial_seed()
@@ -163,9 +185,9 @@ class Draws:
         return (drawn < self.rate).nonzero().flatten()
 
     def noise(self, out: Tensor) -> Tensor:
-        """Write the noise of a step's gradient to ``out``, ``[D]`` in float32 on the CPU.
+        """Write the noise for the gradient of a step to ``out``, float32 ``[D]`` on the CPU.
 
-        Entries are in the order of the layout.
+        D is the number of the model's parameters, which are in the order of the layout.
         """
         if self.scale == 0:
             return out.zero_()
@@ -175,9 +197,10 @@ class Draws:
 
 
 def generator_of(this_round: Round, key: int, private: PrivateSteps | None) -> torch.Generator:
-    """Return the generator of a client's local training in a round.
+    """Return the random generator of a client's local training in a round.
 
-    The generator of DP-SGD also depends on the query: noise that is used twice protects only once.
+    For DP-SGD, the generator also depends on the number of the query in the round: if the same
+    noise were added to two replies, their difference would have no noise.
     """
     if private is not None:
         numbers = this_round.number, this_round.query, key
@@ -189,38 +212,39 @@ def generator_of(this_round: Round, key: int, private: PrivateSteps | None) -> t
 def check_private(
     module: nn.Module, layout: Layout, federation: Federation, task: FittedTask
 ) -> None:
-    """Check that a module has a gradient for each example, and that the data does not change.
+    """Check that a model, its loss and its data can be used with DP-SGD.
 
     Raises
     ------
     ConfigError
-        If the loss is over a whole batch, the data changes during the run, or a layer mixes the
-        examples of a batch.
+        If the loss is defined over a whole batch, the data changes during the run, or a layer mixes
+        the examples of a batch.
     """
     if task.over_batch:
         raise ConfigError(
-            f"privacy.level = 'example': task.loss = {task.loss_name} is one over a whole batch "
-            "(task.loss_over), so no example has a gradient of its own; set privacy.level = "
-            "'client', or choose a loss of each example"
+            "privacy.level = 'example' needs a separate gradient for each example, but task.loss = "
+            f"{task.loss_name} is a loss over a whole batch (task.loss_over); set privacy.level = "
+            "'client', or choose a loss that is defined for each example"
         )
     if federation.stages:
         raise ConfigError(
-            f"privacy.level = 'example': {federation} changes during a run, and what an example "
-            "costs is counted of data that stays; leave data.drift out"
+            "privacy.level = 'example' needs data that stays the same, since the privacy loss of an "
+            f"example is not known for changing data, but {federation} changes during a run; remove "
+            "data.drift"
         )
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and name not in layout.resting:  # pyright: ignore[reportPrivateUsage]
             mixes = isinstance(layer, nn.modules.batchnorm._BatchNorm) or layer.track_running_stats  # pyright: ignore[reportPrivateUsage]
             if mixes:
                 raise ConfigError(
-                    f"privacy.level = 'example': layer {name!r} ({type(layer).__name__}) mixes the "
-                    "examples of a batch, so none has a gradient of its own; take GroupNorm in "
-                    "its place"
+                    "privacy.level = 'example' needs a separate gradient for each example, but "
+                    f"layer {name!r} ({type(layer).__name__}) mixes the examples of a batch; use "
+                    "GroupNorm instead"
                 )
 
 
 def refuse_rules(work: Workload) -> None:
-    """Check that clients take plain steps, of examples with equal weights.
+    """Check that clients that train by DP-SGD take plain steps, with equal weights of examples.
 
     Raises
     ------
@@ -228,11 +252,11 @@ def refuse_rules(work: Workload) -> None:
         If the workload has a local rule, or examples have weights.
     """
     if work.rule is not None or any(job.weights is not None for job in work.jobs):
-        what = (
-            "examples of different weights" if work.rule is None else f"local rule {work.rule.name}"
-        )
+        what = "examples with different weights"
+        if work.rule is not None:
+            what = f"local rule {work.rule.name}"
         raise ConfigError(
-            f"privacy.level = 'example': {what} cannot be trained by DP-SGD; set privacy.level = "
+            f"DP-SGD (privacy.level = 'example') does not support {what}; set privacy.level = "
             "'client'"
         )
 
@@ -243,47 +267,52 @@ class Job:
 
     client: int  #: the client's id, for messages
     row: int  #: row of the model from which training starts
-    inputs: Tensor  #: inputs of the client's training examples, ``[n, ...]``
-    targets: Tensor  #: their targets, ``[n, ...]``, mapped by the client's label map
+    inputs: Tensor  #: inputs of the client's n training examples, ``[n, ...]``
+    targets: Tensor  #: targets of these examples, ``[n, ...]``, mapped by the client's label map
     generator: torch.Generator
-    """Orders the batches: one ``torch.randperm(n, generator=...)`` per epoch, in every engine."""
-    #: row of the model to which the proximal term pulls; ``row`` by default
+    """Generator that orders the examples, by one ``torch.randperm`` per epoch in every engine."""
+    #: row of the model to which the proximal term pulls; None for the model in ``row``
     anchor: int | None = None
     weights: Tensor | None = None
-    """Factors ``[n]`` of the losses of training examples; the mean still divides by n."""
+    """Weights ``[n]`` of the training examples' losses; None if all weights are 1.
+
+    The mean loss is the sum of the weighted losses, divided by n.
+    """
     state: Mapping[str, Tensor] | None = None
-    """State of the optimizer or local rule from :attr:`Workload.states`; None or empty if new."""
+    """State of the client's optimizer or local rule at the start; None or empty for a new state."""
 
     def first(self, examples: int) -> Job:
-        """Return the job with only its first ``examples`` examples."""
-        weights = None if self.weights is None else self.weights[:examples]
+        """Return the job with only the first ``examples`` training examples."""
         return replace(
-            self, inputs=self.inputs[:examples], targets=self.targets[:examples], weights=weights
+            self,
+            inputs=self.inputs[:examples],
+            targets=self.targets[:examples],
+            weights=None if self.weights is None else self.weights[:examples],
         )
 
     @property
     def size(self) -> int:
-        """Number of training examples: n."""
+        """Number n of the client's training examples."""
         return self.inputs.shape[0]  # len() of a tensor takes four times as long
 
     @property
     def anchor_row(self) -> int:
-        """Row of the model to which the proximal term pulls."""
+        """Row of the model to which the proximal term pulls the client's parameters."""
         return self.row if self.anchor is None else self.anchor
 
 
 CLASSIFICATION = FittedTask()
-"""Default task of workloads. Worker processes are kept as long as the task is the same object."""
+"""Default task of workloads. Worker processes are reused as long as the task is the same object."""
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Local training of n clients in one round."""
+    """Local training of n clients in one round, as the input of an engine."""
 
     #: any module of the layout, on the device of the models; its state may be overwritten
     module: nn.Module
     layout: Layout
-    models: Tensor  #: models from which clients start, ``[K, S]``
+    models: Tensor  #: K models as parameter vectors, from which clients start, ``[K, S]``
     jobs: Sequence[Job]
     spec: LocalTraining
     lr: float  #: the step size of this round
@@ -291,43 +320,50 @@ class Workload:
     fixed: frozenset[str] = frozenset()  #: names of parameters that are not trained
     rule: LocalRule | None = None  #: local rule that replaces plain steps; None for plain steps
     states: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
-    """States of optimizers, if they are kept, or of local rules, by client id; engines write them.
+    """States of the optimizer or local rule after training, by client id; the engine writes them.
 
-    Tensors of an optimizer are named ``<parameter>.<entry>``, such as ``0.weight.exp_avg``.
+    An optimizer's states are written only if they are stored between rounds. Their tensors are
+    named ``<parameter>.<entry>``, such as ``0.weight.exp_avg``.
     """
 
     private: PrivateSteps | None = None  #: settings of DP-SGD; None for plain steps
 
     @property
     def batch_size(self) -> int:
-        """Size of the largest batch: at most the number of examples of the largest client."""
+        """Size of the largest batch of any client, at most the largest number of examples."""
         return min(self.spec.batch_size, max(job.size for job in self.jobs))
 
     def room(self, out: Tensor | None) -> Tensor:
-        """Return memory for the updates, ``[n, S]``: ``out`` if given, otherwise new memory."""
-        return self.models.new_empty(len(self.jobs), self.models.shape[1]) if out is None else out
+        """Return memory for the n clients' updates, ``[n, S]``: ``out``, or new memory if None."""
+        if out is not None:
+            return out
+        return self.models.new_empty(len(self.jobs), self.models.shape[1])
 
     def cut(self, clients: int, examples: int) -> Workload:
-        """Return a small workload for trials: a few clients, a few examples of each, one epoch.
+        """Return a smaller workload for trials: a few clients, a few examples of each, one epoch.
 
-        Its generators are copies, so the original ones stay unused.
+        The random generators are copies, so a trial does not change the state of the original
+        generators.
         """
         jobs = [job.first(examples) for job in self.jobs[:clients]]
         return replace(self, jobs=jobs, spec=self.spec.in_epochs(1)).redrawn()
 
     def weighted(self, weights: Mapping[int, Tensor]) -> Workload:
-        """Return the workload with weights ``[n]`` of every client's examples, by client id.
+        """Return the workload with weights of each client's examples, given by client id.
 
-        Without any weights it is returned unchanged.
+        A client with n examples has weights ``[n]``. If ``weights`` is empty, the workload is
+        returned unchanged.
         """
-        return (
-            replace(self, jobs=[replace(job, weights=weights[job.client]) for job in self.jobs])
-            if weights
-            else self
-        )
+        if not weights:
+            return self
+        jobs = [replace(job, weights=weights[job.client]) for job in self.jobs]
+        return replace(self, jobs=jobs)
 
     def redrawn(self, by: int = 0) -> Workload:
-        """Return the workload with fresh generators: the original seeds plus ``by``."""
+        """Return the workload with new random generators; each seed is the old one plus ``by``.
+
+        The new workload has no optimizer states from the training of the original workload.
+        """
         seeds = [job.generator.initial_seed() + by for job in self.jobs]
         jobs = [
             replace(job, generator=torch.Generator().manual_seed(seed))
@@ -337,34 +373,39 @@ class Workload:
 
 
 class CannotTrainTogether(Exception):  # noqa: N818  (not an error of the user's)
-    """Error of an engine that cannot train these clients together; the message gives the reason.
+    """Error of an engine that cannot train several clients together; the message gives the reason.
 
-    The loop can train them, with fresh generators.
+    The loop can train these clients, with new random generators.
     """
 
 
 def refuse_half_precision(work: Workload) -> None:
-    """Refuse parameters in half precision.
+    """Raise an error if the model has parameters in half precision.
 
-    Engines that train clients together compute in the type of the parameter vector.
+    Engines that train clients together compute in the data type of the parameter vector, which has
+    at least float32.
 
     Raises
     ------
     CannotTrainTogether
-        If the layout has such parameters.
+        If the layout has parameters in half precision.
     """
     if work.layout.is_rounded:
         dtype = str(work.layout.parameters[0].dtype).removeprefix("torch.")
         raise CannotTrainTogether(
-            f"its parameters are {dtype}; only float32 and float64 can be trained together"
+            f"the model's parameters are {dtype}, but engines that train clients together support "
+            "float32 and float64 only"
         )
 
 
 class Engine(Protocol):
-    """Way to train the clients of a round. All engines give the same updates, up to rounding."""
+    """Interface of engines, which train the clients of a round.
+
+    All engines give the same updates, up to rounding.
+    """
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Train every client from its model.
+        """Train every client of a workload, each from its own model, and return the updates.
 
         Parameters
         ----------
@@ -376,13 +417,13 @@ class Engine(Protocol):
         Returns
         -------
         tuple
-            Updates ``[n, S]`` in the order of the jobs, and the mean training loss of each client,
-            float64 ``[n]``.
+            Updates of the n clients in the order of the jobs, ``[n, S]``, and the mean training
+            loss of each client, float64 ``[n]``.
 
         Raises
         ------
         CannotTrainTogether
-            If the engine cannot train these clients together. The generators of the jobs may have
-            been used then.
+            If the engine cannot train these clients together. The random generators of the jobs may
+            have been used by then.
         """
         ...

@@ -1,4 +1,7 @@
-"""Reference engine: one client after another, one batch after another, as in the papers."""
+"""Reference engine: one client after another, one batch after another, as in the papers.
+
+All other engines are compared with the results of this engine.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ from fedclade.training.threads import threads_of_step, using_threads
 
 
 def train_privately(work: Workload, private: PrivateSteps, updates: Tensor) -> Tensor:
-    """Train every client by DP-SGD, one after another.
+    """Train every client of a workload by DP-SGD, one client after another.
 
     Parameters
     ----------
     work
-        The clients.
+        The clients and their settings.
     private
         Settings of DP-SGD.
     updates
@@ -43,24 +46,25 @@ def train_privately(work: Workload, private: PrivateSteps, updates: Tensor) -> T
     Returns
     -------
     Tensor
-        Mean losses, float64 ``[n]``. A loss is the mean over the sampled examples that have a
-        gradient, and 0 if there are none.
+        Mean loss of each client over the sampled examples whose gradients are finite, float64
+        ``[n]``; 0 for a client without such examples.
 
     Raises
     ------
     ConfigError
-        If clients do not take plain steps.
+        If the workload has a local rule or weights of examples.
     ModelError
-        If training changes a buffer: no noise is added to buffers.
+        If training changes a buffer, since DP-SGD adds no noise to buffers.
     """
     refuse_rules(work)
     losses = torch.empty(len(work.jobs), dtype=torch.float64)
     for k, job in enumerate(work.jobs):
-        losses[k] = _train(work, private, job, updates[k])
+        losses[k] = _train_client(work, private, job, updates[k])
     return losses
 
 
-def _train(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> float:
+def _train_client(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> float:
+    """Train one client by DP-SGD, write its update ``[S]`` to ``out``, and return its mean loss."""
     module = work.module
     layout = work.layout
     spec = work.spec
@@ -71,8 +75,10 @@ def _train(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> floa
         n: p for n, p in module.named_parameters() if p.requires_grad and n not in work.fixed
     }
     parameters = list(trained.values())
-    pulled_to = layout.unflatten(work.models[job.anchor_row]) if spec.mu else {}
-    anchors = [pulled_to[name] for name in trained] if spec.mu else []
+    anchors: list[Tensor] = []
+    if spec.mu:
+        pulled_to = layout.unflatten(work.models[job.anchor_row])
+        anchors = [pulled_to[name] for name in trained]
     rule = LocalOptimizer.of(spec, work.lr)
     optimizer = rule.for_one_client(parameters)
     if spec.keep_state:
@@ -90,7 +96,7 @@ def _train(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> floa
                     total.add_(gradient, alpha=factor)
                     losses.append(loss)
             noisy = total / draws.expected + draws.noise(noise).to(total)  # "add noise"
-            _hand(layout, trained, noisy)
+            _set_gradients(layout, trained, noisy)
             rule.adjust(parameters, anchors)
             optimizer.step()  # "descent"
     if spec.keep_state:
@@ -98,13 +104,18 @@ def _train(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> floa
     layout.difference(module, model, out)
     layout.check_unsent(module)
     check_buffers(module, layout, out)
-    return float(torch.stack(losses).double().mean()) if losses else 0.0
+    if not losses:  # every sample was empty
+        return 0.0
+    return float(torch.stack(losses).double().mean())
 
 
 def _gradient(
     work: Workload, trained: Mapping[str, nn.Parameter], job: Job, place: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of one example's loss, ``[D]``, zeros where not trained, and the loss."""
+    """Return the gradient of one example's loss, ``[D]`` for D parameters, and the loss.
+
+    The gradient is zero at parameters that are not trained.
+    """
     one = slice(place, place + 1)
     with precision(work.spec, job.inputs.device):
         outputs = work.module(job.inputs[one])
@@ -118,7 +129,8 @@ def _gradient(
     return gradient, loss.detach()
 
 
-def _hand(layout: Layout, trained: Mapping[str, nn.Parameter], gradient: Tensor) -> None:
+def _set_gradients(layout: Layout, trained: Mapping[str, nn.Parameter], gradient: Tensor) -> None:
+    """Set the ``grad`` of each trained parameter to its part of a gradient vector, ``[D]``."""
     for slot in layout.parameters:
         if (parameter := trained.get(slot.name)) is not None:
             parameter.grad = (
@@ -127,7 +139,7 @@ def _hand(layout: Layout, trained: Mapping[str, nn.Parameter], gradient: Tensor)
 
 
 def check_buffers(module: nn.Module, layout: Layout, updates: Tensor) -> None:
-    """Check that updates ``[..., S]`` leave buffers unchanged.
+    """Check that updates ``[..., S]`` leave the model's buffers unchanged, as DP-SGD requires.
 
     Raises
     ------
@@ -138,20 +150,23 @@ def check_buffers(module: nn.Module, layout: Layout, updates: Tensor) -> None:
         if bool((updates[..., slot.start : slot.stop] != 0).any()):
             raise ModelError(
                 f"privacy.level = 'example': training changes buffer {slot.name!r} of "
-                f"{type(module).__name__}, on which no noise is put; take a model without it, such "
-                "as one with GroupNorm"
+                f"{type(module).__name__}, but DP-SGD adds no noise to buffers; use a model "
+                "without this buffer, such as a model with GroupNorm"
             )
 
 
 LOGITS_AT_A_TIME = 2**24
-"""Largest number of logits in a pass of a gradient over all examples: 64 MiB in float32."""
+"""Largest number of logits in a forward pass for a gradient over all examples of a client.
+
+The logits take 64 MiB in float32.
+"""
 
 
 class LoopEngine:
-    """Trains one client after another, each step with a suitable number of threads."""
+    """Engine that trains one client after another; the reference for all other engines."""
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
+        """Train every client from its model; see :meth:`fedclade.training.jobs.Engine.train`."""
         if work.private is not None:
             return _privately(work, work.private, out)
         if work.rule is not None:
@@ -163,13 +178,23 @@ class LoopEngine:
         states: dict[int, dict[str, Tensor]] = {}
         with using_threads(threads_of_step(module, work.jobs[0].inputs, work.batch_size)):
             for k, job in enumerate(work.jobs):
-                start = models[job.row]
-                anchor = models[job.anchor_row]
-                examples = (job.inputs, job.targets)
-                of_all = module, work.layout, start, examples, work.spec, work.lr, work.task
-                state = dict(job.state or {}) if work.spec.keep_state else None
+                state: dict[str, Tensor] | None = None
+                if work.spec.keep_state:
+                    state = dict(job.state or {})
                 _, losses[k] = train(
-                    *of_all, job.generator, anchor, updates[k], work.fixed, state, job.weights
+                    module,
+                    work.layout,
+                    models[job.row],
+                    examples=(job.inputs, job.targets),
+                    spec=work.spec,
+                    lr=work.lr,
+                    task=work.task,
+                    generator=job.generator,
+                    anchor=models[job.anchor_row],
+                    out=updates[k],
+                    fixed=work.fixed,
+                    state=state,
+                    weights=job.weights,
                 )
                 if state is not None:
                     states[job.client] = state
@@ -178,7 +203,10 @@ class LoopEngine:
 
 
 def chunk(logits_each: int) -> int:
-    """Return the number of examples in a pass, if each example has ``logits_each`` logits."""
+    """Return the number of examples in a forward pass, to limit the memory of the logits.
+
+    Each example has ``logits_each`` logits.
+    """
     return max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
 
 
@@ -197,18 +225,19 @@ def train(
     state: dict[str, Tensor] | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, float]:
-    """Train one client: compute SGD_n(θ, D_i) − θ (CFL eq. 1).
+    """Train one client by local SGD: compute the update SGD_n(θ, D_i) − θ (CFL eq. 1).
 
-    In place of SGD there may be another optimizer. The module's state is overwritten.
+    The settings may specify another optimizer than SGD. The module's parameters and buffers are
+    overwritten.
 
     Parameters
     ----------
     module
         The model's structure.
     layout
-        Its layout.
+        Layout of the parameter vector.
     model
-        The model θ from which training starts, ``[S]``.
+        The model θ from which training starts, as a parameter vector, ``[S]``.
     examples
         Inputs and targets ``[n, ...]``.
     spec
@@ -226,8 +255,8 @@ def train(
     fixed
         Names of parameters that are not trained.
     state
-        State of the optimizer at the start, replaced by its state at the end; None to start without
-        state and store none.
+        State of the optimizer at the start, which is replaced by the state at the end; None to
+        start with a new optimizer and not to return its state.
     weights
         Weights ``[n]`` of the examples, see :class:`~fedclade.training.jobs.Job`.
 
@@ -243,8 +272,10 @@ def train(
         name: p for name, p in module.named_parameters() if p.requires_grad and name not in fixed
     }
     parameters = list(trained.values())
-    pulled_to = layout.unflatten(model if anchor is None else anchor) if spec.mu else {}
-    anchors = [pulled_to[name] for name in trained] if spec.mu else []
+    anchors: list[Tensor] = []
+    if spec.mu:
+        pulled_to = layout.unflatten(model if anchor is None else anchor)
+        anchors = [pulled_to[name] for name in trained]
     rule = LocalOptimizer.of(spec, lr)
     optimizer = rule.for_one_client(parameters)
     if state is not None:
@@ -268,14 +299,14 @@ def train(
         state.clear()
         state.update(get_state(optimizer, trained))
     mean_loss = float(torch.stack(losses).sum()) / spec.passed(len(inputs))
-    return layout.difference(
-        module, model, torch.empty_like(model) if out is None else out
-    ), mean_loss
+    if out is None:
+        out = torch.empty_like(model)
+    return layout.difference(module, model, out), mean_loss
 
 
 @contextmanager
 def without_gradients(parameters: Sequence[nn.Parameter]) -> Generator[None]:
-    """Let parameters get no gradients in the block, so that no optimizer changes them."""
+    """Disable gradients of parameters in a ``with`` block, so that no optimizer changes them."""
     try:
         for parameter in parameters:
             parameter.requires_grad_(False)
@@ -293,29 +324,29 @@ def gradient(
     task: FittedTask,
     chunk: int,
 ) -> tuple[Tensor, float]:
-    """Return −∇r_i(θ) over all examples of one client (CFL eq. 50), and the loss r_i(θ).
+    """Return −∇r_i(θ) over all examples of client i (CFL eq. 50), and the loss r_i(θ).
 
-    The module is in evaluation mode: r_i is the risk of the model as it is deployed.
+    The module is in evaluation mode, since r_i is the risk of the model as it is deployed.
 
     Parameters
     ----------
     module
-        The model's structure; its state is overwritten.
+        The model's structure; its parameters and buffers are overwritten.
     layout
-        Its layout.
+        Layout of the parameter vector.
     model
-        The model θ, ``[S]``.
+        The model θ as a parameter vector, ``[S]``.
     examples
         Inputs and targets ``[n, ...]``.
     task
         The loss.
     chunk
-        Number of examples in a pass.
+        Number of examples in a forward pass.
 
     Returns
     -------
     tuple
-        The negative gradient as an update ``[S]``, and the loss.
+        The negative gradient as an update, ``[S]``, and the loss.
     """
     layout.load(model, module)
     module.eval()
@@ -323,7 +354,7 @@ def gradient(
     inputs, targets = examples
     total = 0.0
     of_all = int(count_targets(targets).sum())
-    # cuDNN's LSTM has no backward pass in evaluation mode
+    # cuDNN's LSTM has no backward pass in evaluation mode.
     with torch.backends.cudnn.flags(enabled=False):
         for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
             loss = task.total_loss(full(module(x)), y) / of_all
@@ -338,14 +369,14 @@ def gradient(
 
 
 def _privately(work: Workload, private: PrivateSteps, out: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Train by DP-SGD, one client after another."""
+    """Train the clients of a workload by DP-SGD, one client after another."""
     updates = work.room(out)
     with using_threads(threads_of_step(work.module, work.jobs[0].inputs, 1)):
         return updates, train_privately(work, private, updates)
 
 
 def _by_rule(work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Train by a local rule, one client after another."""
+    """Train the clients of a workload by its local rule, one client after another."""
     updates = work.room(out)
     losses = torch.empty(len(work.jobs), dtype=torch.float64)
     module = work.module
@@ -359,9 +390,10 @@ def _by_rule(work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 class _Gradients:
-    """Gradients of one client; buffers of its model change as those of the module do.
+    """Function that returns the gradient of one client at any model, by autograd.
 
-    See :data:`~fedclade.training.local_rules.Gradients`.
+    The buffers of the model are changed as the module's forward pass changes them. See
+    :data:`~fedclade.training.local_rules.Gradients`.
     """
 
     def __init__(self, work: Workload, job: Job) -> None:
@@ -373,7 +405,14 @@ class _Gradients:
     def __call__(
         self, models: Tensor, places: Places, batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return gradients ``[1, D]``, losses ``[1]``, and a mask ``[D]`` of entries reached."""
+        """Return the gradient of the client at a model, on one batch.
+
+        Returns
+        -------
+        tuple
+            The gradient ``[1, D]`` for D parameters; the loss ``[1]``; and a mask ``[D]`` of the
+            parameters on which the loss depends.
+        """
         work = self._work
         layout = self._layout
         module = self._work.module

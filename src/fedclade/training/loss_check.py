@@ -1,4 +1,8 @@
-"""Trial of a user's own loss before round 1: shapes of its arguments, independence of examples."""
+"""Trial of a user's own loss function before round 1.
+
+The trial finds the shapes in which the loss function accepts outputs and targets, and checks that
+the loss of an example does not depend on the other examples of its batch.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +19,35 @@ from fedclade.tasks import SHAPES, FittedTask
 from fedclade.training.jobs import full
 
 EXAMPLES = 8
-"""Number of examples on which a loss is tried.
+"""Number of examples on which a loss function is tried.
 
-They are of several clients, since all targets of one client may be equal.
+The examples are taken from several clients, since all targets of one client may be equal.
 """
 
 TOLERANCE = 1e-5
-"""Largest change of an example's loss with its batch, relative to the largest loss, by rounding."""
+"""Largest difference between losses of an example in two batches that counts as rounding.
+
+It is relative to the largest loss.
+"""
 
 
 def try_loss(
     task: FittedTask, module: nn.Module, federation: Federation, device: torch.device
 ) -> FittedTask:
-    """Return the task with the shapes in which its loss takes outputs and targets.
+    """Try a user's own loss function, and return the task with the shapes that it accepts.
 
-    A built-in loss is not tried.
+    A built-in loss function is not tried.
 
     Parameters
     ----------
     task
         The task of the federation.
     module
-        A model that fits it, on the device.
+        A model that fits the task, on the device.
     federation
-        The clients on whose training examples the loss is tried.
+        The clients on whose training examples the loss function is tried.
     device
-        The device.
+        Device of the model.
 
     Raises
     ------
@@ -52,31 +59,39 @@ def try_loss(
     if not task.has_own_loss:
         return task
     module.eval()
-    places = torch.tensor(list(islice(_places(federation), EXAMPLES)))
+    places = torch.tensor(list(islice(_choose_examples(federation), EXAMPLES)))
     targets = federation.pool.y[places].to(device)
     with torch.no_grad():
         outputs = full(module(federation.pool.inputs(places.numpy()).to(device)))
-        tried = _fitting(task, outputs, targets)
+        tried = _find_shapes(task, outputs, targets)
         if not task.over_batch:
             _check_independence(tried, outputs, targets)
     return tried
 
 
-def _places(federation: Federation) -> Iterator[int]:
-    """Yield the pool's rows of some training examples of each client."""
+def _choose_examples(federation: Federation) -> Iterator[int]:
+    """Yield row numbers in the data pool of a few training examples of each client."""
     each = max(2, EXAMPLES // len(federation))
     for client in federation.clients:
         yield from (int(place) for place in client.train[:each])
 
 
-def _fitting(task: FittedTask, outputs: Tensor, targets: Tensor) -> FittedTask:
-    """Return the task with the first shapes that its loss accepts."""
+def _find_shapes(task: FittedTask, outputs: Tensor, targets: Tensor) -> FittedTask:
+    """Return the task with the first shapes of outputs and targets that its loss function accepts.
+
+    Raises
+    ------
+    ConfigError
+        If the loss function fails on all of these shapes.
+    """
     first: ConfigError | None = None
-    has_shapes = task.kind in ("binary", "multilabel", "regression")
-    for shapes in SHAPES if has_shapes else (task.shapes,):
+    shapes_to_try = [task.shapes]
+    if task.kind in ("binary", "multilabel", "regression"):
+        shapes_to_try = list(SHAPES)
+    for shapes in shapes_to_try:
         candidate = replace(task, shapes=shapes)
         try:
-            _values(candidate, outputs, targets)
+            _compute_losses(candidate, outputs, targets)
         except ConfigError as error:
             first = first or error
         except Exception as error:  # a user's loss may raise any exception
@@ -90,15 +105,24 @@ def _fitting(task: FittedTask, outputs: Tensor, targets: Tensor) -> FittedTask:
     raise first
 
 
-def _values(task: FittedTask, outputs: Tensor, targets: Tensor) -> Tensor:
+def _compute_losses(task: FittedTask, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each example, without class weights, or the loss over the whole batch."""
     if task.over_batch:
         return task.batch_loss(outputs, targets)
     return replace(task, weights=None, balanced=False).losses(outputs, targets)
 
 
 def _check_independence(task: FittedTask, outputs: Tensor, targets: Tensor) -> None:
-    """Check that an example's loss is the same in the whole batch, in half of it, and alone."""
-    together, again = (_values(task, outputs, targets).double() for _ in range(2))
+    """Check that an example's loss is the same in the whole batch, in half of the batch, and alone.
+
+    The check is skipped if the loss function is random, or fails on smaller batches.
+
+    Raises
+    ------
+    ConfigError
+        If the loss of an example depends on the other examples of its batch.
+    """
+    together, again = (_compute_losses(task, outputs, targets).double() for _ in range(2))
     tolerance = TOLERANCE * float(together.abs().nan_to_num(0.0, 0.0, 0.0).max())
     if not torch.allclose(together, again, rtol=0, atol=tolerance, equal_nan=True):
         return  # the loss draws at random, so its values cannot be compared
@@ -107,7 +131,7 @@ def _check_independence(task: FittedTask, outputs: Tensor, targets: Tensor) -> N
         for start in range(0, n, size):
             some = slice(start, start + size)
             try:
-                apart = _values(task, outputs[some], targets[some]).double()
+                apart = _compute_losses(task, outputs[some], targets[some]).double()
             except Exception:  # the loss may need more examples
                 return
             different = ~torch.isclose(
@@ -117,8 +141,9 @@ def _check_independence(task: FittedTask, outputs: Tensor, targets: Tensor) -> N
                 k = int(different.nonzero()[0])
                 raise ConfigError(
                     f"task.loss = {task.loss_name}: the loss of an example should not depend on "
-                    f"the other examples of its batch, and one is {float(apart[k]):.4g} in a batch "
-                    f"of {len(apart)} and {float(together[some][k]):.4g} in a batch of {n}; let it "
-                    "give the loss of each example by itself, or declare it with "
+                    "the other examples of its batch, but the loss of one example is "
+                    f"{float(apart[k]):.4g} in a batch of {len(apart)} and "
+                    f"{float(together[some][k]):.4g} in a batch of {n}; compute the loss of each "
+                    "example separately, or declare a loss over the batch with "
                     "Task(loss_over='batch')"
                 )

@@ -1,4 +1,8 @@
-"""Memory of a round, memory of a client in it, and the blocks of clients that fit."""
+"""Memory limit of a round, memory that one more client needs, and blocks of clients that fit.
+
+A block is a group of clients that train at the same time. The module also checks that a model fits
+the data of a federation.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +17,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import ConfigError, Indices, Layout, LocalTraining, ModelError, Round, shown
+from fedclade.core import ConfigError, Indices, Layout, LocalTraining, ModelError, TrainQuery, shown
 from fedclade.data import Federation, Pool
 from fedclade.training.jobs import Workload
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stages import Held, Stages
 
 SHARE = 4
-"""Divisor of the machine's memory that gives the default limit."""
+"""Divisor of the machine's memory that gives the default memory limit of a run."""
 
 SMALLEST = 2**30
 """Assumed memory in bytes of a machine that does not report its memory."""
 
 CACHE = 2**22
-"""Bytes of parameters that a CPU thread can process in every step without waiting for memory."""
+"""Bytes of parameters that a CPU thread can read in every step from its cache."""
 
 RECEIVED = 2**25
 """Bytes of updates that a streaming run receives at a time on a CPU.
 
-From 32 MiB on, the C library of Linux returns memory to the system as soon as it is freed. Mapping
-each of its pages again, block after block, can take as long as the training.
+The C library of Linux returns memory blocks of 32 MiB or more to the system as soon as they are
+freed. Mapping the pages of such memory again, block after block, can take as long as the training.
 """
 
 M_TRIM_THRESHOLD = -1
@@ -40,7 +44,7 @@ M_MMAP_THRESHOLD = -3
 """Options of the C library's ``mallopt``, as defined in ``malloc.h``."""
 
 LARGEST_THRESHOLD = 2**30
-"""Bytes from which memory is returned to the system even if a process keeps its freed memory."""
+"""Size of a memory block in bytes from which :func:`keep_freed_memory` has no effect."""
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """File in which Linux reports the memory limit of a container; ``max`` if there is no limit."""
@@ -49,19 +53,19 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 
 def memory_bytes(memory: int | str) -> int:
-    """Return a size such as ``"2GB"``, ``"500 MiB"`` or a number of bytes, in bytes.
+    """Return a memory size such as ``"2GB"``, ``"500 MiB"`` or a number of bytes, in bytes.
 
     Raises
     ------
     ConfigError
-        If it is not a size, or not above 0.
+        If the value is not a size, or not above 0.
     """
     size: float = 0.0 if isinstance(memory, str | bool) else memory
     if isinstance(memory, str) and (
         found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", memory.strip())
     ):
         size = float(found[1]) * UNITS.get((found[2] or "B").upper(), 0)
-    if not 1 <= size < 2**63:  # a number of too many digits becomes infinity
+    if not 1 <= size < 2**63:  # also excludes infinity, the value of a number with many digits
         raise ConfigError(
             f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {shown(memory)}"
         )
@@ -71,7 +75,8 @@ def memory_bytes(memory: int | str) -> int:
 def default_memory(device: torch.device) -> int:
     """Return a quarter of the memory of the machine, its container or its GPU, in bytes.
 
-    The total is used, not the free memory, so that a repeated run is cut into the same blocks.
+    The result depends on the total memory, not on the free memory, so that a repeated run has the
+    same blocks of clients.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // SHARE
@@ -85,11 +90,11 @@ def default_memory(device: torch.device) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, for its next use.
+    """Let this process reuse memory that it frees, instead of returning it to the system.
 
-    For processes that only train. By default, the C library of Linux returns large tensors, and
-    memory at the end of its heap, to the system as soon as they are freed, and has them mapped
-    again, page by page, when the next step creates the same tensors.
+    Processes that only train call this function. By default, the C library of Linux returns large
+    tensors, and memory at the end of its heap, to the system as soon as they are freed; when the
+    next step creates the same tensors, their memory has to be mapped again, page by page.
     """
     with suppress(AttributeError):  # other C libraries have no mallopt
         set_option = ctypes.CDLL(None).mallopt
@@ -100,9 +105,9 @@ def keep_freed_memory() -> None:
 
 
 def hot_bytes(module: nn.Module, layout: Layout) -> int:
-    """Return the bytes of a client's parameters that a step processes, without embeddings.
+    """Return the bytes of the parameters of one client that every training step reads.
 
-    A step uses only few rows of an embedding.
+    Embeddings are not counted, since a step reads only a few of their rows.
     """
     tables = [layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding)]
     rows = sum(table.numel() for table in tables if table.requires_grad)
@@ -110,10 +115,11 @@ def hot_bytes(module: nn.Module, layout: Layout) -> int:
 
 
 def clients_in_cache(hot: int, threads: int) -> int:
-    """Return the number of clients that a CPU should train at the same time, given their bytes.
+    """Return the number of clients that a CPU should train at the same time.
 
-    ``hot`` is the number of :func:`hot_bytes` of a client. With more clients, parameters are read
-    from memory at each step.
+    ``hot`` is the number of bytes of one client, as :func:`hot_bytes` returns it. With more
+    clients, the parameters do not fit into the caches of ``threads`` threads, and are read from
+    memory in each step.
     """
     return max(1, threads * CACHE // max(1, hot))
 
@@ -121,19 +127,20 @@ def clients_in_cache(hot: int, threads: int) -> int:
 def updates_at_once(size: int, device: torch.device, budget: int) -> int:
     """Return the number of updates of ``size`` bytes that a streaming run receives at a time.
 
-    The updates, and copies of them on their way, must not use up the budget.
+    A streaming run aggregates updates in groups instead of storing all of them. The updates of a
+    group and their copies must not use up the memory budget.
     """
     largest = RECEIVED if device.type == "cpu" else budget
     return max(1, min(largest, budget // 8) // size)
 
 
 def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: LocalTraining) -> int:
-    """Estimate the bytes that the training of one more client takes, on batches like this.
+    """Estimate the bytes that the training of one more client takes, given a typical batch.
 
-    These are its parameters, gradients, momentum or other state of the optimizer, and update; the
-    model to which a proximal term pulls; the gradients before they are clipped; and the tensors
-    that a step saves for the backward pass, counted twice, since the backward pass creates as many
-    again.
+    The estimate counts the client's parameters, gradients, momentum or other state of the
+    optimizer, and update; the model to which a proximal term pulls; the gradients before they are
+    clipped; and the tensors that a step saves for the backward pass, counted twice, since the
+    backward pass creates as many again.
     """
     kept: dict[int, int] = {}
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -149,8 +156,8 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         module(batch)
     optimizer = LocalOptimizer.of(spec, 1.0)
-    kept_by_it = 1 if optimizer.is_plain else len(optimizer.states)
-    vectors = 3 + kept_by_it + (spec.mu > 0) + (spec.clip_norm is not None)
+    states = 1 if optimizer.is_plain else len(optimizer.states)
+    vectors = 3 + states + (spec.mu > 0) + (spec.clip_norm is not None)
     return vectors * layout.size * layout.dtype.itemsize + 2 * sum(kept.values())
 
 
@@ -158,7 +165,9 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
 
 
 class Blocks:
-    """Splits clients into blocks that fit into memory; data and module are on one device.
+    """Division of clients into blocks that train at the same time and fit into memory.
+
+    The data and the module are on one device.
 
     Parameters
     ----------
@@ -169,7 +178,7 @@ class Blocks:
     layout
         Layout of the whole model.
     stages
-        Data that is gathered, whose bytes are subtracted from the memory.
+        Data that has been gathered, whose bytes are subtracted from ``memory``.
     memory
         Bytes that data and training may take.
     """
@@ -185,32 +194,35 @@ class Blocks:
         self._bytes_by_spec: dict[LocalTraining, int] = {}
 
     def of(
-        self, sizes: Indices, this_round: Round, held: Held, models: int = 1
+        self, sizes: Indices, query: TrainQuery, held: Held, models: int = 1
     ) -> Sequence[Sequence[int]]:
-        """Return the places of clients in blocks, sorted by size.
+        """Divide the clients of a query into blocks, with the largest clients in the first blocks.
+
+        For each block, the result has the positions of its clients in the query.
 
         Parameters
         ----------
         sizes
-            Number of examples of each client, ``[n]``.
-        this_round
-            The round.
+            Number of examples of each of n clients, ``[n]``.
+        query
+            The training query.
         held
-            The clients' data.
+            The clients' data in the stage of the query.
         models
-            Number of models of each client. They are trained one after the other, and their updates
-            are kept until all have been trained.
+            Number of models that each client trains one after the other. The updates of all models
+            are in memory at the end.
         """
-        spec = this_round.spec
-        rule = this_round.rule
+        spec = query.local
         by_size = sorted(range(len(sizes)), key=lambda place: -sizes[place])
         if spec not in self._bytes_by_spec:
             largest = int(held.data.splits["train"].sizes.max())
             some = np.resize(self._federation.clients[0].train, min(spec.batch_size, largest))
             batch = self._federation.pool.inputs(some).to(held.data.device)
             self._bytes_by_spec[spec] = bytes_per_client(self._module, self._layout, batch, spec)
-        own_data = 0 if held.data.bytes_kept else held.data.bytes_each * int(max(sizes))
-        vectors = (models - 1) + (0 if rule is None else rule.vectors)
+        own_data = 0
+        if not held.data.bytes_kept:  # the data of the clients that train is fetched for them
+            own_data = held.data.bytes_each * int(max(sizes))
+        vectors = (models - 1) + query.work.steps.vectors
         each = (
             self._bytes_by_spec[spec]
             + own_data
@@ -223,16 +235,16 @@ class Blocks:
 # Check of a model with the data of a federation.
 
 MODULE_ERRORS = (RuntimeError, ValueError, IndexError)
-"""Exceptions that a module raises if it does not fit a client's data."""
+"""Exceptions that torch modules usually raise if they do not fit a client's data."""
 
 
 def check_model_fits(module: nn.Module, federation: Federation, device: torch.device) -> None:
-    """Check that the model takes two examples, and that its outputs fit the targets.
+    """Check that a model accepts two examples, and that its outputs fit the targets of the task.
 
     Raises
     ------
     ModelError
-        If the model fails on the examples, or its outputs have another shape than the targets need.
+        If the model fails on the examples, or the shape of its outputs does not fit the targets.
     """
     pool = federation.pool
     inputs = pool.inputs(federation.clients[0].train[:2])
@@ -244,25 +256,31 @@ def check_model_fits(module: nn.Module, federation: Federation, device: torch.de
         raise ModelError(
             f"the model cannot take inputs of shape {pool.input_shape} ({pool.name}): {error}"
         ) from error
-    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    got: tuple[int, ...] | str = type(outputs).__name__
+    if isinstance(outputs, Tensor):
+        got = tuple(outputs.shape)
     if pool.task in ("classification", "language"):
         expected = (len(inputs), *pool.y.shape[1:], pool.outputs)
         of_what = f"{pool.outputs} labels"
     else:
         expected = (len(inputs), pool.outputs)
         of_what = f"the targets of a {pool.task} task"
-        got = (*got, 1) if got == (len(inputs),) and pool.outputs == 1 else got
+        if pool.outputs == 1 and got == (len(inputs),):
+            got = (len(inputs), 1)
     if got != expected:
         raise ModelError(
-            f"the model should give {expected} outputs for {of_what} of {pool.name}, got {got}"
+            f"the model should return outputs of shape {expected} for {of_what} of {pool.name}, "
+            f"got {got}"
             f"{_ignored_hint(pool, got, expected)}"
         )
 
 
 def _ignored_hint(pool: Pool, got: object, expected: tuple[int, ...]) -> str:
-    """Return advice if a model lacks an output only for a last label that may mean "no label".
+    """Return a hint for the error that a model has too few outputs for the labels in the data.
 
-    Such a label is often 255.
+    In many data sets, a special number such as 255 marks examples without a label. If the model has
+    an output for every label except the largest, the largest label may be such a mark, and the hint
+    is to remove the examples with this label. Otherwise the hint is an empty string.
     """
     if pool.task != "classification" or not isinstance(got, tuple) or got[:-1] != expected[:-1]:
         return ""
@@ -272,7 +290,8 @@ def _ignored_hint(pool: Pool, got: object, expected: tuple[int, ...]) -> str:
     if len(beyond) == 0 or int(beyond.min()) < largest:
         return ""
     return (
-        f"; if label {largest} means that there is no label, leave its {len(beyond)} examples out"
+        f"; if label {largest} stands for a missing label, remove the {len(beyond)} examples that "
+        "have this label"
     )
 
 
@@ -284,16 +303,17 @@ def model_error(
     engine: str,
     train: Callable[[Workload], object],
 ) -> ModelError:
-    """Return the error for clients that could not be trained together in a round.
+    """Return the error to raise if clients could not be trained together in a round.
 
-    It names the client on whose data training fails.
+    The clients are trained one by one, so that the error can name the client on whose data the
+    model fails.
 
     Parameters
     ----------
     error
-        The error of the training together.
+        The error that occurred when the clients were trained together.
     each
-        Id and workload of each client by itself.
+        Id of each client, and a workload with only this client.
     federation
         The clients.
     number
@@ -301,7 +321,7 @@ def model_error(
     engine
         Name of the engine.
     train
-        Trains one workload, to find the client.
+        Trains a workload; called for one client after another.
     """
     together = list(each)
     for client, work in together:
@@ -313,6 +333,6 @@ def model_error(
                 f"({federation.by_id[client].name!r}): {its_own}"
             )
     return ModelError(
-        f"round {number}: engine {engine!r} fails on {len(together)} clients together, each of "
-        f"whom trains alone: {error}; use --engine loop, or less memory"
+        f"round {number}: engine {engine!r} fails on {len(together)} clients together, although "
+        f"each client can be trained alone: {error}; use --engine loop, or a smaller --memory"
     )

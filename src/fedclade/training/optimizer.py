@@ -1,11 +1,12 @@
-"""Local optimizers: the step of one client, and the same step for k clients at once.
+"""Local optimizers: the optimizer step of one client, and of k clients at once.
 
-Every engine takes its steps from here. Plain SGD has formulas of its own for k clients at once. If
-:attr:`LocalOptimizer.can_fuse` is set, stacked parameters and the large dense layers of
-:mod:`~fedclade.training.channels_last` fuse a step: they add the product that is the gradient to
-the parameters directly, and never write the gradient. Other optimizers are torch's own classes,
-unchanged. Those of :data:`ELEMENT_WISE` take the steps of k clients as if the clients were one
-large model.
+All engines use the optimizers of this module. Plain SGD has its own implementation for k clients at
+once. An SGD step without momentum, proximal term and clipping can be fused (see
+:attr:`LocalOptimizer.can_fuse`): the matrix product that computes the gradient is added to the
+parameters directly, so that the gradient is never stored. Stacked parameters and the large dense
+layers of :mod:`~fedclade.training.channels_last` use fused steps. Other optimizers are torch's own
+classes. The optimizers in :data:`ELEMENT_WISE` take the steps of k clients as if the clients were
+one large model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ELEMENT_WISE = frozenset(
         *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Rprop, optim.ASGD),
     }
 )
-"""Optimizers, by exact type, in which each entry of a parameter is independent of all others."""
+"""Optimizers, by exact type, that update each entry of a parameter independently."""
 
 FUSED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
 """Optimizers that can take a step in one kernel on any device."""
@@ -35,9 +36,9 @@ FUSED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
 
 @dataclass(frozen=True)
 class LocalOptimizer:
-    """An optimizer, with the symbols of :class:`~fedclade.core.local.LocalTraining`.
+    """Optimizer of local training, with the fields of :class:`~fedclade.core.local.LocalTraining`.
 
-    ``lr`` is the step size of the round.
+    ``lr`` is the step size of the round, and ``mu`` the weight μ of the proximal term.
     """
 
     lr: float
@@ -51,57 +52,74 @@ class LocalOptimizer:
 
     @classmethod
     def of(cls, spec: LocalTraining, lr: float) -> LocalOptimizer:
-        """Return the optimizer of local training, with the step size of a round."""
-        kind = optimizer_class(str(spec.optimizer))
-        arguments = spec.momentum or 0.0, spec.weight_decay or 0.0, spec.mu, spec.clip_norm
-        return cls(lr, *arguments, kind, spec.options, spec.keep_state)
+        """Return the optimizer for the settings of local training and the step size of a round."""
+        return cls(
+            lr,
+            momentum=spec.momentum or 0.0,
+            weight_decay=spec.weight_decay or 0.0,
+            mu=spec.mu,
+            clip_norm=spec.clip_norm,
+            kind=optimizer_class(str(spec.optimizer)),
+            options=spec.options,
+            keeps_state=spec.keep_state,
+        )
 
     @property
     def is_plain(self) -> bool:
-        """Whether this is SGD as implemented here, rather than one of torch's classes."""
+        """Whether the optimizer is SGD as implemented in this module, not a class of torch."""
         return (
             self.kind is optim.SGD and not self.options and not (self.keeps_state and self.momentum)
         )
 
     @property
     def is_element_wise(self) -> bool:
-        """Whether the steps of several clients can be taken as those of one large model."""
+        """Whether the steps of several clients can be computed as steps of one large model."""
         return self.kind in ELEMENT_WISE
 
     @property
     def has_kernel(self) -> bool:
-        """Whether a step can be one kernel, which passes over memory once."""
+        """Whether torch can take a whole step in one kernel, which reads each tensor only once."""
         return self.kind in FUSED and not {"foreach", "fused"}.intersection(self.options)
 
     @property
     def can_fuse(self) -> bool:
-        """Whether a step is only θ ← β·θ + α·g, so that the gradient need not be stored."""
+        """Whether a step has the form θ ← β·θ + α·g, so that the gradient g need not be stored.
+
+        Here θ are the parameters, and α and β are constants (:attr:`fused`). The steps of plain SGD
+        without momentum, proximal term and clipping have this form.
+        """
         return self.is_plain and self.momentum == 0 and self.mu == 0 and self.clip_norm is None
 
     @property
     def fused(self) -> tuple[float, float]:
-        """Factors β and α of a fused step."""
+        """Factors (β, α) of a fused step θ ← β·θ + α·g with parameters θ and gradient g."""
         return 1 - self.lr * self.weight_decay, -self.lr
 
     @property
     def carried(self) -> float:
-        """Factor of a gradient buffer at the next step, which turns it into a momentum buffer."""
-        return self.momentum if self.is_plain and self.clip_norm is None else 0.0
+        """Factor by which a gradient buffer is multiplied before the next gradient is added to it.
+
+        For SGD with momentum, it is the momentum factor, so that the gradient buffer is also the
+        momentum buffer. It is 0 if the optimizer has no momentum or has a separate momentum buffer.
+        """
+        if not self.is_plain or self.clip_norm is not None:
+            return 0.0
+        return self.momentum
 
     @property
     def keeps_velocity(self) -> bool:
-        """Whether momentum needs a buffer of its own.
+        """Whether momentum needs a buffer in addition to the gradient buffer.
 
-        It does if gradients are clipped: a gradient must be complete before it is clipped, so it
-        cannot be accumulated in the momentum buffer.
+        If gradients are clipped, momentum needs its own buffer: a gradient must be complete before
+        it is clipped, so it cannot be accumulated in the momentum buffer.
         """
         return self.is_plain and bool(self.momentum) and self.clip_norm is not None
 
     @property
     def states(self) -> frozenset[str]:
-        """Names of state tensors with one number per entry of a parameter.
+        """Names of the optimizer's state tensors that have one number per entry of a parameter.
 
-        Other state is per parameter as a whole.
+        Other state, such as the number of steps, is one number per parameter.
         """
         return _states(replace(self, lr=1.0))
 
@@ -110,7 +128,7 @@ class LocalOptimizer:
     ) -> optim.Optimizer:
         """Return torch's optimizer for the parameters of one or several clients.
 
-        Call :meth:`adjust` before each of its steps.
+        The caller has to call :meth:`adjust` before each step.
 
         Parameters
         ----------
@@ -132,15 +150,19 @@ class LocalOptimizer:
     def for_one_client(self, parameters: Sequence[nn.Parameter]) -> optim.Optimizer | PlainSGD:
         """Return the optimizer that takes the steps of one client.
 
-        Call :meth:`adjust` before each of its steps. On a GPU it is torch's own, which takes a step
-        with all parameters at once.
+        The caller has to call :meth:`adjust` before each step. On a CPU, plain SGD is implemented
+        by :class:`PlainSGD`. In all other cases, the result is an optimizer of torch.
         """
         if self.is_plain and all(parameter.is_cpu for parameter in parameters):
             return PlainSGD(parameters, self.lr, self.momentum, weight_decay=self.weight_decay)
         return self.torch_optimizer(parameters)
 
     def apart(self, state: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:
-        """Return the entries of a state that must agree for clients to share one optimizer."""
+        """Return the part of a state that must be equal for clients to share one optimizer.
+
+        The part consists of the numbers per parameter, such as the number of steps, and the names
+        of all state tensors.
+        """
         whole = ((name, value) for name, value in state.items() if not self.is_of_entries(name))
         return (
             *((name, float(value)) for name, value in sorted(whole)),
@@ -148,7 +170,7 @@ class LocalOptimizer:
         )
 
     def is_of_entries(self, name: str) -> bool:
-        """Return whether a state tensor has one number per entry of the parameter."""
+        """Return whether a state tensor has one number per entry of its parameter."""
         return name.rpartition(".")[2] in self.states
 
     def set_state(
@@ -157,16 +179,26 @@ class LocalOptimizer:
         parameters: Mapping[str, nn.Parameter],
         state: Mapping[str, Tensor],
     ) -> None:
-        """Set the state of torch's optimizer to copies of tensors; parameters are given by name."""
+        """Set the state of an optimizer to copies of tensors that :func:`get_state` returned.
+
+        ``parameters`` has the optimizer's parameters by name. Tensors of other parameters are
+        ignored.
+        """
         for name, value in state.items():
             parameter, _, key = name.rpartition(".")
-            if (own := parameters.get(parameter)) is not None:
-                optimizer.state[own][key] = (
-                    value.to(own, copy=True) if self.is_of_entries(name) else value.clone()
-                )
+            if (own := parameters.get(parameter)) is None:
+                continue
+            if self.is_of_entries(name):
+                optimizer.state[own][key] = value.to(own, copy=True)
+            else:
+                optimizer.state[own][key] = value.clone()
 
     def adjust(self, parameters: Sequence[nn.Parameter], anchors: Sequence[Tensor]) -> None:
-        """Add the gradient of μ/2·‖θ − θ_anchor‖² to one client's gradients, and clip them."""
+        """Complete the gradients of one client before an optimizer step.
+
+        The gradient of the proximal term μ/2·‖θ − θ_anchor‖² is added, then the gradients are
+        clipped. ``anchors`` has the values θ_anchor of each parameter.
+        """
         if self.mu:
             for parameter, anchor in zip(parameters, anchors, strict=True):
                 if parameter.grad is not None:
@@ -175,21 +207,30 @@ class LocalOptimizer:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
 
     def scales(self, gradients: Iterable[Tensor]) -> Tensor | None:
-        """Return the factors ``[k]`` of clipping; None if gradients are not clipped.
+        """Return the factors ``[k]`` that clip the gradients of k clients; None without clipping.
 
-        ``gradients`` has a tensor ``[k, ...]`` for each parameter.
+        ``gradients`` has one tensor ``[k, ...]`` for each parameter.
         """
         gradients = list(gradients)
-        return (
-            None if self.clip_norm is None or not gradients else clipping(gradients, self.clip_norm)
-        )
+        if self.clip_norm is None or not gradients:
+            return None
+        return clipping(gradients, self.clip_norm)
 
     def step(
         self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None
     ) -> None:
-        """Take a step of k clients in place; values, gradients and velocities are ``[k, ...]``.
+        """Take an SGD step of k clients in place.
 
-        Without a velocity, momentum is already part of the gradient.
+        Parameters
+        ----------
+        value
+            A parameter of each client, ``[k, ...]``.
+        gradient
+            Gradients of the parameter, ``[k, ...]``, which are overwritten.
+        velocity
+            Momentum buffers of the parameter, ``[k, ...]``; None if the gradients include momentum.
+        scales
+            Factors of clipping, ``[k]``; None if gradients are not clipped.
         """
         if scales is not None:
             gradient.mul_(per_client(scales, gradient))
@@ -202,9 +243,10 @@ class LocalOptimizer:
     def stepped(
         self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None
     ) -> Tensor:
-        """Return the values after a step, as needed by ``torch.func``.
+        """Return the values ``[k, ...]`` of a parameter of k clients after an SGD step.
 
-        Only the velocity changes in place.
+        ``torch.func`` needs a new tensor; only the momentum buffer ``velocity`` changes in place.
+        The parameters are described in :meth:`step`.
         """
         if scales is not None:
             gradient = gradient * per_client(scales, gradient)
@@ -218,8 +260,9 @@ class LocalOptimizer:
 class PlainSGD:
     """SGD with momentum and weight decay, whose steps equal those of ``torch.optim.SGD`` exactly.
 
-    Torch imports its compiler with the first instance of one of its optimizers. That takes two
-    seconds in every process, and each reply of a Flower client is a process.
+    Torch imports its compiler when the first of its optimizers is created. The import takes two
+    seconds in every process, and each reply of a Flower client is a new process. This class needs
+    no import.
     """
 
     def __init__(
@@ -231,21 +274,22 @@ class PlainSGD:
         self._weight_decay = weight_decay
         self._velocities: dict[nn.Parameter, Tensor] = {}
         self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
-        """Always empty: momentum that is kept between rounds needs torch's own optimizer."""
+        """Always empty: momentum that is stored between rounds needs torch's own optimizer."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to None, whatever the argument."""
+        """Set all gradients to None; the argument ``set_to_none`` is ignored."""
         for parameter in self._parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take a step with all parameters that have a gradient."""
+        """Take an SGD step with all parameters that have a gradient."""
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.add_(self._direction(parameter, parameter.grad), alpha=-self._lr)
 
     def _direction(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+        """Return the gradient of a parameter with weight decay and momentum."""
         if self._weight_decay:
             gradient = gradient.add(parameter, alpha=self._weight_decay)
         if not self._momentum:
@@ -260,6 +304,10 @@ class PlainSGD:
 
 @lru_cache(maxsize=16)
 def _states(rule: LocalOptimizer) -> frozenset[str]:
+    """Return the names of an optimizer's state tensors that have the shape of their parameter.
+
+    The names are found by a step on a small parameter.
+    """
     parameter = nn.Parameter(torch.zeros(2, 3))
     parameter.grad = torch.ones(2, 3)
     optimizer = rule.torch_optimizer([parameter])
@@ -273,21 +321,21 @@ def _states(rule: LocalOptimizer) -> frozenset[str]:
 def get_state(
     optimizer: optim.Optimizer | PlainSGD, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """Return the state of an optimizer, with tensors named ``<parameter>.<entry>``.
+    """Return the state of an optimizer as tensors with names of the form ``<parameter>.<entry>``.
 
     Raises
     ------
     ConfigError
-        If the state has an entry that is not a number or tensor.
+        If the state has an entry that is neither a number nor a tensor.
     """
     found: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         for key, value in optimizer.state[parameter].items():
             if not isinstance(value, Tensor | int | float | None):
                 raise ConfigError(
-                    f"{type(optimizer).__name__} keeps a {type(value).__name__} in its state "
-                    f"({key!r}), which cannot be kept from round to round; set local.keep_state = "
-                    "false"
+                    f"optimizer {type(optimizer).__name__} has a {type(value).__name__} in its "
+                    f"state ({key!r}), which cannot be stored between rounds; set local.keep_state "
+                    "= false"
                 )
             if value is not None:
                 found[f"{name}.{key}"] = torch.as_tensor(value)
@@ -295,14 +343,15 @@ def get_state(
 
 
 def clipping(gradients: Iterable[Tensor], largest: float) -> Tensor:
-    """Return the factor ``[k]`` that scales each client's gradient to at most an L2 norm.
+    """Return the factors ``[k]`` that clip the gradients of k clients to an L2 norm of ``largest``.
 
-    It agrees with ``torch.nn.utils.clip_grad_norm_``, which also adds a small number to the norm.
+    The factors agree with ``torch.nn.utils.clip_grad_norm_``, which also adds 1e-6 to the norm.
+    ``gradients`` has one tensor ``[k, ...]`` for each parameter.
     """
     norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients])
     return (largest / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1)
 
 
 def per_client(factors: Tensor, values: Tensor) -> Tensor:
-    """Return factors ``[k]`` in a shape that multiplies each client's values, ``[k, ...]``."""
+    """Return factors ``[k]`` of k clients in a shape that multiplies values ``[k, ...]``."""
     return factors.view(-1, *(1,) * (values.dim() - 1))

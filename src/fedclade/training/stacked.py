@@ -1,9 +1,13 @@
-"""Engine that trains all clients of a round at once, in the batch dimension of one program."""
+"""Engine that trains all clients of a round at once, as one batched program.
+
+Stacking means: the batches of k clients are concatenated in dimension 0, and every layer with
+parameters is replaced by a layer that applies each client's own parameters to the client's rows.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -22,14 +26,18 @@ from fedclade.training.stacking.stacked_parameter import BufferPool, ByExample
 from fedclade.training.threads import WORTH_SHARING_STACKED, threads_of_step, using_threads
 from fedclade.training.vmap import Samples
 
-# DP-SGD of all clients in one program, with the forward and backward passes of the stacked engine.
+# DP-SGD of all clients in one batched program, with the forward and backward passes of the stacked
+# engine.
 #
-# Gradients are gathered example by example (:mod:`~fedclade.training.stacking.stacked_parameter`),
-# then clipped and summed before the optimizer uses them.
+# The gradients of single examples are collected (``stacking/stacked_parameter.py``), then clipped
+# and summed before the optimizer uses them.
 
 
 class PrivateBlock:
-    """DP-SGD of clients that train at the same time, the largest first, whose models are loaded."""
+    """DP-SGD of several clients at once, in the stacked engine.
+
+    The clients' models have been loaded; the clients with the most examples come first.
+    """
 
     def __init__(
         self, stacked: StackedModule, work: Workload, private: PrivateSteps, pool: BufferPool
@@ -38,7 +46,8 @@ class PrivateBlock:
         self._work = work
         self._private = private
         self._pool = pool
-        self._by_example, self._noise = ByExample(), BufferPool()
+        self._by_example = ByExample()
+        self._noise = BufferPool()
 
     def train(self, jobs: Sequence[Job]) -> Tensor:
         """Train the clients in place; return mean losses over sampled examples, float64 ``[n]``."""
@@ -50,31 +59,30 @@ class PrivateBlock:
         edges = sorted(
             {0, len(jobs), *(k for k in range(1, len(jobs)) if steps[k] != steps[k - 1])}
         )
-        seeds = [job.generator.initial_seed() for job in jobs]
-        anchors = work.models[[job.anchor_row for job in jobs]] if spec.mu else None
-        states = [job.state or {} for job in jobs] if optimizer.keeps_state else ()
-        stacked.begin(optimizer, seeds, anchors, edges, work.fixed, states, self._by_example)
+        _begin(stacked, optimizer, jobs, work, edges=edges, by_example=self._by_example)
         inputs, first_inputs = joined([job.inputs for job in jobs])
         targets, first_targets = joined([job.targets for job in jobs])
-        first_x, first_y = (torch.tensor(each)[:, None] for each in (first_inputs, first_targets))
+        first_x = torch.tensor(first_inputs)[:, None]
+        first_y = torch.tensor(first_targets)[:, None]
         samples = Samples(self._private, jobs, spec.batch_size)
         all_count = targets.is_floating_point() or not bool((targets == IGNORED).any())
         losses = Losses(Plan.of((1,), 1, True), work.task, all_count)
         totals, seen = torch.zeros(2, len(jobs), dtype=torch.float64)
-        with rng.seeded_globally(sum(seeds) % 2**63, work.models.device), torch.enable_grad():
+        with rng.seeded_globally(_joint_seed(jobs), work.models.device), torch.enable_grad():
             for number in range(steps[0]):
                 active = sum(count > number for count in steps)
                 stacked.bind(0, active)
                 examples, counts = samples.drawn(active)
-                x, y = (
-                    (first[:active] + examples).flatten().to(inputs.device)
-                    for first in (first_x, first_y)
+                places_x = (first_x[:active] + examples).flatten().to(inputs.device)
+                places_y = (first_y[:active] + examples).flatten().to(inputs.device)
+                room = self._pool.room(inputs, len(places_x), *inputs.shape[1:])
+                of_rows, counted = self._step(
+                    losses,
+                    x=torch.index_select(inputs, 0, places_x, out=room),
+                    y=targets.index_select(0, places_y),
+                    counts=counts.to(inputs.device),
+                    samples=samples,
                 )
-                rows = torch.index_select(
-                    inputs, 0, x, out=self._pool.room(inputs, len(x), *inputs.shape[1:])
-                )
-                y = targets.index_select(0, y)
-                of_rows, counted = self._step(losses, rows, y, counts.to(inputs.device), samples)
                 totals[:active] += of_rows.where(counted, 0).double().sum(1).cpu()
                 seen[:active] += counted.sum(1).cpu()
         return totals / seen.clamp(min=1)
@@ -82,15 +90,18 @@ class PrivateBlock:
     def _step(
         self, losses: Losses, x: Tensor, y: Tensor, counts: Tensor, samples: Samples
     ) -> tuple[Tensor, Tensor]:
-        """Take a step on examples ``[k·B, ...]``, some of which are padding.
+        """Take a step of DP-SGD of k clients on their samples, padded to B examples each.
 
-        Returns the losses ``[k, B]``, and a mask of those whose gradients count.
+        The inputs and targets of all samples are concatenated, ``[k·B, ...]``. Returns the losses
+        of the examples, ``[k, B]``, and a mask of the examples whose gradients contribute to the
+        step, ``[k, B]``.
         """
         stacked = self._stacked
         (k, width) = counts.shape
         self._by_example.begin(width)
         logits = stacked.forward(x)
-        # One client per example makes the gradient of each row that of its own loss.
+        # Each example is passed as a client of its own, so that its loss is not divided by the size
+        # of the batch.
         of_rows, gradient = losses.of(Step(0, k * width, 1, None), logits, y)
         stacked.backward(logits, gradient)
         draws = samples.draws[:k]
@@ -110,16 +121,17 @@ __all__ = ["CannotStack", "StackedEngine"]
 
 
 class StackedEngine:
-    """Trains all clients at once.
+    """Engine that trains all clients at once, as one batched program.
 
-    The batches of k clients are folded into ``[k·B, ...]``, so that the module's own forward runs
-    unchanged. In a copy of the module, layers with parameters are replaced by layers that have the
-    parameters of all clients.
+    The batches of k clients, with B examples each, are concatenated to ``[k·B, ...]``, so that the
+    module's own forward method runs unchanged. In a copy of the module, layers with parameters are
+    replaced by layers that have the parameters of all clients.
 
     Parameters
     ----------
     replay
-        Records steps and launches the recordings, on a GPU; None to run every step.
+        Records steps as CUDA graphs on a GPU, and launches the recordings; None to run every step
+        without recordings.
     """
 
     def __init__(self, replay: Replay | None = None) -> None:
@@ -135,24 +147,31 @@ class StackedEngine:
         Raises
         ------
         CannotStack
-            If the module or the optimizer cannot be stacked, which is detected before any generator
-            of a job is used; or if training changes a buffer that clients share.
+            If the module or the optimizer cannot be stacked, which is detected before any random
+            generator of a job is used; or if training changes a buffer that clients share.
         """
         if work.private is not None:
             refuse_rules(work)
         if work.rule is not None:
-            raise CannotStack(f"local rule {work.rule.name} takes no plain steps")
+            raise CannotStack(
+                f"local rule {work.rule.name} replaces plain optimizer steps, but the stacked engine "
+                "supports plain steps only"
+            )
         if work.task.over_batch:
-            raise CannotStack(f"the loss {work.task.loss_name} is one over the batch of one client")
+            raise CannotStack(
+                f"the loss {work.task.loss_name} is defined over the whole batch of one client, but "
+                "the stacked engine computes the loss of each example"
+            )
         optimizer = LocalOptimizer.of(work.spec, work.lr)
         if not optimizer.is_element_wise:
             raise CannotStack(
-                f"optimizer {work.spec.optimizer} is not known to work element by element"
+                f"optimizer {work.spec.optimizer} is not known to treat each entry of a parameter "
+                "independently of the other entries, as the stacked engine requires"
             )
         if work.spec.precision != "float32":
             raise CannotStack(
-                "stacked layers multiply in the type of their parameters, not in "
-                f"{work.spec.precision}"
+                "stacked layers compute in the data type of the parameters, not in "
+                f"{work.spec.precision} (local.precision)"
             )
         refuse_half_precision(work)
         module = work.module
@@ -181,21 +200,23 @@ class StackedEngine:
         return updates, torch.from_numpy(losses)
 
     def _train(self, stacked: StackedModule, jobs: Sequence[Job], work: Workload) -> Tensor:
-        """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
+        """Train the clients whose models are loaded; return their mean losses, float64 ``[n]``."""
         if work.private is not None:
             return PrivateBlock(stacked, work, work.private, self._pool).train(jobs)
-        models = work.models
         spec = work.spec
         sizes = tuple(job.size for job in jobs)
         pads = not stacked.padding_shows
-        plan = Plan.of(sizes, spec.batch_size, pads, spec.steps, spec.smallest_batch or 1)
+        plan = Plan.of(
+            sizes,
+            spec.batch_size,
+            padding=pads,
+            steps=spec.steps,
+            smallest_batch=spec.smallest_batch or 1,
+        )
         batches = Batches(jobs, plan, self._pool, reshuffle=spec.reshuffle)
         losses = Losses(plan, work.task, batches.all_count)
         optimizer = LocalOptimizer.of(spec, work.lr)
-        seeds = [job.generator.initial_seed() for job in jobs]
-        anchors = models[[job.anchor_row for job in jobs]] if spec.mu else None
-        states = [job.state or {} for job in jobs] if optimizer.keeps_state else ()
-        stacked.begin(optimizer, seeds, anchors, plan.edges, work.fixed, states)
+        _begin(stacked, optimizer, jobs, work, edges=plan.edges)
 
         def step_by_step(step: Step, x: Tensor, y: Tensor, w: Tensor | None = None) -> Tensor:
             stacked.bind(step.start, step.stop)
@@ -211,33 +232,81 @@ class StackedEngine:
             run = self._replay.of_round(
                 run, stacked, plan, (optimizer, batches.all_count, work.fixed)
             )
-        # Layers that draw but have no stacked form use a seed that depends on all clients' seeds.
-        with rng.seeded_globally(sum(seeds) % 2**63, models.device), torch.enable_grad():
+        # Random layers without a stacked form use the global generator, whose seed therefore
+        # depends on the seeds of all clients.
+        with rng.seeded_globally(_joint_seed(jobs), work.models.device), torch.enable_grad():
             for _ in range(spec.epochs or 1):
-                # Recordings have no weights of examples, so such steps are run.
                 for step, x, y, w in batches.drawn():
-                    losses.note(run(step, x, y) if w is None else step_by_step(step, x, y, w))
+                    if w is None:
+                        of_rows = run(step, x, y)
+                    else:  # recordings have no weights of examples, so such steps are run
+                        of_rows = step_by_step(step, x, y, w)
+                    losses.note(of_rows)
         return losses.of_clients()
+
+
+def _begin(
+    stacked: StackedModule,
+    optimizer: LocalOptimizer,
+    jobs: Sequence[Job],
+    work: Workload,
+    *,
+    edges: Sequence[int],
+    by_example: ByExample | None = None,
+) -> None:
+    """Start local training of the clients whose models are loaded.
+
+    ``edges`` and ``by_example`` are described in :meth:`StackedModule.begin`.
+    """
+    anchors: Tensor | None = None
+    if work.spec.mu:
+        anchors = work.models[[job.anchor_row for job in jobs]]
+    states: Sequence[Mapping[str, Tensor]] = ()
+    if optimizer.keeps_state:
+        states = [job.state or {} for job in jobs]
+    stacked.begin(
+        optimizer,
+        seeds=[job.generator.initial_seed() for job in jobs],
+        anchors=anchors,
+        edges=edges,
+        fixed=work.fixed,
+        states=states,
+        by_example=by_example,
+    )
+
+
+def _joint_seed(jobs: Sequence[Job]) -> int:
+    """Return a seed that depends on the seeds of all clients."""
+    return sum(job.generator.initial_seed() for job in jobs) % 2**63
 
 
 def _blocks(
     stacked: StackedModule, optimizer: LocalOptimizer, jobs: Sequence[Job], device: torch.device
 ) -> list[list[int]]:
-    """Group the places of clients that train at the same time; on a CPU, as many as fit its cache.
+    """Group clients into blocks of clients that train at the same time.
 
-    The largest clients come first, so that the clients that still train are always the first of
-    their block. Among clients of one size, clients with equally advanced optimizers are adjacent.
+    On a CPU, a block has only as many clients as fit into the CPU's cache. For each block, the
+    result has the positions of its clients in ``jobs``. Clients with the most examples come first,
+    so that the clients with steps left are always the first clients of their block. Among clients
+    with equally many examples, clients whose optimizers have taken equally many steps are adjacent.
     """
-    apart = [
-        optimizer.apart(job.state) if optimizer.keeps_state and job.state else () for job in jobs
-    ]
-    largest_first = sorted(range(len(jobs)), key=lambda place: (-jobs[place].size, apart[place]))
+
+    def order(place: int) -> tuple[int, tuple[tuple[str, float], ...]]:
+        job = jobs[place]
+        progress: tuple[tuple[str, float], ...] = ()
+        if optimizer.keeps_state and job.state:
+            progress = optimizer.apart(job.state)
+        return -job.size, progress
+
+    largest_first = sorted(range(len(jobs)), key=order)
     n = len(jobs)
     at_once = len(jobs)
     if device.type == "cpu":
         # A step passes over parameters and gradients twice. It passes once over each state, and
         # once over the intermediate results of an optimizer that takes several kernels.
-        once = 0 if optimizer.is_plain else len(optimizer.states) + (not optimizer.has_kernel)
+        once = 0
+        if not optimizer.is_plain:
+            once = len(optimizer.states) + (not optimizer.has_kernel)
         at_once = clients_in_cache(stacked.hot_bytes * (4 + once) // 4, torch.get_num_threads())
     count = -(-n // at_once)
     edges = [k * n // count for k in range(count + 1)]

@@ -1,4 +1,8 @@
-"""Data of simulated clients in each stage of a federation whose data changes during a run."""
+"""Data of simulated clients in each stage of a federation whose data changes during a run.
+
+A stage is a range of rounds in which the clients' data stays the same. A federation whose data does
+not change has a single stage.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import Indices, Round, UpdateQuery
+from fedclade.core import Indices, OfRounds, TrainQuery
 from fedclade.data import ClientData, Federation
 from fedclade.training.data import ClientsData
 from fedclade.training.evaluation import Evaluator
 
 Trained = tuple[int, Tensor, Tensor]
-"""A client, and the inputs and targets ``[n, ...]`` of the examples on which it trains.
+"""Id of a client, and the inputs and targets ``[n, ...]`` of the n examples on which it trains.
 
-Its own rotation and label map are applied to them.
+The client's rotation of inputs and its label map have been applied.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Data of all clients in one stage, and their evaluator."""
+    """Data of all clients in one stage, on the device, and the evaluator for this data."""
 
     federation: Federation
     data: ClientsData
@@ -31,11 +35,11 @@ class Held:
 
 
 class Stages:
-    """Data of all clients in each stage, gathered when a query first needs it.
+    """Data of all clients in each stage, which is gathered when a query first needs the stage.
 
-    The data of the latest stage of any query takes at most ``budget`` bytes. Data of earlier stages
-    takes at most the rest of the budget. When a later stage begins, data that was gathered before
-    is released.
+    The data of the latest stage that a query has used so far takes at most ``budget`` bytes. Data
+    of earlier stages takes at most the rest of the budget. When a query for a later stage arrives,
+    all data that was gathered before is released.
 
     Parameters
     ----------
@@ -48,7 +52,8 @@ class Stages:
     judge
         Returns the evaluator for a federation and its data.
     alone
-        See :class:`~fedclade.training.data.ClientsData`.
+        Whether examples are assigned to parts of a client's data independently of each other, see
+        :class:`~fedclade.training.data.ClientsData`.
     """
 
     def __init__(
@@ -72,18 +77,24 @@ class Stages:
 
     @property
     def bytes_kept(self) -> int:
-        """Upper bound on the bytes of all gathered data."""
+        """Upper bound on the number of bytes of all data that has been gathered."""
         return self._bytes_joined + sum(held.data.bytes_kept for held in self._held.values())
 
     def in_round(self, number: int) -> Held:
-        """Return the data in a round; round 0 stands for the latest stage so far."""
-        return self.at(self._federation.stage_in(number)) if number else self.now
+        """Return the clients' data in a round, given the number of the round.
+
+        Number 0 stands for the latest stage that a query has used so far.
+        """
+        if not number:
+            return self.now
+        return self.at(self._federation.stage_in(number))
 
     def at(self, stage: int) -> Held:
-        """Return the data in a stage.
+        """Return the clients' data in a stage, given the number of the stage.
 
-        Stages after the last one have poisoned data. Requests for them do not advance the latest
-        stage.
+        If the stage is later than all stages that were requested before, data that was gathered
+        before is released. Numbers above the last stage of the federation stand for poisoned data,
+        and do not count as a later stage.
         """
         if self._latest < stage <= len(self._federation.stages):
             self._latest = stage
@@ -99,78 +110,78 @@ class Stages:
             self._held[stage] = Held(federation, data, self._judge(federation, data))
         return self._held[stage]
 
-    def of(self, query: UpdateQuery) -> Held:
-        """Return the data in the round of a query."""
+    def of(self, query: TrainQuery) -> Held:
+        """Return the clients' data in the round of a training query."""
         return self.in_round(query.data_round or query.round.number)
 
-    def trained(self, query: UpdateQuery, places: Sequence[int], held: Held) -> list[Trained]:
+    def trained(self, query: TrainQuery, places: Sequence[int], held: Held) -> list[Trained]:
         """Return the clients at some places of a query, each with its training examples."""
-        rounds = [
-            None if query.data_rounds is None else query.data_rounds[place] for place in places
-        ]
         ids = [query.ids[place] for place in places]
-        return [
-            (c, *self._examples(c, query.round, held, of))
-            for c, of in zip(ids, rounds, strict=True)
-        ]
+        data = query.work.data
+        if isinstance(data, OfRounds):
+            return [(client, *self._of_rounds(client, held, data)) for client in ids]
+        return [(client, *held.data.examples(client, query)) for client in ids]
 
-    def _examples(
-        self, client: int, this_round: Round, held: Held, rounds: Sequence[int] | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return a client's training examples: of ``held``, or of several rounds, concatenated.
+    def _of_rounds(self, client: int, held: Held, data: OfRounds) -> tuple[Tensor, Tensor]:
+        """Return a client's training examples of several rounds, concatenated.
 
-        Examples that are the same in several of the rounds occur once.
+        Examples that are the same in several of these rounds occur once.
         """
-        stages = self._different(client, rounds)
+        stages = self._find_stages(client, data.rounds[client])
         if len(stages) < 2:
-            return (self.at(stages[0]) if stages else held).data.examples(client, this_round)
+            if stages:
+                held = self.at(stages[0])
+            return held.data.of(client)
         key = client, stages
-        if key not in self._joined:
-            parts = [self.at(stage).data.of(client) for stage in stages]
-            inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
-            needed = inputs.nbytes + targets.nbytes
-            if self.bytes_kept + needed <= self._budget:
-                # Kept, so that the same tensors are used again: worker processes have seen them.
-                self._joined[key] = inputs, targets
-                self._bytes_joined += needed
-        else:
-            inputs, targets = self._joined[key]
-        if this_round.part is None:
-            return inputs, targets
-        part = this_round.examples(len(targets), self._federation.keys[client])
-        places = torch.from_numpy(part).to(targets.device)
-        return inputs[places], targets[places]
+        if key in self._joined:
+            return self._joined[key]
+        parts = [self.at(stage).data.of(client) for stage in stages]
+        inputs = torch.cat([of_stage for of_stage, _ in parts])
+        targets = torch.cat([of_stage for _, of_stage in parts])
+        needed = inputs.nbytes + targets.nbytes
+        if self.bytes_kept + needed <= self._budget:
+            # Stored, so that later rounds use the same tensors: worker processes share the tensors
+            # that existed when they were forked.
+            self._joined[key] = inputs, targets
+            self._bytes_joined += needed
+        return inputs, targets
 
-    def sizes(self, query: UpdateQuery, held: Held) -> Indices:
-        """Return the number of training examples of each client of a query, ``[n]``."""
-        if query.data_rounds is None:
+    def sizes(self, query: TrainQuery, held: Held) -> Indices:
+        """Return the number of training examples of each client of a query, int64 ``[n]``."""
+        data = query.work.data
+        if not isinstance(data, OfRounds):
             of_split = held.data.splits["train"]
             return of_split.sizes[of_split.set_of[held.data.places(query.ids)]]
-        each = zip(query.ids, query.data_rounds, strict=True)
-        return np.array(
-            [sum(self._size(client, k) for k in self._different(client, of)) for client, of in each]
-        )
+        sizes: list[int] = []
+        for client in query.ids:
+            stages = self._find_stages(client, data.rounds[client])
+            sizes.append(sum(self._size(client, stage) for stage in stages))
+        return np.array(sizes)
 
     def _size(self, client: int, stage: int) -> int:
+        """Return the number of a client's training examples in a stage."""
         return self._federation.each_stage[stage].sizes[client]
 
-    def _different(self, client: int, rounds: Sequence[int] | None) -> tuple[int, ...]:
-        """Return the stages of some rounds, without those whose data another stage contains."""
-        stages = tuple(sorted({self._federation.stage_in(number) for number in rounds or ()}))
+    def _find_stages(self, client: int, rounds: Sequence[int]) -> tuple[int, ...]:
+        """Return the stages of some rounds that together contain a client's data in these rounds.
+
+        A stage whose data is contained in the data of another of these stages is left out.
+        """
+        stages = tuple(sorted({self._federation.stage_in(number) for number in rounds}))
         if (client, stages) not in self._apart:
             held = {stage: self._federation.each_stage[stage].by_id[client] for stage in stages}
             apart: list[int] = []
             for stage in stages:
-                if not any(_within(held[stage], held[other]) for other in apart):
+                if not any(_is_contained(held[stage], held[other]) for other in apart):
                     apart = [
-                        *(other for other in apart if not _within(held[other], held[stage])),
+                        *(other for other in apart if not _is_contained(held[other], held[stage])),
                         stage,
                     ]
             self._apart[client, stages] = tuple(apart)
         return self._apart[client, stages]
 
 
-def _within(one: ClientData, other: ClientData) -> bool:
+def _is_contained(one: ClientData, other: ClientData) -> bool:
     """Return whether a client's training data in ``one`` is contained in its data in ``other``."""
     alike = one.label_map is other.label_map and one.quarter_turns == other.quarter_turns
     return one is other or (alike and bool(np.isin(one.train, other.train).all()))

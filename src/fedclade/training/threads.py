@@ -1,4 +1,4 @@
-"""Devices, precision of products on a GPU, and number of threads for a step of local training."""
+"""Devices, precision of matrix products on a GPU, and number of CPU threads for a training step."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from fedclade.core import ConfigError
 
 
 def choose_device(device: str) -> str:
-    """Return the device for a setting: ``cpu`` or ``cuda``.
+    """Return the device for the setting ``device``: ``cpu`` or ``cuda``.
 
     Parameters
     ----------
     device
-        ``auto``, ``cpu`` or ``cuda``.
+        ``auto``, ``cpu`` or ``cuda``. With ``auto``, the device is ``cuda`` if torch finds one.
 
     Raises
     ------
     ConfigError
-        If the name is unknown, or there is no such device.
+        If the name is unknown, or torch finds no CUDA device for the setting ``cuda``.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device should be auto, cpu or cuda, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu"
+            "device 'cuda' was requested, but torch finds no CUDA device; use --device cpu"
         )
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,10 +44,10 @@ def choose_device(device: str) -> str:
 
 @contextmanager
 def float32_products(tf32: bool) -> Generator[None]:
-    """Choose whether a GPU may use TF32 for float32 products in the block.
+    """Choose, for a ``with`` block, whether a GPU may compute float32 products in TF32.
 
-    TF32 rounds the factors of products to 10 bits of mantissa. By default, torch uses it in
-    convolutions and recurrent layers, but not in products of matrices.
+    TF32 rounds the factors of products to 10 bits of mantissa, which is faster. By default, torch
+    uses TF32 in convolutions and recurrent layers, but not in products of matrices.
     """
     # Torch's type stubs have neither setting, hence Any.
     kinds: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -62,10 +62,13 @@ def float32_products(tf32: bool) -> Generator[None]:
 
 
 WORTH_SHARING = 5e7
-"""Floating-point operations of a forward pass above which several threads are faster than one."""
+"""Number of operations of a forward pass from which several threads are faster than one thread."""
 
 WORTH_SHARING_STACKED = 1e7
-"""The same limit for a step of all clients together, which has fewer and larger operations."""
+"""Number of operations from which several threads are faster, if all clients train together.
+
+It is less than ``WORTH_SHARING``, since such a step has fewer and larger operations.
+"""
 
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """File in which Linux reports a container's CPU quota and period in microseconds.
@@ -76,11 +79,14 @@ The quota is ``max`` if there is no limit.
 _operations: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = (
     weakref.WeakKeyDictionary()
 )
-"""Number of operations of a forward pass of a module, by the shape of its inputs."""
+"""Number of operations of a module's forward pass, by module and by the shape of the inputs."""
 
 
 def cores() -> int:
-    """Return the number of threads that can run at once in this process, as the system reports."""
+    """Return the number of threads that can run at the same time in this process.
+
+    The number depends on the process's CPU affinity and on the CPU quota of a Linux container.
+    """
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:  # not available on every system
@@ -98,12 +104,12 @@ def threads_of_step(
     clients: int = 1,
     worth_sharing: float = WORTH_SHARING,
 ) -> int:
-    """Return the number of threads for a step of some clients with full batches.
+    """Return the number of CPU threads for a training step of some clients with full batches.
 
-    It is 1 unless the number of operations of a forward pass makes more threads faster. Federated
-    learning takes many tiny steps, and threads that synchronize after every operation of a few
-    microseconds lose more time than they save. Operations are counted, not timed, so that the
-    number of threads, on which rounding depends, is the same in every run.
+    The result is 1 unless a forward pass has so many operations that more threads make it faster.
+    Federated learning takes many tiny steps, and threads that synchronize after every operation of
+    a few microseconds lose more time than they save. Operations are counted, not timed: rounding
+    depends on the number of threads, so this number has to be the same in every run.
 
     Parameters
     ----------
@@ -114,12 +120,12 @@ def threads_of_step(
     batch_size
         Number of examples in a batch.
     clients
-        Number of clients that take the step together.
+        Number of clients whose steps are computed together.
     worth_sharing
         Number of operations from which all available threads are used.
     """
     available = torch.get_num_threads()
-    if available == 1 or inputs.is_cuda:  # saves a second of imports by the counter
+    if available == 1 or inputs.is_cuda:  # the counter's imports would take a second
         return available
     operations = _operations.setdefault(module, {})
     shape = (batch_size, *inputs.shape[1:])
@@ -128,12 +134,14 @@ def threads_of_step(
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             module(inputs[torch.arange(batch_size) % len(inputs)])
         operations[shape] = counter.get_total_flops()
-    return available if clients * operations[shape] >= worth_sharing else 1
+    if clients * operations[shape] < worth_sharing:
+        return 1
+    return available
 
 
 @contextmanager
 def using_threads(count: int) -> Generator[None]:
-    """Let torch use ``count`` threads in the block."""
+    """Let torch use ``count`` CPU threads in a ``with`` block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,8 +1,8 @@
 """Trial before a run that finds the buffers of a model that training changes.
 
-Server and clients of a network have to agree on these buffers without sharing data. So the inputs
-of the trial are drawn with a fixed seed from the properties of the data that both know, its
-:class:`~fedclade.core.DataSpec`.
+Only such buffers are part of the parameter vectors that server and clients exchange. Both have to
+agree on these buffers without sharing data, so the inputs of the trial are drawn with a fixed seed
+from properties of the data that both know: its :class:`~fedclade.core.DataSpec`.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ _log = logging.getLogger(__name__)
 
 
 def note_unsent_buffers(module: nn.Module, spec: DataSpec) -> None:
-    """Find the buffers that are not part of vectors, and register them at the module.
+    """Find the buffers that are not part of parameter vectors, and register them at the module.
 
-    See :mod:`fedclade.core.buffers`. Vectors contain the statistics of normalisation layers, and
-    finite floats that a forward pass in training mode changes. If the module takes none of the
-    inputs of the trial, vectors contain all finite floats. Whole numbers that training changes are
-    logged: they are not averaged, and every client starts from the model's values.
+    Parameter vectors contain the statistics of normalisation layers, and finite floating-point
+    buffers that a forward pass in training mode changes. If the module fails on all inputs of the
+    trial, vectors contain all finite floating-point buffers. A warning names integer and boolean
+    buffers that training changes: such buffers are not averaged, and every client starts from their
+    initial values. See :mod:`fedclade.core.buffers`.
 
     Parameters
     ----------
     module
         The model.
     spec
-        Properties of the data.
+        Properties of the data, such as the shape of the inputs.
 
     Raises
     ------
     ModelError
-        If training changes a buffer of complex numbers, or one that begins as NaN or infinite: no
-        mean makes sense.
+        If training changes a buffer of complex numbers, or a buffer that has NaN or infinite values
+        before training: such buffers cannot be averaged.
     """
     saved = module.state_dict(keep_vars=True)
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved}
@@ -70,31 +71,44 @@ def note_unsent_buffers(module: nn.Module, spec: DataSpec) -> None:
                 unsent.append(name)
             continue
         unsent.append(name)
-        if not is_changed:
-            continue
-        if buffer.is_floating_point() or buffer.is_complex():
-            kind = (
-                "of complex numbers"
-                if buffer.is_complex()
-                else "with a value that is NaN or infinite"
-            )
-            raise ModelError(
-                f"training changes buffer {name!r} of {type(module).__name__}, {kind}, which "
-                "cannot be averaged; let it begin with finite real numbers, or register it with "
-                "persistent=False if no client needs the others'"
-            )
-        _log.warning(
-            "training changes buffer %r of %s (%s), which is not averaged: every client starts "
-            "from the model's value in each round, and what training makes of it is not kept",
-            *(name, type(module).__name__, str(buffer.dtype).removeprefix("torch.")),
-        )
+        if is_changed:
+            _report_changed_buffer(module, name, buffer)
     set_unsent_buffers(module, unsent)
 
 
-def _changed_buffers(module: nn.Module, spec: DataSpec, names: list[str]) -> set[str] | None:
-    """Return the buffers that forward passes in training mode change.
+def _report_changed_buffer(module: nn.Module, name: str, buffer: Tensor) -> None:
+    """Report a buffer that training changes, although it cannot be averaged.
 
-    The result is None if the module takes none of the inputs of the trial.
+    A warning is logged for a buffer of integers or booleans.
+
+    Raises
+    ------
+    ModelError
+        If the buffer has complex numbers, or NaN or infinite values before training.
+    """
+    if buffer.is_floating_point() or buffer.is_complex():
+        kind = "with a value that is NaN or infinite"
+        if buffer.is_complex():
+            kind = "of complex numbers"
+        raise ModelError(
+            f"training changes buffer {name!r} of {type(module).__name__}, {kind}, which "
+            "cannot be averaged; initialise this buffer with finite real numbers, or register "
+            "it with persistent=False if the buffer need not be shared between clients"
+        )
+    _log.warning(
+        "training changes buffer %r of %s (%s), but only real floating-point buffers are "
+        "averaged: every client starts each round from the buffer's initial value, and changes "
+        "by training are discarded",
+        name,
+        type(module).__name__,
+        str(buffer.dtype).removeprefix("torch."),
+    )
+
+
+def _changed_buffers(module: nn.Module, spec: DataSpec, names: list[str]) -> set[str] | None:
+    """Return the names of the buffers that forward passes in training mode change.
+
+    The result is None if the module fails on all inputs of the trial.
     """
     before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     device = next(iter(before.values())).device
@@ -112,7 +126,7 @@ def _changed_buffers(module: nn.Module, spec: DataSpec, names: list[str]) -> set
 
 
 def _example_inputs(module: nn.Module, spec: DataSpec) -> Iterator[list[Tensor]]:
-    """Yield batches of inputs of each kind that the data may have, the most likely first."""
+    """Yield batches of random inputs of each kind that the data may have, the most likely first."""
     # A fixed seed on the CPU: server and clients must draw the same inputs.
     draw = torch.Generator().manual_seed(0)
     shape = (EXAMPLES, *spec.input_shape)

@@ -1,8 +1,8 @@
 """Engine by ``torch.func.vmap``, for modules with layers that the stacked engine does not support.
 
-The module is called as a function of its parameters, differentiated, and mapped over clients, whose
-parameters are stacked ``[n, ...]``. Batches of equal length are one call, so that no example is
-padded.
+The parameters of n clients are stacked, ``[n, ...]``. The module is turned into a function of its
+parameters, and ``vmap`` computes the gradients of this function for several clients in one call.
+Only clients with batches of equal length share a call, so that no batch has to be padded.
 """
 
 from __future__ import annotations
@@ -39,23 +39,33 @@ from fedclade.training.stacking.batches import joined
 # clients.
 
 GRADIENTS_AT_A_TIME = 2**25
-"""Largest number of entries of examples' gradients in memory at once: 128 MiB in float32."""
+"""Largest number of entries of single examples' gradients in memory: 128 MiB in float32."""
 
 SMALLEST = 8
 STEP = 8
-"""Samples are padded to a multiple of ``STEP`` examples, so that few shapes occur."""
+"""Samples are padded to ``SMALLEST`` or a larger multiple of ``STEP`` examples.
+
+So tensors of few different shapes occur.
+"""
 
 
 class Samples:
-    """Samples of k clients in a step, side by side; the clients with the most steps come first."""
+    """Random samples of k clients in each step of DP-SGD, stacked and padded.
+
+    The clients with the most steps come first.
+    """
 
     def __init__(self, private: PrivateSteps, jobs: Sequence[Job], batch_size: int) -> None:
         self.draws: list[Draws] = [private.draws(job, batch_size) for job in jobs]
 
     def drawn(self, clients: int) -> tuple[Tensor, Tensor]:
-        """Draw samples of the first clients, ``[k, B]``, int64; return them and a mask.
+        """Draw the samples of a step for the first ``clients`` clients.
 
-        The mask is False for padding.
+        Returns
+        -------
+        tuple
+            Indices of the sampled examples, padded to the same number, int64 ``[k, B]``; and a mask
+            that is False for padding, ``[k, B]``.
         """
         samples = [draws.sample() for draws in self.draws[:clients]]
         examples = pad_sequence(samples, batch_first=True)
@@ -66,7 +76,10 @@ class Samples:
 
 
 class NoisyGradients:
-    """Noisy gradients of each client as functions of named tensors ``[k, ...]``."""
+    """Function that returns the noisy gradients of k clients (DP-SGD).
+
+    Parameters and gradients are named tensors, ``[k, ...]``.
+    """
 
     def __init__(self, work: Workload, private: PrivateSteps) -> None:
         self._private = private
@@ -91,9 +104,26 @@ class NoisyGradients:
         counts: Tensor,
         draws: Sequence[Draws],
     ) -> tuple[Named, Tensor]:
-        """Return gradients with noise, and sums and numbers ``[k, 2]`` of losses of examples.
+        """Compute the gradients of k clients, clipped by example, summed, and with noise.
 
-        Only examples ``[k, B]`` that ``counts`` selects contribute.
+        Parameters
+        ----------
+        trained
+            Parameters, ``[k, ...]`` each, by name.
+        others
+            Buffers, ``[k, ...]`` each, by name.
+        x, y
+            Inputs and targets of the sampled examples, ``[k, B, ...]``.
+        counts
+            Mask of the examples that are not padding, ``[k, B]``.
+        draws
+            Random noise of each client.
+
+        Returns
+        -------
+        tuple
+            Gradients by name of the parameter; and for each client the sum of the losses, and the
+            number, of the examples with finite gradients, without padding, ``[k, 2]``.
         """
         size = max(1, self._layout.n_parameters)
         clients = max(1, GRADIENTS_AT_A_TIME // (size * x.shape[1]))
@@ -102,27 +132,38 @@ class NoisyGradients:
         losses = torch.zeros(len(x), 2, dtype=torch.float64, device=x.device)
         for first in range(0, len(x), clients):
             here = slice(first, first + clients)
-            mine, rest = ({n: t[here] for n, t in named.items()} for named in (trained, others))
+            some_trained = {name: tensor[here] for name, tensor in trained.items()}
+            some_others = {name: tensor[here] for name, tensor in others.items()}
             for start in range(0, x.shape[1], examples):
                 some = slice(start, start + examples)
                 sums, lost = self._clipped(
-                    mine, rest, x[here, some], y[here, some], counts[here, some]
+                    some_trained,
+                    some_others,
+                    x=x[here, some],
+                    y=y[here, some],
+                    counts=counts[here, some],
                 )
                 for name, tensor in sums.items():
-                    found[name][here] = tensor if start == 0 else found[name][here] + tensor
+                    if start > 0:
+                        tensor = found[name][here] + tensor
+                    found[name][here] = tensor
                 losses[here] += lost
         return self._with_noise(found, draws), losses
 
     def _clipped(
         self, trained: Named, others: Named, x: Tensor, y: Tensor, counts: Tensor
     ) -> tuple[Named, Tensor]:
+        """Return sums of clipped gradients without noise, and sums and counts of losses.
+
+        The sums and counts are ``[k, 2]``. The parameters are described in :meth:`__call__`.
+        """
         gradients, losses = self._of_clients(trained, others, x, y)
-        flat = {
-            name: g.flatten(2) if g.dim() > 2 else g.unsqueeze(2) for name, g in gradients.items()
-        }
+        # The shape is [k, B, entries], also for a parameter that is a single number.
+        flat = {name: g.reshape(*g.shape[:2], -1) for name, g in gradients.items()}
         squares = torch.stack([g.square().sum(2) for g in flat.values()]).sum(0)
         factors = torch.where(counts, self._private.factors(squares), 0.0)
-        left_out = (factors == 0)[..., None]  # these gradients may be infinite, and 0·∞ is NaN
+        # Gradients with factor 0 may be infinite, and 0·∞ would be NaN.
+        left_out = (factors == 0)[..., None]
         sums = {
             n: torch.bmm(factors.unsqueeze(1), g.masked_fill(left_out, 0)) for n, g in flat.items()
         }
@@ -131,6 +172,7 @@ class NoisyGradients:
         return named, seen.double().sum(1)
 
     def _with_noise(self, sums: Named, draws: Sequence[Draws]) -> Named:
+        """Divide sums of gradients by the expected size of a sample, and add noise."""
         noise = torch.empty(len(draws), self._layout.n_parameters)
         for row, mine in zip(noise, draws, strict=True):
             mine.noise(row)
@@ -146,18 +188,18 @@ Named = dict[str, Tensor]
 
 
 class CannotMapError(CannotTrainTogether):
-    """Error for a module that cannot be mapped over clients; the message gives the reason."""
+    """Error of a module that cannot be mapped over clients; the message gives the reason."""
 
 
 class VmapEngine:
-    """Trains all clients at once, by ``torch.func``.
+    """Engine that trains all clients at once, by ``torch.func.vmap``.
 
-    It refuses modules whose forward pass changes a state or draws, such as those with BatchNorm or
-    dropout.
+    The engine refuses modules whose forward pass changes buffers or is random, such as modules with
+    BatchNorm or dropout.
     """
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`.
+        """Train every client from its model; see :meth:`fedclade.training.jobs.Engine.train`.
 
         Raises
         ------
@@ -165,7 +207,9 @@ class VmapEngine:
             If the module cannot be mapped over clients.
         """
         if work.fixed:
-            raise CannotTrainTogether("some parameters stay as they are")
+            raise CannotTrainTogether(
+                "engine vmap cannot exclude parameters from training, but this method's steps do so"
+            )
         module = work.module
         layout = work.layout
         models = work.models
@@ -176,7 +220,8 @@ class VmapEngine:
         optimizer = LocalOptimizer.of(spec, work.lr)
         if not optimizer.is_plain:
             raise CannotMapError(
-                f"optimizer {spec.optimizer} takes its steps in place; plain SGD can be mapped"
+                f"optimizer {spec.optimizer} changes parameters in place; engine vmap supports "
+                "only plain SGD"
             )
         if work.private is not None:
             return self._privately(work, work.private, out)
@@ -188,29 +233,33 @@ class VmapEngine:
         ordered = [jobs[k] for k in order]
         plans = [plans[k] for k in order]
         start = models[torch.tensor([job.row for job in ordered], device=models.device)]
-        anchors = (
-            models[torch.tensor([job.anchor_row for job in ordered], device=models.device)]
-            if spec.mu
-            else start
-        )
+        anchors = start
+        if spec.mu:
+            anchors = models[torch.tensor([job.anchor_row for job in ordered], device=start.device)]
         reached = _reached(work, start[0], ordered[0])
-        clients = _Stacked(work, start, anchors, optimizer, reached, _Mapped(work))
+        clients = _Stacked(
+            work, start, anchors, sgd=optimizer, reached=reached, mapped=_Mapped(work)
+        )
         layout.set_training(module)
         inputs, first_inputs = joined([job.inputs for job in ordered])
         targets, first_targets = joined([job.targets for job in ordered])
-        first = torch.tensor(first_inputs)[:, None], torch.tensor(first_targets)[:, None]
+        first_x = torch.tensor(first_inputs)[:, None]
+        first_y = torch.tensor(first_targets)[:, None]
         # Either all jobs have weights, or none has.
+        weights: Tensor | None = None
+        first_weight = first_x
         given = [job.weights for job in ordered if job.weights is not None]
-        weights, first_weights = joined(given) if given else (None, [])
+        if given:
+            weights, first_weights = joined(given)
+            first_weight = torch.tensor(first_weights)[:, None]
         totals = torch.zeros(len(jobs), dtype=torch.float64, device=models.device)
         for step in range(len(plans[0])):
             for places, batch in by_length(plans, step):
-                x, y = ((each[places] + batch).to(inputs.device) for each in first)
-                of_batch = (
-                    ()
-                    if weights is None
-                    else (weights[torch.tensor(first_weights)[:, None][places] + batch],)
-                )
+                x = (first_x[places] + batch).to(inputs.device)
+                y = (first_y[places] + batch).to(inputs.device)
+                of_batch: list[Tensor] = []
+                if weights is not None:
+                    of_batch.append(weights[first_weight[places] + batch])
                 losses = clients.step(places, inputs[x], targets[y], *of_batch)
                 totals[places] += losses.to(torch.float64) * batch.shape[1]
         updates = work.room(out)
@@ -223,7 +272,7 @@ class VmapEngine:
     def _privately(
         self, work: Workload, private: PrivateSteps, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Train by DP-SGD, with samples of all clients padded to the size of the largest."""
+        """Train clients by DP-SGD, with the samples of all clients padded to the largest sample."""
         refuse_rules(work)
         models = work.models
         spec = work.spec
@@ -233,22 +282,28 @@ class VmapEngine:
         start = models[torch.tensor([job.row for job in jobs], device=models.device)]
         anchors = models[torch.tensor([job.anchor_row for job in jobs], device=models.device)]
         names = {slot.name for slot in work.layout.parameters}
-        noisy = NoisyGradients(work, private)
-        clients = _Stacked(work, start, anchors, LocalOptimizer.of(spec, work.lr), names, noisy)
+        clients = _Stacked(
+            work,
+            start,
+            anchors,
+            sgd=LocalOptimizer.of(spec, work.lr),
+            reached=names,
+            mapped=NoisyGradients(work, private),
+        )
         work.layout.set_training(work.module)
         inputs, first_inputs = joined([job.inputs for job in jobs])
         targets, first_targets = joined([job.targets for job in jobs])
-        first_x, first_y = (torch.tensor(each)[:, None] for each in (first_inputs, first_targets))
+        first_x = torch.tensor(first_inputs)[:, None]
+        first_y = torch.tensor(first_targets)[:, None]
         samples = Samples(private, jobs, spec.batch_size)
         totals = torch.zeros(len(jobs), 2, dtype=torch.float64)  # sums and numbers of losses
         for number in range(max(steps)):
             active = sum(count > number for count in steps)
             examples, counts = samples.drawn(active)
-            x, y = ((first[:active] + examples).to(inputs.device) for first in (first_x, first_y))
-            draws = samples.draws[:active]
-            losses = clients.step(
-                slice(0, active), inputs[x], targets[y], counts.to(inputs.device), draws
-            )
+            x = (first_x[:active] + examples).to(inputs.device)
+            y = (first_y[:active] + examples).to(inputs.device)
+            of_batch = counts.to(inputs.device), samples.draws[:active]
+            losses = clients.step(slice(0, active), inputs[x], targets[y], *of_batch)
             totals[:active] += losses.cpu()
         back = torch.tensor(order).argsort()
         updates = torch.index_select(
@@ -257,6 +312,7 @@ class VmapEngine:
         return updates, (totals[:, 0] / totals[:, 1].clamp(min=1))[back]
 
     def _by_rule(self, work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Train clients by the local rule of the workload."""
         order = sorted(
             range(len(work.jobs)), key=lambda k: -work.spec.steps_with(work.jobs[k].size)
         )
@@ -269,20 +325,34 @@ class VmapEngine:
 
 
 def _refuse_what_cannot_be_mapped(module: nn.Module, layout: Layout) -> None:
-    """Refuse layers that change their buffers in training, unless they stay in evaluation mode."""
+    """Refuse a module with a layer that changes its buffers in training.
+
+    Layers that stay in evaluation mode are accepted.
+
+    Raises
+    ------
+    CannotMapError
+        If the module has such a layer.
+    """
     for name, layer in module.named_modules():
         changes = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats  # pyright: ignore[reportPrivateUsage]
         if changes and name not in layout.resting:
             raise CannotMapError(
-                f"layer {name!r} ({type(layer).__name__}) changes its buffers in training"
+                f"layer {name!r} ({type(layer).__name__}) changes its buffers in training, which "
+                "engine vmap does not support"
             )
 
 
 class _Gradients:
-    """Gradients of clients at any models; see :data:`~fedclade.training.local_rules.Gradients`."""
+    """Function that returns the gradients of k clients at any models, by ``torch.func.vmap``.
+
+    See :data:`~fedclade.training.local_rules.Gradients`.
+    """
 
     def __init__(self, work: Workload, jobs: Sequence[Job]) -> None:
-        self._layout, self._module, self._mapped = work.layout, work.module, _Mapped(work)
+        self._layout = work.layout
+        self._module = work.module
+        self._mapped = _Mapped(work)
         inputs, first_inputs = joined([job.inputs for job in jobs])
         targets, first_targets = joined([job.targets for job in jobs])
         self._inputs = inputs
@@ -297,7 +367,16 @@ class _Gradients:
     def __call__(
         self, models: Tensor, places: Places, batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return gradients ``[k, D]``, losses ``[k]``, and a mask ``[D]`` of entries reached."""
+        """Return gradients at models ``[k, S]`` of k clients, on batches ``[k, B]`` of examples.
+
+        ``places`` selects the clients.
+
+        Returns
+        -------
+        tuple
+            Gradients ``[k, D]`` for D parameters; losses ``[k]``; and a mask ``[D]`` of the entries
+            on which the losses depend.
+        """
         x, y = (first[places] + batch for first in self._first)
         tensors = self._layout.unflatten(models)
         trained = {slot.name: tensors[slot.name] for slot in self._layout.parameters}
@@ -309,7 +388,10 @@ class _Gradients:
 
 
 class _Mapped:
-    """Loss and gradients of a module as functions of named tensors, each ``[k, ...]``."""
+    """Function that returns the losses and gradients of k clients' modules.
+
+    Parameters and gradients are named tensors, ``[k, ...]``.
+    """
 
     def __init__(self, work: Workload) -> None:
         module = work.module
@@ -327,47 +409,57 @@ class _Mapped:
     def __call__(
         self, trained: Named, others: Named, inputs: Tensor, targets: Tensor, *weights: Tensor
     ) -> tuple[Named, Tensor]:
-        """Return the gradients and the loss ``[k]`` of each client."""
+        """Return the gradients ``[k, ...]`` by name of the parameter, and the losses ``[k]``."""
         return self._gradients(trained, others, inputs, targets, *weights)
 
 
 @contextmanager
 def _refusing(module: nn.Module, others: Named) -> Generator[None]:
-    """Raise a CannotMapError with the reason if the block fails or changes buffers."""
+    """Convert errors of ``torch.func`` in a ``with`` block, and changes of buffers, into one error.
+
+    Raises
+    ------
+    CannotMapError
+        If the block raises an error, or changes a buffer.
+    """
     kind = type(module).__name__
     before = _versions(module, others)
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
         first_line = str(error).partition("\n")[0] or type(error).__name__
-        raise CannotMapError(f"{kind} cannot be mapped over clients: {first_line}") from error
+        raise CannotMapError(
+            f"{kind} cannot be trained for several clients at once by torch.func.vmap: {first_line}"
+        ) from error
     if before != _versions(module, others):
-        raise CannotMapError(f"{kind} changes its buffers in training")
+        raise CannotMapError(
+            f"{kind} changes its buffers in training, which engine vmap does not support"
+        )
 
 
 def _versions(module: nn.Module, others: Named) -> list[tuple[int, int]]:
-    """Return the identity and the number of writes of each buffer."""
+    """Return the identity and the number of in-place changes of each buffer, to detect changes."""
     return [(id(buffer), buffer._version) for buffer in (*module.buffers(), *others.values())]
 
 
 class _Stacked:
-    """Models and anchors of n clients, as named tensors ``[n, ...]``.
+    """Models and anchors of n clients, as named tensors ``[n, ...]``, and the clients' SGD steps.
 
     Parameters
     ----------
     work
         The workload.
     start
-        Models from which the clients start, ``[n, S]``.
+        Models from which the n clients start, ``[n, S]``.
     anchors
-        Models to which the proximal term pulls, ``[n, S]``.
+        Models to which the proximal term pulls each client, ``[n, S]``.
     sgd
         The optimizer.
     reached
-        Names of the parameters on which the loss depends. Other parameters stay unchanged, without
+        Names of the parameters on which the loss depends. Other parameters stay unchanged, also by
         weight decay.
     mapped
-        Returns gradients and losses of models ``[k, ...]``.
+        Function that returns the gradients and losses of k clients' models.
     """
 
     def __init__(
@@ -390,14 +482,16 @@ class _Stacked:
         # Views of self.models, so that steps change it.
         self._trained = {slot.name: tensors[slot.name] for slot in layout.parameters}
         self._others = {slot.name: tensors[slot.name] for slot in layout.buffers}
-        self._velocity = (
-            {name: torch.zeros_like(p) for name, p in self._trained.items()} if sgd.momentum else {}
-        )
+        self._velocity: Named = {}
+        if sgd.momentum:
+            self._velocity = {name: torch.zeros_like(p) for name, p in self._trained.items()}
 
     def step(self, places: Places, inputs: Tensor, targets: Tensor, *more: Any) -> Tensor:
-        """Take a step of some clients on batches ``[k, B, ...]``; return losses before it, ``[k]``.
+        """Take an SGD step of k clients, and return the losses before the step, ``[k]``.
 
-        Further arguments of the gradients, such as weights of examples ``[k, B]``, are passed on.
+        ``places`` selects the clients. The inputs and targets are batches ``[k, B, ...]``. Further
+        arguments, such as weights of examples ``[k, B]``, are passed to the function that returns
+        the gradients.
         """
         sgd = self._sgd
         trained = {name: p[places] for name, p in self._trained.items()}
@@ -420,7 +514,10 @@ class _Stacked:
 
 
 def _reached(work: Workload, model: Tensor, job: Job) -> set[str]:
-    """Return the names of the parameters on which the loss depends."""
+    """Return the names of the parameters on which the loss depends.
+
+    The names are found by a backward pass on one or two examples.
+    """
     module = work.module
     work.layout.load(model, module)
     module.eval()  # in evaluation mode, the forward pass draws nothing

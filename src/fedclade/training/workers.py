@@ -1,7 +1,10 @@
-"""Engine that trains clients in parallel: one process for each core, each with one thread.
+"""Engine that trains clients in parallel, in one worker process per CPU core with one thread each.
 
-On a CPU, convolutions and recurrent layers gain little from training clients together: with a
-client on every core, they are already near the limit of the machine.
+With a client on every core, convolutions and recurrent layers already use a CPU almost fully, so
+training several clients in one batched program would gain little.
+
+Processes are forked: a fork shares the data and the module without a copy, nothing is pickled, and
+a user's script needs no ``if __name__ == "__main__"`` guard.
 """
 
 from __future__ import annotations
@@ -38,35 +41,35 @@ from fedclade.training.stacked import StackedEngine
 from fedclade.training.threads import cores
 
 # Forked processes: workers, and trials that may die without ending this process.
-#
-# A forked process shares the data and the module without a copy: nothing is pickled, and a script
-# needs no main guard.
 
 
 def cannot_fork(device: torch.device) -> str | None:
-    """Return why worker processes cannot be used with this device, or None if they can."""
+    """Return the reason why worker processes cannot be used with a device, or None if they can."""
     if device.type != "cpu":
-        return f"workers train on the CPU, not on {device.type}"
+        return f"worker processes train on the CPU only, not on device {device.type}"
     if sys.platform != "linux":
-        return f"workers need a system where processes can be forked safely, not {sys.platform}"
+        return f"worker processes must be forked, which is not safe on platform {sys.platform}"
     if torch.accelerator.is_available():
-        return "torch has started threads for an accelerator, and a process with such threads cannot be forked"
+        return (
+            "torch has started threads for an accelerator, and a process with such threads cannot be "
+            "forked"
+        )
     return None
 
 
 def fork(work: Callable[[], None], others: Sequence[Connection] = ()) -> int:
-    """Fork a process that does some work and then ends; return its id.
+    """Fork a process that calls a function and then ends; return the id of the process.
 
-    The work runs in the only thread that the new process has: torch may use one thread there, or
-    start others from a new thread.
+    The function runs in the only thread of the new process. In that thread, torch may use one CPU
+    thread; to use more, the function has to start a new thread.
 
     Parameters
     ----------
     work
-        The work.
+        The function that the new process calls.
     others
-        Connections that the new process closes. Otherwise it would keep them open after this
-        process has ended.
+        Connections that the new process closes. Otherwise these connections would stay open after
+        this process has ended.
 
     Raises
     ------
@@ -84,7 +87,8 @@ def fork(work: Callable[[], None], others: Sequence[Connection] = ()) -> int:
         return process
     code = 1
     try:
-        # These signals reach the whole process group. The parent handles them, and ends the child.
+        # Ctrl-C and similar signals reach the whole process group. The parent handles them, and
+        # ends the child.
         for sent_to_all in (signal.SIGINT, signal.SIGTERM):
             signal.signal(sent_to_all, signal.SIG_IGN)
         gc.freeze()  # a garbage collection of the parent's objects would copy their pages
@@ -97,21 +101,24 @@ def fork(work: Callable[[], None], others: Sequence[Connection] = ()) -> int:
 
 
 def how_it_ended(process: int) -> str:
-    """Wait for a child process to end; return its signal or exit code."""
+    """Wait for a child process to end, and return its signal or exit code as text."""
     _, status = os.waitpid(process, 0)
     code = os.waitstatus_to_exitcode(status)
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
 
 
 def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
-    """Run an attempt in a process of its own; return its result, or how the process ended.
+    """Run a function in a separate process, and return its result, or how the process ended.
 
-    The process has as many threads as torch has here.
+    A failure that ends the process, such as a crash inside torch, does not end this process. The
+    new process has as many CPU threads as torch has in this process.
 
     Parameters
     ----------
     attempt
-        Returns what is wrong, or None.
+        Returns a description of what is wrong, or None.
     limit
         Time limit in seconds.
     """
@@ -127,8 +134,8 @@ def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
 
     def work() -> None:
         _be_silent()
-        # In the forked thread, OpenMP waits for ever for the parent's threads, which were not
-        # forked. In a new thread it starts threads of its own.
+        # In the forked thread, OpenMP would wait forever for the parent's threads, which are not
+        # copied by a fork. In a new thread, OpenMP starts new threads.
         thread = threading.Thread(target=report)
         thread.start()
         thread.join()
@@ -137,20 +144,17 @@ def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
         try:
             process = fork(work, [ours])
         except OSError as error:
-            return f"no process to try it in can be started: {error}"
+            return f"the trial process cannot be started: {error}"
         finally:
             theirs.close()
         try:
-            ended = ours.poll(limit)
-            return (
-                ours.recv()
-                if ended
-                else f"the process that tried it did not end within {limit:.0f} s"
-            )
+            if not ours.poll(limit):
+                return f"the trial process did not end within {limit:.0f} s"
+            return ours.recv()
         except EOFError:
             how = how_it_ended(process)
             process = 0
-            return f"the process that tried it died ({how})"
+            return f"the trial process died ({how})"
         finally:
             if process:
                 os.kill(process, signal.SIGKILL)
@@ -158,7 +162,10 @@ def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
 
 
 def _be_silent() -> None:
-    """Suppress core files and tracebacks: this process may die, and its parent reports it."""
+    """Suppress core files, tracebacks and output of this trial process.
+
+    The process may crash, and its parent reports the crash.
+    """
     import resource  # not on Windows, where nothing is forked
 
     faulthandler.disable()
@@ -169,9 +176,9 @@ def _be_silent() -> None:
 
 
 CHUNKS_EACH = 8
-"""Number of chunks per process where clients train one after another.
+"""Number of chunks of clients per process, if a process trains clients one after another.
 
-Several chunks let all processes end at about the same time.
+With several chunks, all processes finish a round at about the same time.
 """
 
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...]]
@@ -179,7 +186,11 @@ _Place = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 
 class _Client(NamedTuple):
-    """Job without its data, and with the seed in place of its generator."""
+    """Training job of one client in the form that is sent to a worker process.
+
+    In place of the client's examples it has their location in memory that the processes share, and
+    in place of the job's random generator the generator's seed.
+    """
 
     row: int
     anchor: int | None
@@ -190,7 +201,10 @@ class _Client(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Clients that a process trains; each has a row in the shared updates."""
+    """Clients that a worker process trains in one call, with the settings of local training.
+
+    ``rows`` are the rows of these clients in the shared tensor of updates.
+    """
 
     rows: range
     clients: Sequence[_Client]
@@ -202,35 +216,35 @@ class _Chunk(NamedTuple):
 
 
 class WorkersEngine:
-    """Trains clients in processes that are forked at the first use and then kept.
+    """Engine that trains clients in worker processes, forked at the first use and then reused.
 
-    There are as many processes as torch has threads. They share the data and the module as of the
-    time of the fork, without a copy; models and updates are exchanged through shared memory. If the
-    data or the module change, new processes are forked. They end with the engine, or with this
-    process.
+    There are as many processes as torch has threads. The processes share the data and the module as
+    of the time of the fork, without a copy. Models and updates are exchanged through shared memory.
+    If the data or the module changes, new processes are forked. The processes end with the engine,
+    or with this process.
 
     Parameters
     ----------
     inside
-        The engine that each process trains its clients with: a key of :data:`INSIDE`.
+        Name of the engine by which each process trains its clients: a key of :data:`INSIDE`.
     """
 
     def __init__(self, inside: str = "loop") -> None:
         self.inside = inside
         self.busy = 0.0
-        """Total seconds of training, as they would be without other work on the cores."""
+        """Total seconds of training so far, as if no other programs used the cores."""
         self._pool: _WorkerPool | None = None
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`.
+        """Train every client from its model; see :meth:`fedclade.training.jobs.Engine.train`.
 
-        Generators should be fresh, as only their seeds are sent to the processes.
+        The jobs' random generators should be new: only their seeds are sent to the processes.
 
         Raises
         ------
         CannotTrainTogether
             If this system or this process cannot fork, the workload has a local rule, optimizers
-            keep their state, or the engine inside cannot stack the clients.
+            store their state between rounds, or the engine inside cannot stack the clients.
         EngineError
             If a process cannot be started, or dies.
         RuntimeError
@@ -261,14 +275,14 @@ class WorkersEngine:
         return torch.index_select(updates, 0, back, out=work.room(out)), losses[back]
 
     def stop(self) -> None:
-        """End the processes; the next call of :meth:`train` starts new ones."""
+        """End the worker processes; the next call of :meth:`train` starts new processes."""
         if self._pool is not None:
             self._pool.stop()
             self._pool = None
 
 
 class _WorkerPool:
-    """Worker processes, and the memory that they share with this one."""
+    """Worker processes, and the memory that this process shares with them."""
 
     def __init__(self, count: int, inside: str, work: Workload) -> None:
         module = work.module
@@ -278,17 +292,18 @@ class _WorkerPool:
         self._module = module
         self._layout = layout
         self._task = work.task
-        # By address. The references keep the tensors alive, so that no other tensor can get the
-        # same address.
-        storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
+        # Tensors by memory address. The references keep the tensors alive, so that no later tensor
+        # can get the same address.
+        storages = {_get_address(t): t for job in jobs for t in (job.inputs, job.targets)}
         self._storages = tuple(storages.values())
         self._number = {address: i for i, address in enumerate(storages)}
         # More rows than needed now, for later rounds: pages that are not used cost nothing.
-        self._models = _shared(2 * max(len(models), len(jobs)), layout)
-        self._updates = _shared(2 * len(jobs), layout)
-        self._at_once = (
-            clients_in_cache(hot_bytes(module, layout), threads=1) if inside == "stacked" else None
-        )
+        self._models = _share_memory(2 * max(len(models), len(jobs)), layout)
+        self._updates = _share_memory(2 * len(jobs), layout)
+        # Number of clients that a process trains together; None if it trains one after another.
+        self._at_once: int | None = None
+        if inside == "stacked":
+            self._at_once = clients_in_cache(hot_bytes(module, layout), threads=1)
         self._connections: list[Connection] = []
         self._processes: dict[Connection, int] = {}
         for _ in range(count):
@@ -300,7 +315,11 @@ class _WorkerPool:
         self.stop = weakref.finalize(self, _stop, os.getpid(), self._processes)
 
     def serves(self, work: Workload) -> bool:
-        """Return whether the processes share this module and data, and have enough room."""
+        """Return whether the processes can train a workload, and need not be forked again.
+
+        They can if they share the workload's module and data, and if the memory for models and
+        updates is large enough.
+        """
         return (
             self._module is work.module
             and self._layout == work.layout
@@ -309,14 +328,20 @@ class _WorkerPool:
             and len(work.models) <= len(self._models)
             and len(work.jobs) <= len(self._updates)
             and all(
-                _address(t) in self._number for job in work.jobs for t in (job.inputs, job.targets)
+                _get_address(t) in self._number
+                for job in work.jobs
+                for t in (job.inputs, job.targets)
             )
         )
 
     def train(self, work: Workload) -> tuple[Tensor, Tensor, float]:
-        """Distribute the clients; return updates and losses in order, and the duration in seconds.
+        """Distribute the clients of a workload over the processes, and collect the results.
 
-        The duration is that of the busiest process, as it would be without other work on the cores.
+        Returns
+        -------
+        tuple
+            Updates ``[n, S]``, losses ``[n]``, and the seconds of the busiest process, as if no
+            other programs used the cores.
         """
         self._models[: len(work.models)] = work.models
         losses = torch.empty(len(work.jobs), dtype=torch.float64)
@@ -346,45 +371,71 @@ class _WorkerPool:
         )
 
     def _chunks(self, work: Workload) -> list[_Chunk]:
+        """Divide the clients of a workload into chunks of about equal work."""
         n = len(work.jobs)
         processes = len(self._connections)
-        rounds = CHUNKS_EACH if self._at_once is None else -(-n // (processes * self._at_once))
+        rounds = CHUNKS_EACH
+        if self._at_once is not None:
+            rounds = -(-n // (processes * self._at_once))
         count = min(n, processes * rounds)
         clients: list[_Client] = []
         for job in work.jobs:
-            examples = self._place(job.inputs), self._place(job.targets)
-            # Weights change in every round, so they are sent, not shared.
-            weights = None if job.weights is None else job.weights.cpu().numpy()
-            clients.append(
-                _Client(job.row, job.anchor, *examples, job.generator.initial_seed(), weights)
+            client = _Client(
+                job.row,
+                job.anchor,
+                inputs=self._place(job.inputs),
+                targets=self._place(job.targets),
+                seed=job.generator.initial_seed(),
+                # Weights change in every round, so they are sent, not shared.
+                weights=None if job.weights is None else job.weights.cpu().numpy(),
             )
-        common = len(work.models), work.spec, work.lr, work.fixed, work.private
+            clients.append(client)
         # Clients are sorted by size. A chunk has every count-th of them, so that no chunk has all
         # the large ones.
-        return [_Chunk(range(i, n, count), clients[i::count], *common) for i in range(count)]
+        return [
+            _Chunk(
+                range(i, n, count),
+                clients[i::count],
+                n_models=len(work.models),
+                spec=work.spec,
+                lr=work.lr,
+                fixed=work.fixed,
+                private=work.private,
+            )
+            for i in range(count)
+        ]
 
     def _place(self, tensor: Tensor) -> _Place:
+        """Return the location of a tensor in the memory that is shared with the processes."""
         return (
-            self._number[_address(tensor)],
+            self._number[_get_address(tensor)],
             int(tensor.storage_offset()),
             tuple(tensor.shape),
             tensor.stride(),
         )
 
     def _exchange(self, connection: Connection, chunk: _Chunk, send: bool) -> Any:
-        """Send a process its chunk, or receive its reply."""
+        """Send a process its chunk of clients, or receive the reply for a chunk.
+
+        Raises
+        ------
+        EngineError
+            If the process has died.
+        """
         try:
-            return connection.send(chunk) if send else connection.recv()
+            if send:
+                return connection.send(chunk)
+            return connection.recv()
         except (EOFError, OSError) as error:
             how = how_it_ended(self._processes.pop(connection))
             raise EngineError(
                 f"a worker process died ({how}) while it trained {len(chunk.clients)} clients; if "
-                "the system ran out of memory, use --engine loop, or fewer threads "
-                "(OMP_NUM_THREADS)"
+                "the system ran out of memory, use --engine loop, or set OMP_NUM_THREADS to a "
+                "smaller number of threads"
             ) from error
 
     def _work(self, inside: str, connection: Connection) -> None:
-        """Train chunks until the connection is closed: the main loop of a process."""
+        """Run the main loop of a worker process: train chunks until the connection is closed."""
         torch.set_num_threads(1)
         keep_freed_memory()
         engine = INSIDE[inside]()
@@ -396,17 +447,31 @@ class _WorkerPool:
             connection.send(self._done(engine, chunk))
 
     def _done(self, engine: Engine, chunk: _Chunk) -> tuple[list[float], float] | Exception:
-        """Return losses and CPU seconds of a chunk, or the exception that occurred."""
+        """Train a chunk; return its losses and CPU seconds, or the exception that occurred."""
         start = thread_time()
         jobs: list[Job] = []
         for k, client in enumerate(chunk.clients):
-            examples = self._tensor(client.inputs), self._tensor(client.targets)
-            weights = None if client.weights is None else torch.from_numpy(client.weights)
-            generator = torch.Generator().manual_seed(client.seed)
-            jobs.append(Job(k, client.row, *examples, generator, client.anchor, weights))
-        models = self._models[: chunk.n_models]
-        todo = (chunk.spec, chunk.lr, self._task, chunk.fixed)
-        work = Workload(self._module, self._layout, models, jobs, *todo, private=chunk.private)
+            job = Job(
+                k,
+                client.row,
+                inputs=self._tensor(client.inputs),
+                targets=self._tensor(client.targets),
+                generator=torch.Generator().manual_seed(client.seed),
+                anchor=client.anchor,
+                weights=None if client.weights is None else torch.from_numpy(client.weights),
+            )
+            jobs.append(job)
+        work = Workload(
+            self._module,
+            self._layout,
+            models=self._models[: chunk.n_models],
+            jobs=jobs,
+            spec=chunk.spec,
+            lr=chunk.lr,
+            task=self._task,
+            fixed=chunk.fixed,
+            private=chunk.private,
+        )
         try:
             _, losses = engine.train(
                 work, self._updates[chunk.rows.start : chunk.rows.stop : chunk.rows.step]
@@ -419,16 +484,20 @@ class _WorkerPool:
         return losses.tolist(), thread_time() - start
 
     def _tensor(self, place: _Place) -> Tensor:
+        """Return the tensor at a location in the memory that is shared with the parent process."""
         number, offset, shape, stride = place
         return self._storages[number].as_strided(shape, stride, offset)
 
 
 def cannot_work(work: Workload) -> str | None:
-    """Return why worker processes cannot train these clients; None if no reason is known."""
+    """Return the reason why worker processes cannot train the clients of a workload.
+
+    The result is None if no reason is known.
+    """
     if work.rule is not None:
-        return "what local rules keep does not come back from worker processes"
+        return "worker processes cannot return the state that local rules store between rounds"
     if work.spec.keep_state:
-        return "what optimizers keep does not come back from worker processes"
+        return "worker processes cannot return the state of optimizers (local.keep_state = true)"
     return cannot_fork(work.models.device)
 
 
@@ -437,11 +506,17 @@ INSIDE: Mapping[str, Callable[[], Engine]] = {
     "channels last": ChannelsLastLoop,
     "loop": LoopEngine,
 }
-"""Engines inside a process: blocks of clients together, or one client after another."""
+"""Engines inside a worker process, by name.
+
+``stacked`` trains blocks of clients together; the other engines train one client after another.
+"""
 
 
 def _makespan(seconds: Sequence[float], processes: int) -> float:
-    """Return the duration of chunks in seconds, if the next free process takes the next chunk."""
+    """Return the seconds until all chunks are trained, given the seconds of each chunk.
+
+    The next free process takes the next chunk.
+    """
     ends = [0.0] * processes
     for each in seconds:
         heapreplace(ends, ends[0] + each)
@@ -449,6 +524,7 @@ def _makespan(seconds: Sequence[float], processes: int) -> float:
 
 
 def _stop(owner: int, processes: Mapping[Connection, int]) -> None:
+    """End worker processes, unless this process is only a fork of the process that owns them."""
     if os.getpid() != owner:  # this is a fork of the owner, and must not end its processes
         return
     for connection, process in processes.items():
@@ -457,12 +533,13 @@ def _stop(owner: int, processes: Mapping[Connection, int]) -> None:
         os.waitpid(process, 0)
 
 
-def _shared(rows: int, layout: Layout) -> Tensor:
-    """Return memory ``[rows, S]`` that is shared with forked processes."""
+def _share_memory(rows: int, layout: Layout) -> Tensor:
+    """Return memory ``[rows, S]`` that this process shares with processes that it forks."""
     size = rows * layout.size
     memory = mmap.mmap(-1, size * layout.dtype.itemsize)
     return torch.frombuffer(memory, dtype=layout.dtype, count=size).view(rows, layout.size)
 
 
-def _address(tensor: Tensor) -> tuple[int, torch.dtype]:
+def _get_address(tensor: Tensor) -> tuple[int, torch.dtype]:
+    """Return the memory address of a tensor's storage, and the tensor's data type."""
     return tensor.untyped_storage().data_ptr(), tensor.dtype

@@ -13,8 +13,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedclade import LocalTraining
-from fedclade.channel import Limiting, Nothing, Sketch
-from fedclade.core import FedcladeError, Limits, Round, UpdateError, UpdateQuery, Updates
+from fedclade.channel import Limiting, NoSketch, Sketch
+from fedclade.core import (
+    ClientWork,
+    FedcladeError,
+    Limits,
+    Models,
+    Round,
+    TrainQuery,
+    UpdateError,
+    Updates,
+)
 from fedclade.flower import wire
 from fedclade.flower.models_sent import ModelsSent, training_values
 from fedclade.flower.policy import Policy
@@ -71,16 +80,16 @@ class Party:
         assert content.get("what", str) == "train"
         if self.failure is not None:
             raise self.failure
-        beside = torch.full((self.beside,), float(self.client))
-        deltas = torch.cat([self.update, beside])[None]
+        beside = torch.full((1, self.beside), float(self.client))
         one = torch.ones(1, dtype=torch.float64)
-        return Updates(
+        return Updates.of(
             ids=(self.client,),
             sizes=self.size * one,
             losses=self.loss * one,
             norms=one,
             n_parameters=D,
-            deltas=deltas,
+            deltas=self.update[None],
+            sketches=beside,
         )
 
 
@@ -169,12 +178,17 @@ def worded(honest: RecordDict, **values: Any) -> RecordDict:
     )
 
 
-def query_of(assignment: Sequence[int], **settings: Any) -> UpdateQuery:
-    models = torch.arange(float(max(assignment) + 1))[:, None] + torch.zeros(1, S)
-    models[:, D:] += 5.0
-    this_round = settings.pop("round", None) or Round(1, LocalTraining(lr=0.1))
-    settings = {"kind": "train", "ids": range(len(assignment)), "round": this_round, **settings}
-    return UpdateQuery(models=models, assignment=list(assignment), **settings)
+def query_of(
+    assignment: Sequence[int],
+    this_round: Round | None = None,
+    work: ClientWork | None = None,
+    anchors: Sequence[int] | None = None,
+) -> TrainQuery:
+    vectors = torch.arange(float(max(assignment) + 1))[:, None] + torch.zeros(1, S)
+    vectors[:, D:] += 5.0
+    models = Models(vectors, list(assignment), anchors)
+    this_round = this_round or Round(1, LocalTraining(lr=0.1))
+    return TrainQuery(range(len(assignment)), models, this_round, work or ClientWork())
 
 
 def setting_of(
@@ -185,14 +199,14 @@ def setting_of(
 ) -> SecureAggregation:
     limiting = Limiting(Limits(weight), D, lambda: {k: 10 + k for k in range(9)})
     norms = NormsByRound(rules.norm or LONGEST)
-    return SecureAggregation(rules, compared or Nothing(), limiting, norms, **settings)
+    return SecureAggregation(rules, compared or NoSketch(), limiting, norms, **settings)
 
 
 def summed(
     room: Room,
     assignment: Sequence[int],
     setting: SecureAggregation | None = None,
-    query: UpdateQuery | None = None,
+    query: TrainQuery | None = None,
     sketch: Sketch | None = None,
 ) -> Updates:
     """Return what the server gets of all clients, each with a model; each time the question is another one."""

@@ -43,13 +43,12 @@ def test_a_choice_is_that_of_the_lowest_loss_and_one_number_alone(tmp_path: Path
 
 def test_a_closed_client_discloses_no_choice_unless_its_policy_says_so(tmp_path: Path):
     with pytest.raises(
-        NotDisclosedError,
-        match=r'the question .choose.: .* set disclose="choice" in its node config',
+        NotDisclosedError, match=r'the query .choose.: .* set disclose="choice" in its node config'
     ):
         choose(handler_of(policy=SECURE), MODEL, WORSE)
     assert choose(handler_of(), MODEL, WORSE).values["choice"] == 0
     with pytest.raises(
-        ConfigError, match="clients with differential privacy do not tell training losses"
+        ConfigError, match="clients with differential privacy do not reveal training losses"
     ):
         choose(private_client(tmp_path, replace(CHOICE, secure_aggregation=False)), MODEL, WORSE)
 
@@ -58,15 +57,15 @@ def test_choices_are_counted_as_scores_are():
     client = handler_of(policy=replace(CHOICE, max_evaluations=2))
     choose(client, MODEL, WORSE)
     choose(client, MODEL, WORSE)
-    with pytest.raises(PolicyError, match="forbids 3 scored models in all, at most 2"):
+    with pytest.raises(PolicyError, match="forbids 3 scored models in all; it allows at most 2"):
         choose(client, MODEL, WORSE)
 
 
 def test_a_choice_is_from_some_models_and_not_from_too_many():
-    with pytest.raises(UpdateError, match="asked to choose from no model"):
+    with pytest.raises(UpdateError, match="the query for a choice contains no model"):
         choose(handler_of(policy=CHOICE))
     with pytest.raises(
-        PolicyError, match=r"forbids 2 models in one question, at most 1 .max-models"
+        PolicyError, match=r"forbids 2 models in one query; it allows at most 1 .max-models"
     ):
         choose(handler_of(policy=replace(CHOICE, max_models=1)), MODEL, WORSE)
 
@@ -89,16 +88,14 @@ def test_ifca_runs_under_secure_aggregation_where_clients_disclose_their_choice(
 ):
     run = secure_run(CHOOSING, {"disclose": "choice"})
     assert not reasons(run, of_training=True)
-    assert "which of the models that it is sent has the lowest loss" in caplog.text
+    assert "which of the models has the lowest loss" in caplog.text
     assert 'only with disclose="choice" in its node config' in caplog.text
-    with pytest.raises(
-        UpdateError, match=r'answers the question .choose.; .* set disclose="choice"'
-    ):
+    with pytest.raises(UpdateError, match=r'refuse the query .choose.; .* set disclose="choice"'):
         secure_run(CHOOSING, {})
 
 
 def test_ifca_by_losses_stays_refused_under_secure_aggregation():
-    with pytest.raises(ConfigError, match="IFCA asks each client for training losses"):
+    with pytest.raises(ConfigError, match="IFCA queries training losses of each client"):
         secure_run(IFCA(), {"disclose": "choice"})
 
 
@@ -119,7 +116,7 @@ def test_a_choice_that_is_none_leaves_its_client_out(choice: int):
     grid = grid_of(federation_of((0, 1, 0)))
     spoil(grid, 2, "choose", worded(choice=choice))
     assert (
-        f"choice of model {choice}, expected one of 2, from 0"
+        f"the reply names model {choice} as the best, expected 0 to 1"
         in reasons(federated(grid, CHOOSING, rounds=1))[2]
     )
 
@@ -129,7 +126,5 @@ def test_flux_with_a_fixed_round_of_clustering_runs_where_clients_disclose_descr
     run = secure_run(FLUX(earliest=1, latest=1, components=2), config)
     assert not any("descriptors" in why for why in reasons(run, of_training=True).values())
     assert len(run.tree.leaves) > 1
-    with pytest.raises(
-        ConfigError, match="FLUX asks each client for training accuracies and descriptors"
-    ):
+    with pytest.raises(ConfigError, match="FLUX queries training accuracies and descriptors"):
         secure_run(FLUX(), config)

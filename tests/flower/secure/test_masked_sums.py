@@ -44,7 +44,8 @@ def test_no_vector_of_the_attacks_moves_a_mean_further_than_c(attack: str):
     total = (11 * honest.astype(np.int64) + sent) % 2**24
     if attack == "huge":
         with pytest.raises(
-            RejectedSumError, match="8 of the 8 check entries of the sum are not 12"
+            RejectedSumError,
+            match="8 of the 8 check entries of the sum do not equal its number of clients, 12",
         ):
             numbers.decode(total.astype(np.uint32), 12)
         return

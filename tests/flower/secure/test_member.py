@@ -62,11 +62,11 @@ def test_every_question_of_a_sum_is_answered_once(stage: str):
     room = Room.of(4)
     summed(room, [0] * 4)
     with pytest.raises(
-        UpdateError, match=rf"asked for the '{stage}' of a sum, which comes once and after"
+        UpdateError, match=rf"the request '{stage}' of a sum is possible once, and only after"
     ):
         asked(room, stage)
     with pytest.raises(
-        UpdateError, match=rf"asked for the '{stage}' of a sum that this client has no part in"
+        UpdateError, match=rf"the request '{stage}' is about a sum that this client has not joined"
     ):
         asked(room, stage, instance="another")
 
@@ -76,7 +76,9 @@ def test_the_first_question_put_again_begins_anew_with_other_keys():
     before = room.answers[0, "keys"].values
     again = Content.of(room.parties[0].answer(room.questions[0, "keys"])).values
     assert all(before[name] != again[name] for name in ("masking", "sealing"))
-    with pytest.raises(UpdateError, match="the last it answered was 'keys'"):
+    with pytest.raises(
+        UpdateError, match="the last request that this client replied to was 'keys'"
+    ):
         asked(room, "masked")
 
 
@@ -95,11 +97,11 @@ def test_a_client_begins_with_a_number_terms_and_a_key():
     for values in ({"client": -1}, {"instance": "x"}):
         with pytest.raises(
             UpdateError,
-            match="takes part in a sum under a number, by terms of that sum, and with a k",
+            match="to join a sum, a client needs a signature key, a number of at least 0, and te",
         ):
             asked(room, "keys", **values)
     room.parties[0].state = None  # type: ignore[assignment]
-    with pytest.raises(UpdateError, match="only if Flower keeps a state for it"):
+    with pytest.raises(UpdateError, match="only if Flower keeps a state for the client"):
         asked(room, "keys")
 
 
@@ -107,15 +109,17 @@ def test_a_group_is_as_large_as_the_client_wants():
     room = Room.of(4)
     room.parties[0].policy = Policy(max_colluders=1, min_honest=4)
     updates = summed(room, [0] * 4)
-    least = "this client takes part in sums of at least 5 clients (min-honest in its node config, and 1 that may "
-    assert updates.left_out == {0: f"{least}collude), and is asked for one of 4"}
+    least = "this client joins only sums of at least 5 clients (min-honest in its node config, and 1 that may "
+    assert updates.left_out == {
+        0: f"{least}collude), and the requested sum has 4; let more clients join, or lower min-honest"
+    }
     room = after("shares")
     room.parties[0].policy = Policy(min_honest=5)
-    with pytest.raises(PolicyError, match=r"at least 6 clients .* is asked for one of 5"):
+    with pytest.raises(PolicyError, match=r"at least 6 clients .* the requested sum has 5"):
         asked(room, "shares")
     room = after("agree")
     room.parties[0].policy = Policy(min_honest=4)
-    with pytest.raises(PolicyError, match=r"at least 5 clients .* is asked for one of 4"):
+    with pytest.raises(PolicyError, match=r"at least 5 clients .* the requested sum has 4"):
         asked(room, "agree", active=bitmap({0, 1, 2, 3}, range(5)))
 
 
@@ -123,8 +127,8 @@ def test_a_sum_copes_with_as_many_colluders_as_the_client_fears():
     room = Room.of(4)
     room.parties[0].policy = Policy(max_colluders=2, min_honest=2)
     assert summed(room, [0] * 4).left_out == {
-        0: "this client takes part in sums that cope with 2 colluding clients (max-colluders in its node config), and "
-        "is asked for one that copes with 1; set network.secure_colluders = 2"
+        0: "this client joins only sums that tolerate 2 colluding clients (max-colluders in its node config), and "
+        "the requested sum tolerates 1; set network.secure_colluders = 2"
     }
 
 
@@ -139,8 +143,9 @@ def insisting(room: Room, *clients: int, min_honest: int = 2) -> None:
 
 def too_few_insist(count: int, *, client: int, least: int) -> str:
     return (
-        f"with {count} clients that have secure-aggregation=true in their node config, and client {client} takes part "
-        f"in sums with at least {least} (its min-honest, and 1 that may collude); set secure-aggregation=true for more "
+        f"with {count} clients that have secure-aggregation=true in their node config, since client {client} joins "
+        f"only sums with at least {least} (its min-honest, and 1 that may "
+        "collude); set secure-aggregation=true for more "
         "clients, or lower its min-honest"
     )
 
@@ -172,7 +177,7 @@ def test_a_client_that_wants_more_others_than_insist_is_left_out_and_then_those_
         2: "left out of a sum with 3 clients that have secure-aggregation=true in their node config",
         0: "left out of a sum with 2 clients that have secure-aggregation=true in their node config",
         1: "left out of a sum with 2 clients that have secure-aggregation=true in their node config",
-        4: "1 of the 5 clients of its cluster answered",
+        4: "1 of the 5 clients of its cluster replied",
     }
 
 
@@ -181,7 +186,7 @@ def test_it_counts_them_again_in_the_sum_that_it_agrees_to():
     insisting(room, 0, 1, 2)
     room.drop(2, "masked")
     found = summed(room, [0] * 5)
-    assert found.left_out[0] == f"no sum can be had {too_few_insist(2, client=0, least=3)}"
+    assert found.left_out[0] == f"no sum is possible {too_few_insist(2, client=0, least=3)}"
     assert "agree" not in room.asked
 
 
@@ -219,7 +224,8 @@ def test_nor_do_clients_that_insist_and_want_less():
     for client in range(3, 9):
         room.parties[client].state.config_records["fedclade.secure"]["stage"] = "masked"
         with pytest.raises(
-            UpdateError, match=re.escape(f"asked for a sum {too_few_insist(7, client=0, least=8)}")
+            UpdateError,
+            match=re.escape(f"this client refuses a sum {too_few_insist(7, client=0, least=8)}"),
         ):
             asked_of(room, client, "agree", active=bitmap({0, *range(3, 9)}, range(9)))
 
@@ -232,8 +238,9 @@ def test_those_that_do_not_insist_count_among_the_colluders_where_others_do():
     room.drop(7, "masked")
     why = summed(room, [0] * 9).left_out[0]
     assert why == (
-        "7 of the 9 clients of its cluster answered, and 8 have to agree on their sum (more than half of all and the 1 "
-        "of network.secure_colluders, and the 4 without secure-aggregation=true in their node config: set it for all "
+        "7 of the 9 clients of its cluster replied, and 8 have to agree on "
+        "their sum (more than half of all clients, if those that may collude count twice: the 1 of "
+        "network.secure_colluders, and the 4 without secure-aggregation=true in their node config: set it for all "
         "clients)"
     )
     kept = [
@@ -245,18 +252,23 @@ def test_those_that_do_not_insist_count_among_the_colluders_where_others_do():
 
 def test_a_server_cannot_say_that_another_client_insists_on_sums():
     room = after("shares")
-    with pytest.raises(UpdateError, match="client 1's keys for the sum are not signed by its key"):
+    with pytest.raises(
+        UpdateError,
+        match="the keys of client 1 for the sum are not signed by this client's own key",
+    ):
         asked(room, "shares", min_honests=[0, 2, 2, 2, 0])
     with pytest.raises(
-        UpdateError, match=re.escape(f"asked for a sum {too_few_insist(1, client=1, least=3)}")
+        UpdateError,
+        match=re.escape(f"this client refuses a sum {too_few_insist(1, client=1, least=3)}"),
     ):
         asked(room, "shares", min_honests=[0, 2, 0, 0, 0])
     with pytest.raises(
-        UpdateError, match=r"'min_honests' should be a list of int, got \[True, False, "
+        UpdateError,
+        match=r"'min_honests' should be a list of values of type int, got \[True, False, ",
     ):
         asked(room, "shares", min_honests=[True, False, False, False, False])
     with pytest.raises(
-        UpdateError, match=r"each client should be there once, .* with all of its keys"
+        UpdateError, match=r"should contain each client once, .* with all of its keys"
     ):
         asked(room, "shares", min_honests=[0] * 4)
 
@@ -266,12 +278,12 @@ def test_a_client_cannot_want_an_impossible_number_of_honest_ones(number: int):
     room = after("shares")
     with pytest.raises(
         UpdateError,
-        match=rf"a sum of at least {number} honest clients .*; expected 0, or 2 to 1048576",
+        match=rf"the client demands {number} honest clients .*; expected 0, or 2 to 1048576",
     ):
         asked(room, "shares", min_honests=[0, number, 0, 0, 0])
     room = Room.of(4)
     room.say(1, "keys", min_honest=number)
-    assert f"a sum of at least {number} honest clients" in summed(room, [0] * 4).left_out[1]
+    assert f"the client demands {number} honest clients" in summed(room, [0] * 4).left_out[1]
 
 
 def test_the_others_keys_are_those_of_the_group_and_all_different():
@@ -280,23 +292,29 @@ def test_the_others_keys_are_those_of_the_group_and_all_different():
         name: list(room.questions[0, "shares"].values[name])
         for name in ("maskings", "sealings", "signers")
     }
-    with pytest.raises(UpdateError, match="two clients of the sum show the same key"):
+    with pytest.raises(UpdateError, match="two clients of the sum have the same public key"):
         asked(room, "shares", sealings=[told["sealings"][0], *[told["sealings"][1]] * 4])
     with pytest.raises(
-        UpdateError, match="the keys shown for the sum are not those of its 5 clients"
+        UpdateError,
+        match="the list of keys should have at most 5 clients, and contain this client with its own keys",
     ):
         asked(room, "shares", maskings=[told["maskings"][1], *told["maskings"][1:]])
-    with pytest.raises(UpdateError, match="two clients of the sum show the same key"):
+    with pytest.raises(UpdateError, match="two clients of the sum have the same public key"):
         asked(room, "shares", signers=[told["signers"][0], *[told["signers"][1]] * 4])
-    with pytest.raises(UpdateError, match="client 1's keys for the sum are not signed by its key"):
+    with pytest.raises(
+        UpdateError,
+        match="the keys of client 1 for the sum are not signed by this client's own key",
+    ):
         asked(room, "shares", sealings=[told["sealings"][0], bytes(33), *told["sealings"][2:]])
     for clients in ([0, 1, 2, 3, 3], [0, 1, 2, 4, 3], [0, 1, 2, 3]):
         with pytest.raises(
             UpdateError,
-            match=r"keys of clients .* each client should be there once, in ascending ord",
+            match=r"keys of clients .* should contain each client once, in ascending ord",
         ):
             asked(room, "shares", clients=clients)
-    with pytest.raises(UpdateError, match="'clients' should be a list of int, got 'all'"):
+    with pytest.raises(
+        UpdateError, match="'clients' should be a list of values of type int, got 'all'"
+    ):
         asked(room, "shares", clients="all")
 
 
@@ -304,13 +322,13 @@ def test_what_is_trained_is_what_all_have_agreed_on():
     """Or a server could send the others models of which it knows the updates."""
     room = after("masked")
     with pytest.raises(
-        UpdateError, match="asked to train something else than the terms of the sum say"
+        UpdateError, match="the training request differs from the training in the terms of the sum"
     ):
         asked(room, "masked", seed=7)
     question = room.questions[0, "masked"]
     other = {"model": wire.raw_vector(room.parties[0].update).data}
     with pytest.raises(
-        UpdateError, match="asked to train something else than the terms of the sum say"
+        UpdateError, match="the training request differs from the training in the terms of the sum"
     ):
         room.parties[0].answer(replace(question, vectors=other))
 
@@ -353,7 +371,10 @@ def test_masks_of_clients_that_were_told_different_things_do_not_cancel(
         found = numbers.decode(total, 4).total.float()
         torch.testing.assert_close(found, expected(room, range(4)), rtol=0, atol=1e-3)
     else:
-        with pytest.raises(RejectedSumError, match="8 of the 8 check entries of the sum are not 4"):
+        with pytest.raises(
+            RejectedSumError,
+            match="8 of the 8 check entries of the sum do not equal its number of clients, 4",
+        ):
             numbers.decode(total, 4)
 
 
@@ -386,26 +407,28 @@ def test_shares_are_taken_from_those_of_the_group_once():
     ):
         with pytest.raises(
             UpdateError,
-            match=r"got shares of .*, expected some of \[1, 2, 3, 4\], each once and in ord",
+            match=r"has shares of clients .*, expected clients out of \[1, 2, 3, 4\], each once, in asc",
         ):
             asked(room, "masked", **wrong)
     with pytest.raises(
-        UpdateError, match=r"got shares of \[1, 2, 3\], expected some of \[1, 2, 3, 4\]"
+        UpdateError,
+        match=r"has shares of clients \[1, 2, 3\], expected clients out of \[1, 2, 3, 4\]",
     ):
         asked(room, "masked", sources=[1, 2, 3], ciphertexts=ciphertexts[:3], promises=promises[:3])
     with pytest.raises(
-        UpdateError, match="asked to mask for a sum in which this client's own shares are not dealt"
+        UpdateError, match="the request is about a sum in which this client has not dealt shares"
     ):
         asked(room, "masked", dealt=bitmap({1, 2, 3, 4}, range(5)))
     few = {"sources": [1], "ciphertexts": ciphertexts[:1], "promises": promises[:1]}
     with pytest.raises(
         UpdateError,
-        match="2 of those that hold this client's shares have dealt shares, and 4 are nee",
+        match=r"only 2 of the clients that hold shares of this client's secrets .* and 4 are nee",
     ):
         asked(room, "masked", dealt=bitmap({0, 1}, range(5)), **few)
     for bits in (b"", bytes(2), b"\xff"):
         with pytest.raises(
-            UpdateError, match=rf"a bitmap of {len(bits)} bytes is none of 5 clients"
+            UpdateError,
+            match=rf"a bitmap of {len(bits)} bytes does not have one bit for each of 5 clients",
         ):
             asked(room, "masked", dealt=bits)
 
@@ -415,24 +438,25 @@ def test_a_client_agrees_to_one_sum_of_those_that_masked_as_it_did():
     told = room.questions[0, "agree"].values
     digests, signatures = list(told["digests"]), list(told["signatures"])
     with pytest.raises(
-        UpdateError, match="asked for shares of a sum that this client's update is not in"
+        UpdateError, match="the request is about a sum without this client's update"
     ):
         asked(room, "agree", active=bitmap({1, 2, 3, 4}, range(5)))
-    with pytest.raises(
-        UpdateError, match="asked to unmask a sum of 3 clients, and at least 4 are needed"
-    ):
+    with pytest.raises(UpdateError, match="the requested sum has 3 clients, expected at least 4"):
         asked(room, "agree", active=bitmap({0, 1, 2}, range(5)))
-    with pytest.raises(UpdateError, match="got what 3 clients have signed, expected 4"):
+    with pytest.raises(
+        UpdateError, match="has 3 signatures and 4 digests of masked vectors, expected 4"
+    ):
         asked(room, "agree", signatures=signatures[:3])
     for name, values in (("digests", digests), ("signatures", signatures)):
         changed = [*values[:2], bytes([values[2][0] ^ 1, *values[2][1:]]), values[3]]
         with pytest.raises(
-            UpdateError, match="client 3 has not masked for the same clients as this one"
+            UpdateError,
+            match="client 3 has not signed that it has masked its update with the same clients as",
         ):
             asked(room, "agree", **{name: changed})
     asked(room, "agree")
     with pytest.raises(
-        UpdateError, match="asked for the 'agree' of a sum, which comes once and after 'masked'"
+        UpdateError, match="the request 'agree' of a sum is possible once, and only after 'masked'"
     ):
         asked(room, "agree", active=bitmap({0, 1, 2, 3}, range(5)))
 
@@ -445,7 +469,7 @@ def test_only_those_that_dealt_shares_are_added_up():
     summed(room, [0] * 6)
     room.parties[0].state.config_records["fedclade.secure"]["stage"] = "masked"
     with pytest.raises(
-        UpdateError, match=r"asked to agree to a sum with clients that dealt no shares: \[5\]"
+        UpdateError, match=r"the requested sum contains clients that have dealt no shares: \[5\]"
     ):
         asked(room, "agree", active=bitmap({0, 1, 2, 3, 4, 5}, range(6)))
 
@@ -456,16 +480,17 @@ def test_shares_are_given_if_enough_agree_to_the_same_sum():
     told = room.questions[0, "unmask"].values
     clients, signatures = list(told["clients"]), list(told["signatures"])
     assert len(clients) == 4
-    with pytest.raises(UpdateError, match="3 clients agree to the sum, and at least 4 have to"):
+    with pytest.raises(UpdateError, match="3 clients have agreed to the sum, expected at least 4"):
         asked(room, "unmask", clients=clients[:3], signatures=signatures[:3])
     twice = {"clients": [*clients[:3], clients[0]], "signatures": [*signatures[:3], signatures[0]]}
     for wrong in (twice, {"clients": [0, 1, 2, 9]}, {"signatures": signatures[:3]}):
         with pytest.raises(
-            UpdateError, match=r"clients .* should agree to a sum of \[0, 1, 2, 3, 4\], each once"
+            UpdateError,
+            match=r"signatures of clients .* should come from clients of the sum, \[0, 1, 2, 3, 4\], each once",
         ):
             asked(room, "unmask", **wrong)
     other = room.parties[3].key.private.sign(b"another sum")
-    with pytest.raises(UpdateError, match="client 3 has not agreed to the same sum as this one"):
+    with pytest.raises(UpdateError, match="client 3 has not signed the same sum as this client"):
         asked(room, "unmask", signatures=[*signatures[:3], other])
     asked(room, "unmask")  # after all these it is still there to give
 
@@ -480,7 +505,7 @@ def test_a_question_is_answered_for_one_sum(has_folder: bool, tmp_path: Path):
     summed(room, [0] * 4)
     room.sums -= 1
     updates = summed(room, [0] * 4)
-    why = "this client's answer to this training question is part of a sum already, and will not be of another"
+    why = "this client's reply to this training request is already part of a sum and cannot become part of another"
     assert {reason[: len(why)] for reason in updates.left_out.values()} == {why}
     room.drop(0, "masked")
     room.drop(1, "masked")
@@ -488,14 +513,11 @@ def test_a_question_is_answered_for_one_sum(has_folder: bool, tmp_path: Path):
         assert "2 of the 4 clients" in summed(room, [0] * 4).left_out[2]
         room.sums -= 1
     assert summed(room, [0] * 4).left_out[2] == (
-        "this client has begun 3 sums of this training question already, and begins no more; ask with another seed"
+        "this client has already joined 3 sums for this training request and "
+        "joins no more; send a request with another seed"
     )
     assert (
-        len(
-            summed(
-                room, [0] * 4, query=query_of([0] * 4, round=Round(2, LocalTraining(lr=0.1)))
-            ).ids
-        )
+        len(summed(room, [0] * 4, query=query_of([0] * 4, Round(2, LocalTraining(lr=0.1)))).ids)
         == 0
     )
     room.spoilt.clear()
@@ -522,7 +544,7 @@ def test_two_messages_that_come_together_are_answered_once(stage: str, tmp_path:
     room.parties[0].state = before[stage]
     with pytest.raises(
         UpdateError,
-        match=rf"asked for the '{stage}' of a sum twice, or of a sum that is over|already",
+        match=rf"the request '{stage}' of a sum was received twice, or the sum has ended|already",
     ):
         asked(room, stage)
 
@@ -533,7 +555,9 @@ def test_two_processes_of_one_client_open_one_sum(tmp_path: Path):
     begun.begin("question", None)
     again.begin("question", None)
     begun.spend("question", None)
-    with pytest.raises(UpdateError, match="is part of a sum already, and will not be of another"):
+    with pytest.raises(
+        UpdateError, match="is already part of a sum and cannot become part of another"
+    ):
         again.spend("question", None)
 
 
@@ -553,7 +577,8 @@ def test_two_processes_of_one_client_open_one_sum(tmp_path: Path):
 def test_a_damaged_list_of_sums_stops_the_client(damage: str, tmp_path: Path):
     (tmp_path / "sums.json").write_text(damage)
     with pytest.raises(
-        PolicyError, match=r"sums.json, the list of the sums .* is damaged, so nothing leaves it"
+        PolicyError,
+        match=r"sums.json, the list of the sums .* is damaged, so this client joins no further sum",
     ):
         SpentQuestions(tmp_path).begin("question", None)
 
@@ -561,15 +586,24 @@ def test_a_damaged_list_of_sums_stops_the_client(damage: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"clients": 1}, "terms of a sum out of range"),
-        ({"colluders": -1}, "terms of a sum out of range"),
-        ({"colluders": 4}, "terms of a sum out of range"),
-        ({"neighbours": -1}, "terms of a sum out of range"),
-        ({"weight": 0}, "terms of a sum out of range"),
-        ({"norm": float("inf")}, "terms of a sum out of range"),
-        ({"norm_of_buffers": 0.0}, "terms of a sum out of range"),
-        ({"clients": 4.5}, "are no terms of a sum"),
-        ({"clients": None}, "are no terms of a sum"),
+        ({"clients": 1}, "the terms of a sum should have 2 to .* clients, fewer colluders"),
+        ({"colluders": -1}, "the terms of a sum should have 2 to .* clients, fewer colluders"),
+        ({"colluders": 4}, "the terms of a sum should have 2 to .* clients, fewer colluders"),
+        ({"neighbours": -1}, "the terms of a sum should have 2 to .* clients, fewer colluders"),
+        ({"weight": 0}, "the terms of a sum should have 2 to .* clients, fewer colluders"),
+        ({"norm": float("inf")}, "the terms of a sum should have 2 to .* clients, fewer colluders"),
+        (
+            {"norm_of_buffers": 0.0},
+            "the terms of a sum should have 2 to .* clients, fewer colluders",
+        ),
+        (
+            {"clients": 4.5},
+            "the terms of a sum should have the keys instance .str., .* clients .int.,",
+        ),
+        (
+            {"clients": None},
+            "the terms of a sum should have the keys instance .str., .* clients .int.,",
+        ),
     ],
 )
 def test_terms_have_to_be_possible(change: dict[str, Any], why: str):

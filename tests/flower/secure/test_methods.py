@@ -49,8 +49,8 @@ def documented() -> dict[str, Documented]:
 def disclosed_by(name: str, settings: dict[str, Any]) -> set[str]:
     """Return what clients must disclose in a run of a method; a ConfigError if it is refused."""
     algorithm = build_algorithm(name, settings.get("algorithm"), true_clusters=TRUTH)
-    if algorithm.simulated:
-        raise ConfigError(algorithm.simulated)
+    if algorithm.requires.simulation:
+        raise ConfigError(algorithm.requires.simulation)
     run = RunSettings(rounds=20, signature=replace(Signature(), **settings.get("signature", {})))
     run = with_signs(run.completed(algorithm))
     check_sums(run, algorithm, len(TRUTH))

@@ -115,7 +115,8 @@ def test_a_bitmap_names_members_in_one_way():
     assert read_bitmap(bits, members) == [2, 19, 23]
     for wrong in (b"\x81", b"\x81\x03", b"\x81\x01\x00"):
         with pytest.raises(
-            UpdateError, match=rf"a bitmap of {len(wrong)} bytes is none of 9 clients"
+            UpdateError,
+            match=rf"a bitmap of {len(wrong)} bytes does not have one bit for each of 9 clients",
         ):
             read_bitmap(wrong, members)
 

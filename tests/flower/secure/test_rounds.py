@@ -15,10 +15,18 @@ from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from fedclade import LocalTraining
 from fedclade.channel import CountSketch
 from fedclade.core import (
+    ClientWork,
     ConfigError,
+    DistanceToAnchor,
+    Em,
+    FromStored,
+    FullGradient,
+    LocalModel,
     Mixture,
     PolicyError,
+    Proximal,
     Round,
+    Splits,
     SumClipped,
     SumRejected,
     SumUnguarded,
@@ -127,8 +135,9 @@ def test_clients_drop_out_at_every_stage_down_to_the_threshold():
     room.drop(3, "masked")
     updates = of_group(room, [], [0] * 9)
     assert updates.left_out[4] == (
-        "4 of the 9 clients of its cluster answered, and 5 have to agree on their sum (more than half of all and the "
-        "1 of network.secure_colluders)"
+        "4 of the 9 clients of its cluster replied, and 5 have to agree on "
+        "their sum (more than half of all clients, if those that may collude count twice: the 1 of "
+        "network.secure_colluders)"
     )
     assert updates.left_out[3] == "dropped out"
     assert len(room.asked["unmask"]) == 5  # nobody tells anything of a sum that cannot be had
@@ -140,20 +149,20 @@ def test_too_many_may_be_gone_when_masks_are_to_come_off():
         room.drop(client, "unmask")
     updates = of_group(room, [], [0] * 4)
     assert updates.left_out[2] == (
-        "2 clients have sent their shares of client 0's seed, and 3 are needed to take the masks off"
+        "2 clients have sent their shares of client 0's seed, and 3 are needed to remove the masks"
     )
 
 
 def test_a_small_group_is_not_asked_and_the_other_is():
     room = Room.of(5)
     updates = of_group(room, [0, 1, 2], [0, 0, 0, 1, 1])
-    why = "not asked: its cluster's 2 clients in this round are fewer than a sum is of, 3 (network.secure_fewest)"
+    why = "not asked: its cluster has 2 clients in this round, and a sum needs at least 3 (network.secure_fewest)"
     assert updates.left_out == {3: why, 4: why}
     assert {client for clients in room.asked.values() for client in clients} == {0, 1, 2}
     room.drop(0, "keys")
     updates = of_group(room, [], [0, 0, 0, 1, 1])
     assert updates.left_out[1] == (
-        "2 of the 3 clients of its cluster answered, and a sum is of at least 3 (network.secure_fewest)"
+        "2 of the 3 clients of its cluster replied, and a sum needs at least 3 (network.secure_fewest)"
     )
 
 
@@ -205,7 +214,7 @@ def test_a_client_that_deals_what_nobody_can_read_spoils_one_sum_and_takes_no_fu
     nonsense = {"ciphertexts": [b"nonsense"] * 4, "promises": [bytes(64)] * 5}
     room.say(1, "shares", **{field: nonsense[field]})
     updates = of_group(room, [], [0] * 5, setting=setting)
-    why = "client 1 has dealt wrong shares: 4 of 5 holders report that they cannot read theirs"
+    why = "client 1 has dealt invalid shares of its secret: 4 of 5 holders report that they cannot read theirs"
     assert {updates.left_out[client] for client in (0, 2, 3, 4)} == {why}
     updates = of_group(room, [0, 2, 3, 4], [0] * 5, setting=setting)
     assert updates.left_out == {1: why}
@@ -233,7 +242,7 @@ def test_one_that_deals_nonsense_to_as_few_as_can_be_is_found_though_it_is_silen
         room.drop(gone, "unmask")
     of_group(room, [], [0] * 9, setting=setting)
     assert setting.barred == {
-        8: "client 8 has dealt wrong shares: 3 of 9 holders report that they cannot read theirs"
+        8: "client 8 has dealt invalid shares of its secret: 3 of 9 holders report that they cannot read theirs"
     }
     room.spoilt.clear()
     of_group(room, list(range(8)), [0] * 9, setting=setting)
@@ -288,7 +297,7 @@ def test_who_shows_a_key_twice_is_left_out_and_the_others_go_on(
     left = [client for client in range(6) if client not in (1, copied)]
     updates = of_group(room, left, [0] * 6)
     assert updates.left_out == dict.fromkeys(
-        {1, copied}, "shows a key that is shown twice in the sum"
+        {1, copied}, "its public key for the sum is not unique"
     )
 
 
@@ -312,7 +321,10 @@ def test_so_does_one_that_deals_shares_of_another_secret(
         room.drop(1, "masked")
     of_group(room, [], [0] * 5, setting=setting)
     assert setting.barred == {
-        1: f"client 1 has dealt wrong shares: they do not give the {what} that it has committed to"
+        1: (
+            "client 1 has dealt invalid shares of its secret: the shares do not "
+            f"give the {what} that the client has committed to"
+        )
     }
     of_group(room, [0, 2, 3, 4], [0] * 5, setting=setting)
 
@@ -321,7 +333,7 @@ def test_garbage_for_a_masked_update_leaves_out_its_group_alone(caplog: pytest.L
     room = Room.of(6)
     room.put(0, np.random.default_rng(0).bytes(3 * LENGTH))
     updates = of_group(room, [3, 4, 5], [0, 0, 0, 1, 1, 1])
-    why = "8 of the 8 check entries of the sum are not 3"
+    why = "8 of the 8 check entries of the sum do not equal its number of clients, 3"
     for client in range(3):
         assert updates.left_out[client].startswith(f"sum rejected: {why}")
     rejected = [event for event in updates.events if isinstance(event, SumRejected)]
@@ -335,37 +347,61 @@ def test_garbage_for_a_masked_update_leaves_out_its_group_alone(caplog: pytest.L
 @pytest.mark.parametrize(
     ("stage", "values", "why"),
     [
-        ("keys", {"masking": b"none"}, "client 0's keys for the sum are not signed by its key"),
-        ("keys", {"signature": bytes(64)}, "client 0's keys for the sum are not signed by its key"),
+        (
+            "keys",
+            {"masking": b"none"},
+            "the keys of client 0 for the sum are not signed by this client's own key",
+        ),
+        (
+            "keys",
+            {"signature": bytes(64)},
+            "the keys of client 0 for the sum are not signed by this client's own key",
+        ),
         ("keys", {"has_peers": 3}, "'has_peers' should be of type bool, got 3"),
         ("shares", {"commitment": 3}, "'commitment' should be of type bytes, got 3"),
-        ("shares", {"commitment": bytes(31)}, "a commitment of 31 bytes, expected 32"),
-        ("keys", {"instance": "another"}, "answer about another sum than it was asked for"),
+        (
+            "shares",
+            {"commitment": bytes(31)},
+            "the hash of the client's seed has 31 bytes, expected 32",
+        ),
+        ("keys", {"instance": "another"}, "the reply belongs to another sum than the request"),
         (
             "shares",
             {"clients": [1, 2, 3, 5, 9]},
-            "shares for other clients than 5 of those that it was shown the keys",
+            "the client should deal shares to 5 different clients of the sum",
         ),
         (
             "shares",
             {"clients": [1, 2, 3, 4, 4]},
-            "shares for other clients than 5 of those that it was shown the keys",
+            "the client should deal shares to 5 different clients of the sum",
         ),
-        ("shares", {"ciphertexts": [b""] * 4}, "4 sealed shares, expected 5 of at most 512 bytes"),
+        (
+            "shares",
+            {"ciphertexts": [b""] * 4},
+            "the client has dealt 4 encrypted shares, expected 5 shares of at most 512 bytes",
+        ),
         (
             "shares",
             {"ciphertexts": [bytes(2000)] * 5},
-            "5 sealed shares, expected 5 of at most 512 bytes",
+            "the client has dealt 5 encrypted shares, expected 5 shares of at most 512 bytes",
         ),
-        ("shares", {"promises": [bytes(64)] * 5}, "5 promises of shares, expected 6"),
-        ("shares", {"promises": [bytes(63)] * 6}, "6 promises of shares, expected 6"),
+        (
+            "shares",
+            {"promises": [bytes(64)] * 5},
+            "the client has sent hashes for 5 holders of shares, expected 6, of 64 bytes each",
+        ),
+        (
+            "shares",
+            {"promises": [bytes(63)] * 6},
+            "the client has sent hashes for 6 holders of shares, expected 6, of 64 bytes each",
+        ),
         (
             "masked",
             {"signature": bytes(64)},
-            "its masked update is not signed for this sum by its key",
+            "the masked update is not signed for this sum by the client's key",
         ),
-        ("masked", {"round": 2}, "answer of round 2, expected 1"),
-        ("masked", {"model": "other"}, "answer of model 'other', expected"),
+        ("masked", {"round": 2}, "the reply has the round 2, expected 1"),
+        ("masked", {"model": "other"}, "the reply has the model 'other', expected"),
     ],
 )
 def test_a_client_that_answers_wrongly_is_left_out_and_the_sum_is_had(
@@ -385,7 +421,7 @@ def test_a_masked_update_of_another_length_is_left_out():
     short = ArrayRecord({"masked": wire.raw(bytes(8), "uint8", 8)})
     room.spoilt[0, "masked"] = lambda honest: RecordDict({**honest, "vectors": short})
     assert of_group(room, [1, 2, 3], [0] * 4).left_out == {
-        0: f"masked update of 8 bytes, expected {3 * LENGTH}"
+        0: f"the masked update has 8 bytes, expected {3 * LENGTH}"
     }
 
 
@@ -421,7 +457,8 @@ def test_longer_updates_are_shortened_and_an_event_counts_them(caplog: pytest.Lo
     torch.testing.assert_close(updates.sums.groups[0], torch.stack(shortened).sum(0), **CLOSE)
     assert SumClipped(0, "train", (0, 1, 2), 2, 0.5) in updates.events
     assert (
-        "2 of 3 clients had their update shortened to norm 0.5 (network.secure_norm)" in caplog.text
+        "2 of 3 clients have scaled their update down to norm 0.5 (network.secure_norm)"
+        in caplog.text
     )
 
 
@@ -429,7 +466,7 @@ def test_c_follows_the_sums_of_a_run():
     """Norms of updates are about 6, so C = 20 becomes twice that."""
     setting, norms = setting_of(), list[float]()
     for number in range(1, 4):
-        query = query_of([0] * 4, round=Round(number, LocalTraining(lr=0.1)))
+        query = query_of([0] * 4, Round(number, LocalTraining(lr=0.1)))
         summed(Room.of(4), [0] * 4, setting, query)
         norms.append(setting.norms.in_round(number + 1, LONGEST).parameters)
     assert norms[0] == pytest.approx(norms[2], rel=1e-3)
@@ -517,7 +554,7 @@ def test_signatures_leave_beside_the_sum():
     """Of the parts of the data first, then of the update."""
     room = Room.of(3, beside=2 * 5 + 5)
     sketch = CountSketch(0, D, 5)
-    query = query_of([0, 0, 0], round=Round(1, LocalTraining(lr=0.1), replicates=2))
+    query = query_of([0, 0, 0], work=ClientWork(data=Splits(2)))
     updates = of_group(
         room, [0, 1, 2], [0] * 3, setting=setting_of(compared=sketch), query=query, sketch=sketch
     )
@@ -534,7 +571,7 @@ def test_signatures_leave_beside_the_sum():
         }
     )
     left_out = summed(room, [0] * 3, setting_of(compared=sketch), query, sketch).left_out
-    assert left_out[0] == "15 of 15 entries of its signatures are NaN or infinite"
+    assert left_out[0] == "15 of 15 entries of the client's unmasked sketches are NaN or infinite"
 
 
 NANS = torch.full((15,), torch.nan)
@@ -544,10 +581,13 @@ def test_a_sketch_that_tells_too_much_is_not_asked_for_and_stays_with_its_client
     sketch = CountSketch(0, D, 21)
     with pytest.raises(
         ConfigError,
-        match=r"21 numbers .* of updates of 40 parameters; lower signature.dim \(21\), so tha",
+        match=r"21 unmasked numbers .* of an update of 40 parameters; lower signature.dim \(21\) until",
     ):
         summed(Room.of(3), [0] * 3, setting_of(compared=sketch), sketch=sketch)
-    forbids = "the client's policy forbids to send 21 numbers unmasked beside an update of 40 parameters, at most"
+    forbids = (
+        "the client's policy forbids 21 unmasked numbers in addition to a "
+        "masked update of 40 parameters; it allows at most"
+    )
     for policy, most in ((Policy(min_honest=2), 20), (Policy(min_honest=2, max_clear=0), 0)):
         left_out = summed(Room.of(3, beside=21, policy=policy), [0] * 3).left_out
         assert left_out[0] == f"{forbids} {most} (max-clear in its node config)"
@@ -568,21 +608,22 @@ def test_where_nobody_answers_there_is_no_sum():
 def test_what_cannot_be_added_up_is_refused():
     with pytest.raises(
         ConfigError,
-        match="adds up updates of one model for each cluster, and is asked for gradients",
+        match="supports only updates of one model for each cluster, but the algorithm queries gradients",
     ):
-        summed(Room.of(3), [0] * 3, query=query_of([0] * 3, kind="gradients"))
-    with pytest.raises(ConfigError, match="is asked for the models of a mixture"):
-        summed(Room.of(3), [0] * 3, query=query_of([0] * 3, mixture=Mixture(False)))
-    with pytest.raises(ConfigError, match="is asked for models of clients; take another algorithm"):
-        summed(Room.of(3), [0] * 3, query=query_of([0] * 3, own=True, shares=True, anchors=[0] * 3))
-    pulled = Round(1, LocalTraining(lr=0.1, mu=0.5))
-    with pytest.raises(
-        ConfigError, match="some that train the same model are drawn to different ones"
-    ):
+        summed(Room.of(3), [0] * 3, query=query_of([0] * 3, work=ClientWork(steps=FullGradient())))
+    with pytest.raises(ConfigError, match="queries the models of a mixture"):
+        summed(
+            Room.of(3), [0] * 3, query=query_of([0] * 3, work=ClientWork(steps=Em(Mixture(False))))
+        )
+    work = ClientWork(start=FromStored(), store=LocalModel(), reply=DistanceToAnchor())
+    with pytest.raises(ConfigError, match="queries models of clients; use another algorithm"):
+        summed(Room.of(3), [0] * 3, query=query_of([0] * 3, work=work, anchors=[0] * 3))
+    pulled = ClientWork(steps=Proximal(0.5))
+    with pytest.raises(ConfigError, match="some clients have different anchors"):
         summed(
             Room.of(4),
             [0, 0, 0, 1],
-            query=query_of([0, 0, 0, 1], anchors=[0, 0, 1, 1], round=pulled),
+            query=query_of([0, 0, 0, 1], work=pulled, anchors=[0, 0, 1, 1]),
         )
 
 
@@ -596,10 +637,13 @@ def test_clients_with_a_list_of_the_others_keys_take_part():
     room.parties[3] = Party(3, peers=peers)
     updates = summed(room, [0] * 4)
     assert updates.ids == ()
-    assert updates.left_out[0] == "client 3's keys for the sum are not signed by its key"
+    assert (
+        updates.left_out[0]
+        == "the keys of client 3 for the sum are not signed by this client's own key"
+    )
     assert (
         updates.left_out[3]
-        == "asked as client 3, who has another key on this client's list of peers (peers-file)"
+        == "the request addresses this client as client 3, which has another key in this client's peers-file"
     )
     room.parties[3] = Party(
         3,
@@ -607,10 +651,10 @@ def test_clients_with_a_list_of_the_others_keys_take_part():
         peers={public: 7 if client == 3 else client for public, client in peers.items()},
     )
     assert summed(room, [0] * 4).left_out == {
-        3: "asked as client 3, who has another key on this client's list of peers (peers-file)"
+        3: "the request addresses this client as client 3, which has another key in this client's peers-file"
     }
     room.parties[3] = Party(3, key=keys[3])
     room.parties[0].peers = {key: client for key, client in peers.items() if client != 1}
     assert summed(room, [0] * 4).left_out == {
-        0: "clients [1] are not on this client's list of peers (peers-file)"
+        0: "clients [1] of the sum are not in this client's peers-file; add their keys there"
     }

@@ -172,7 +172,10 @@ def test_a_group_with_garbage_in_it_keeps_its_model():
         (1, [0, 2, 4]),
         (2, [0, 2, 4]),
     ]
-    assert "8 of the 8 check entries of the sum are not 3" in rejected[0]["because"]
+    assert (
+        "8 of the 8 check entries of the sum do not equal its number of clients, 3"
+        in rejected[0]["because"]
+    )
     mine, theirs = (
         {leaf.members: leaf.params for leaf in each.tree.leaves} for each in (run, plain)
     )
@@ -210,7 +213,7 @@ def test_clients_are_weighted_by_their_examples_though_they_register_with_size_c
 def test_a_cluster_that_is_too_small_keeps_its_model_and_an_event_says_why():
     run = run_of("oracle", grid=grid_of(federation_of((0, 0, 0, 1)), config=OF_THREE), rounds=1)
     assert reasons(run) == {
-        3: "not asked: its cluster's 1 clients in this round are fewer than a sum is of, 3 (network.secure_fewest)"
+        3: "not asked: its cluster has 1 clients in this round, and a sum needs at least 3 (network.secure_fewest)"
     }
 
 
@@ -219,7 +222,7 @@ def test_a_client_may_insist_on_sums():
     insists = grid_of(federation_of(SIX), config={**OF_THREE, **trusts})
     with pytest.raises(
         UpdateError,
-        match=r"forbids updates outside of a sum .* set network.secure_aggregation = true",
+        match=r"forbids updates without secure aggregation .* set network.secure_aggregation = true",
     ):
         run_of("fedavg", secure=False, grid=insists)
     assert_same(run_of("fedavg", grid=insists), run_of("fedavg", secure=False))
@@ -236,7 +239,8 @@ def test_a_client_that_insists_knows_the_others_keys(tmp_path: Path):
     ):
         run_of("fedavg", grid=insists)
     with pytest.raises(
-        ConfigError, match="or set trust-server-keys=true, which protects from no server that lies"
+        ConfigError,
+        match="or set trust-server-keys=true, which gives no protection against a malicious server",
     ):
         handler_of(policy=Policy(secure_aggregation=True))
     with pytest.raises(
@@ -278,7 +282,7 @@ def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
     run = run_of("fedavg", grid=grid, rounds=1)
     (why,) = reasons(run).values()
     assert set(reasons(run)) == {0}
-    assert why == "clients [5] are not on this client's list of peers (peers-file)"
+    assert why == "clients [5] of the sum are not in this client's peers-file; add their keys there"
 
 
 @pytest.mark.parametrize(
@@ -287,22 +291,23 @@ def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
         (
             FeSEM(clusters=2),
             {},
-            "FeSEM needs the updates of single clients; take another algorithm, or leave it out",
+            "FeSEM needs the updates of single clients; use another algorithm, or leave network.secure_aggregation out",
         ),
         (
             CFL(),
             {},
-            "CFL compares whole updates, which would be sent; set signature.kind = 'projected'",
+            "CFL would compare whole updates, which clients would have to send "
+            "unmasked; set signature.kind = 'projected'",
         ),
         (
             "fedavg",
             {"stream": False},
-            "the server has sums alone, as a run that streams; leave out stream = false",
+            "the server stores only sums of updates, as in a streaming run; leave stream = false out",
         ),
         (
             CFL(),
             {"signature": Signature(kind="projected", dim=64)},
-            "64 numbers .* 92 parameters; lower signature.dim",
+            "64 unmasked numbers .* 92 parameters; lower signature.dim",
         ),
         (
             "fedavg",
@@ -312,33 +317,33 @@ def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
         (
             "fedavg",
             {"aggregate": Aggregation(clip_above=3.0)},
-            "nobody can shorten an update that is part of a sum; l",
+            "the server cannot scale down single updates of a sum; l",
         ),
         (
             "fedem",
             {},
-            "FedEM asks each client for the component that they weigh most, from which its training data",
+            "FedEM queries the component that they weigh most of each client, which reveal its training data",
         ),
         (
             "ifca",
             {},
-            "IFCA asks each client for training losses, from which its training data can be read; take anot",
+            "IFCA queries training losses of each client, which reveal its training data; use anot",
         ),
         (
             "flux",
             {},
-            "FLUX asks each client for training accuracies and descriptors of their data, from which",
+            "FLUX queries training accuracies and descriptors of their data of each client, which",
         ),
         ("scaffold", {}, "Scaffold needs the updates of single clients"),
         (
             CFL(similarity="gradients"),
             {"signature": SKETCHES},
-            "CFL asks for gradients, which leave without masks",
+            "CFL queries gradients, which clients would send unmasked",
         ),
         (
             FLHC(),
             {"signature": SKETCHES},
-            "FLHC compares how long updates are, and signs of sketches tell their d",
+            "FLHC compares the norms of updates, but signs of sketches give only their d",
         ),
     ],
 )
@@ -362,7 +367,7 @@ def test_rules_have_to_be_possible():
         Network(clients=9, secure_colluders=3, secure_aggregation=True)
     with pytest.raises(
         ConfigError,
-        match=r"secure_fewest should be at most network.clients, 2: no sum could be had",
+        match=r"secure_fewest should be at most network.clients, 2, since otherwise no sum would be possible",
     ):
         Network(clients=2, secure_aggregation=True)
     with pytest.raises(
@@ -389,10 +394,11 @@ def test_rules_have_to_be_possible():
         RunConfig.read(config)
     config["network.secure_norm"] = 3
     assert RunConfig.read(config).network.rules == replace(Network().rules, norm=3.0)
-    with pytest.raises(ConfigError, match=r"IFCA asks each client for training losses"):
+    with pytest.raises(ConfigError, match=r"IFCA queries training losses of each client"):
         RunConfig.read({**config, "algorithm.name": "ifca"})
     with pytest.raises(
-        ConfigError, match=r"network.encoding = 'int8' is for updates that are sent one by one"
+        ConfigError,
+        match=r"network.encoding = 'int8' is not possible with network.secure_aggregation",
     ):
         RunConfig.read({**config, "network.encoding": "int8"})
 
@@ -413,8 +419,5 @@ def test_without_secure_aggregation_a_config_notes_nothing_of_it():
 
 def test_a_client_adds_up_updates_alone():
     handler = handler_of()
-    with pytest.raises(
-        UpdateError,
-        match="asked to add up something else than the updates of one model that is sent",
-    ):
+    with pytest.raises(UpdateError, match="the query requests a sum of models that clients store"):
         handler._trained_for_sum(Content({"own": True}))

@@ -85,14 +85,22 @@ def test_the_score_of_the_round_that_validation_data_chose_stands_beside_the_las
     )
 
 
+def scored(view: RunView, scores: list[float]) -> RunView:
+    """Return a run whose clients, 0 to 3, have these scores."""
+    rows = [row | {"accuracy": scores[row["client"]]} for row in view.run.client_rows]
+    return replace(view, run=replace(view.run, client_rows=rows))
+
+
 def test_each_run_has_a_card_and_is_measured_by_fedavg(subject):
-    cards = comparison_page(
-        [subject("cfl", 0.7), subject("fedavg", 0.5), subject("local", 0.4)], Path()
-    ).cards
-    assert cards == [
-        Card("cfl", "70.0 %", "+20.0 points against fedavg", "good", "@c0"),
+    runs = [
+        scored(subject("cfl", 0.7), [0.68, 0.72, 0.7, 0.7]),
+        scored(subject("fedavg", 0.5), [0.5, 0.5, 0.5, 0.5]),
+        scored(subject("local", 0.4), [0.1, 0.9, 0.2, 0.4]),
+    ]
+    assert comparison_page(runs, Path()).cards == [
+        Card("cfl", "70.0 %", "+20.0 points [17.4, 22.6] against fedavg", "good", "@c0"),
         Card("fedavg", "50.0 %", "accuracy", "", "@c1"),
-        Card("local", "40.0 %", "−10.0 points against fedavg", "bad", "@c2"),
+        Card("local", "40.0 %", "−10.0 points [−66.6, 46.6] against fedavg", "", "@c2"),
     ]
 
 

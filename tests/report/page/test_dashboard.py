@@ -129,7 +129,7 @@ def test_who_asks_by_another_name_is_refused(tmp_path: Path, name: str):
     with Dashboard("mine", 3, tmp_path, 0) as dashboard:
         for path in ("/", "/state"):
             code, body, _ = ask(dashboard, path, Host=name.format(port=dashboard.port))
-            assert (code, body) == (403, f"open {dashboard.url}")
+            assert (code, body) == (403, f"this host name is not allowed: open {dashboard.url}")
         assert ask(dashboard, "/state", Host=f"localhost:{dashboard.port}")[0] == 200
         assert ask(dashboard, "/config.toml")[:2] == (404, "not found: the pages are / and /state")
 
@@ -151,7 +151,8 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path):
     with (
         Dashboard("mine", 3, tmp_path, 0) as first,
         pytest.raises(
-            RunError, match=rf"cannot listen on port {first.port}: .*; choose another with --port"
+            RunError,
+            match=rf"the dashboard cannot listen on port {first.port}: .*; choose another port with --port",
         ),
     ):
         Dashboard("second", 3, tmp_path, first.port)
@@ -170,7 +171,7 @@ def test_a_page_that_cannot_be_drawn_does_not_end_the_run(
     with Dashboard("mine", 3, tmp_path, 0) as dashboard:
         dashboard.show(rounds[0])
         assert ask(dashboard, "/state")[:2] == (500, "{}")
-    assert "the dashboard cannot be drawn" in caplog.text
+    assert "the dashboard cannot build its page" in caplog.text
 
 
 def test_the_end_waits_for_a_browser_that_is_there_and_for_nobody_else(

@@ -69,28 +69,31 @@ def test_what_stays_with_clients_is_told_in_a_few_words(make_run, page_of):
 @pytest.mark.parametrize(
     ("shift", "note", "trend"),
     [
-        (0.1, "+10.0 points against fedavg", "good"),
-        (-0.1, "−10.0 points against fedavg", "bad"),
-        (0.0, "+0.0", ""),
+        (0.1, "+10.0 points [5.9, 14.1] against fedavg", "good"),
+        (-0.1, "−10.0 points [−14.1, −5.9] against fedavg", "bad"),
+        (0.0, "+0.0 points [−4.1, 4.1] against fedavg", ""),
     ],
 )
 def test_accuracy_is_told_against_another_run(make_run, page_of, shift, note, trend):
     run, other = make_run(), make_run()
-    rows = [row | {"accuracy": 0.75 - shift} for row in other.client_rows]
+    noise = [0.03, -0.03, 0.01, -0.01]  # of the clients 0 to 3
+    rows = [
+        row | {"accuracy": row["accuracy"] - shift + noise[row["client"]]}
+        for row in other.client_rows
+    ]
     card = page_of(run, replace(other, client_rows=rows), "fedavg").cards[0]
-    assert (card.note[: len(note)], card.trend) == (note, trend)
+    assert (card.note, card.trend) == (note, trend)
 
 
 def test_of_perplexity_less_is_more(make_run, page_of):
     run = make_run(language=True)
-    other = replace(
-        run, client_rows=[row | {"loss": float(np.log(21.25))} for row in run.client_rows]
-    )
+    rows = [row | {"loss": float(np.log(20 + row["client"]))} for row in run.client_rows]
+    other = replace(run, client_rows=rows)
     card = page_of(run, other, "fedavg").cards[0]
     assert (card.label, card.value, card.note, card.trend) == (
         "Perplexity",
         "11.2",
-        "−10.0 against fedavg",
+        "−11.5 [−13.6, −9.4] against fedavg",
         "good",
     )
 
@@ -290,6 +293,23 @@ def checked(kind: str, number: int, p_value: float, **numbers: float | None) -> 
     return {"round": number, "kind": kind, "node": 0, "clusters": [[0, 1], [2, 3]], **values}
 
 
+def test_repeated_checks_tell_e_value_number_level_left_and_what_they_could_find(
+    make_run, section, page_of, table
+):
+    repeated = {"tests": 5, "level_left": 0.00025}
+    events = [
+        checked("checked", 2, 0.4, e_value=2.5, smallest_group=3, **repeated),
+        checked("checked", 4, 1.0, smallest_group=0, **repeated),
+    ]
+    found = section(page_of(replace(make_run(), events=events)), "checks")
+    assert "could not have been found by this check alone" in found.caption
+    shown = table(found, "Checks")
+    assert [row[4:8] for row in shown.rows] == [
+        ["2.5", "5", "0.00025", "3"],
+        ["", "5", "0.00025", "none"],
+    ]
+
+
 def test_checks_tell_p_value_level_and_gain(make_run, section, page_of, table):
     events = [checked("regrouped", 2, 0.001), checked("checked", 4, 0.2, gamma=1.5)]
     found = section(page_of(replace(make_run(), events=events)), "checks")
@@ -308,8 +328,8 @@ def test_checks_tell_p_value_level_and_gain(make_run, section, page_of, table):
         "a line of one point is not seen"
     )
     assert table(found, "Checks").rows == [
-        ["2", "changed to 2 + 2", "0.001", "0.01", "0.5", "0.1", "∞"],
-        ["4", "unchanged 2 + 2", "0.2", "0.01", "0.5", "0.1", "1.50"],
+        ["2", "changed to 2 + 2", "0.001", "0.01", "", "", "", "", "0.5", "0.1", "∞"],
+        ["4", "unchanged 2 + 2", "0.2", "0.01", "", "", "", "", "0.5", "0.1", "1.50"],
     ]
 
 
@@ -345,7 +365,8 @@ def test_tests_of_cfl_show_which_cluster_was_split(make_run, section, page_of, t
 
 def test_answers_left_out_are_counted_by_round_reason_and_client(make_run, section, page_of, table):
     far, further = (
-        f"norm {norm}, more than 20 times its cluster's median, 0.687" for norm in (21, 36.5)
+        f"norm {norm}, more than 20 times the median norm of its cluster, 0.687"
+        for norm in (21, 36.5)
     )
     events = [
         {
@@ -378,7 +399,7 @@ def test_answers_left_out_are_counted_by_round_reason_and_client(make_run, secti
     )
     assert [(bar["name"], bar["x"], bar["y"]) for bar in found.figures[""]["data"]] == [
         ("norm #", [1, 3], [1, 1]),
-        ("norm more than 20 times its cluster's median", [1, 3], [0, 2]),
+        ("norm more than 20 times the median norm of its cluster", [1, 3], [0, 2]),
         ("no answer", [1, 3], [1, 0]),
     ]
     assert table(found, "By client").rows == [["0", "2"], ["1", "1"], ["2", "1"], ["3", "1"]]
@@ -386,8 +407,8 @@ def test_answers_left_out_are_counted_by_round_reason_and_client(make_run, secti
 
 def test_what_was_limited_is_counted_by_how_and_by_client(make_run, section, page_of, table):
     capped, shortened = (
-        "weight 9, counts with 4: 2 times the median client's",
-        "norm 7, shortened to 5 times the median of all, 1.2",
+        "weight 9, limited to 4: 2 times the median weight of all clients",
+        "norm 7, scaled down to 5 times the median norm of all clients, 1.2",
     )
     how = {"1": f"{capped}; {shortened}"}
     limited = [
@@ -405,8 +426,8 @@ def test_what_was_limited_is_counted_by_how_and_by_client(make_run, section, pag
         assert found.title == title
         assert table(found, "Limited updates, by client").rows == [["1", "4"]]
         assert table(found, "Limited updates, by measure").rows == [
-            ["weight #, counts with #: 2 times the median client's", "2"],
-            ["norm shortened to 5 times the median of all", "2"],
+            ["weight #, limited to #: 2 times the median weight of all clients", "2"],
+            ["norm scaled down to 5 times the median norm of all clients", "2"],
         ]
 
 
@@ -434,7 +455,9 @@ def test_newcomers_are_shown_as_assign_wrote_them(make_run, section, page_of, ta
         page_of(make_run(), newcomers={"summary": summary, "newcomers": [row]}), "newcomers"
     )
     assert [trace["y"] for trace in found.figures[""]["data"]] == [[0.9], [0.5], [0.7], [0.95]]
-    assert "100 % were assigned to a cluster of their true one. 1 fit no cluster" in found.caption
+    assert (
+        "100 % were assigned to clients of the same true cluster. 1 fit no cluster" in found.caption
+    )
     lines = table(found, "Newcomers").rows
     assert lines[0] == [
         "late",

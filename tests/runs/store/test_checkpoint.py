@@ -142,7 +142,7 @@ def test_a_missing_file_is_named(written, name):
 def test_a_file_cut_off_is_named(written, name):
     whole = (written / name).read_bytes()
     (written / name).write_bytes(whole[:-1])
-    text = f"{written / name} is damaged: its SHA-256 is not the one in checkpoint.json"
+    text = f"{written / name} is damaged: its SHA-256 differs from the one in checkpoint.json"
     with pytest.raises(CheckpointError, match=re.escape(text)):
         Checkpoint.read(written)
 
@@ -154,7 +154,7 @@ def test_one_flipped_bit_is_found(written, name, place):
     content[int(place * len(content))] ^= 1
     (written / name).write_bytes(content)
     with pytest.raises(
-        CheckpointError, match=re.escape(f"{written / name} is damaged: its SHA-256 is not")
+        CheckpointError, match=re.escape(f"{written / name} is damaged: its SHA-256 differs")
     ):
         Checkpoint.read(written)
 
@@ -205,7 +205,7 @@ def test_what_is_no_manifest_is_one_clear_error(written, content):
 def test_a_format_of_the_future_is_refused(written):
     manifest = json.loads((written / "checkpoint.json").read_text())
     (written / "checkpoint.json").write_text(json.dumps({**manifest, "format": FORMAT + 1}))
-    text = f"{written} has format {FORMAT + 1}, this version reads format {FORMAT}"
+    text = f"{written} has format {FORMAT + 1}, but this version of fedclade reads format {FORMAT}"
     with pytest.raises(CheckpointError, match=re.escape(text)):
         Checkpoint.read(written)
 
@@ -215,7 +215,7 @@ def test_files_that_are_whole_but_make_no_checkpoint_are_one_clear_error(written
     manifest = json.loads((written / "checkpoint.json").read_text())
     manifest["sha256"]["run.json"] = sha256_of(written / "run.json")
     (written / "checkpoint.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=re.escape(f"{written}: TypeError: ")):
+    with pytest.raises(CheckpointError, match=re.escape(f"{written} cannot be read: TypeError: ")):
         Checkpoint.read(written)
 
 
@@ -277,7 +277,7 @@ def test_what_is_damaged_in_a_checkpoint_is_not_taken_for_right_in_a_later_one(t
     RunFolder(tmp_path).save(dataclasses.replace(a_checkpoint(10), rows=rows_of(10)))
     name = newest.with_name("round-000010") / "record" / shared.name
     with pytest.raises(
-        CheckpointError, match=re.escape(f"{name} is damaged: its SHA-256 is not the one in")
+        CheckpointError, match=re.escape(f"{name} is damaged: its SHA-256 differs from the one in")
     ):
         Checkpoint.read(newest.with_name("round-000010"))
     assert Checkpoint.read(newest).rows == rows_of(9)
@@ -330,6 +330,7 @@ def test_members_that_are_not_there_are_refused(written, name):
     manifest["sha256"]["tree/tree.json"] = sha256_of(path)
     (written / "checkpoint.json").write_text(json.dumps(manifest))
     with pytest.raises(
-        CheckpointError, match=r"members should be a list, or the name of a file|No such file"
+        CheckpointError,
+        match=r"members should be a list of client ids, or the name of a file|No such file",
     ):
         Checkpoint.read(written)

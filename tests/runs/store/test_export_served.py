@@ -78,7 +78,7 @@ def ran(name: str, options: dict, model=perceptron, **settings) -> Run:
         **settings,
     }
     algorithm = build_algorithm(name, options, dict(enumerate(TRUTH)))
-    many = algorithm.initial_models > 1
+    many = algorithm.requires.initial_models > 1
     return simulate(algorithm, model if many else model(), FEDERATION, **settings)
 
 
@@ -270,7 +270,7 @@ def test_a_client_that_was_not_evaluated_gets_its_leaf_s_model(tmp_path):
 
 def test_weights_that_only_a_client_of_a_network_has_are_not_exported(mixture_run, tmp_path):
     there = replace(mixture_run, kept={}, config={**mixture_run.config, "network": {}})
-    text = "client 2 is served with a mixture of all models, and over a network its weights stay with it; export single"
+    text = "client 2 is evaluated with a mixture of all models, but over a network only the client stores its weights"
     with pytest.raises(RunError, match=re.escape(text)):
         export_model(there, tmp_path / "two.safetensors", client=2)
     assert not list(tmp_path.iterdir())
@@ -282,7 +282,7 @@ def test_a_model_that_only_a_client_of_a_network_has_is_not_exported(name, tmp_p
     run = ran(name, OPTIONS.get(name, {}), rounds=1)
     there = replace(run, kept={}, config={**run.config, "network": {}})
     with pytest.raises(
-        RunError, match="no model of client 2: over a network it stays with it; export the server's"
+        RunError, match="no model of client 2: over a network, only the client stores its own model"
     ):
         export_model(there, tmp_path / "two.safetensors", client=2)
 
@@ -290,14 +290,14 @@ def test_a_model_that_only_a_client_of_a_network_has_is_not_exported(name, tmp_p
 def test_a_client_without_weights_is_named(tmp_path):
     run = ran("fedrc", {"clusters": 2}, rounds=1, client_fraction=0.3, evaluate_clients=1)
     client = next(client for client in FEDERATION.ids if client not in run.kept)
-    text = f"client {client} is served with a mixture of all models, and this run has no weights of it: it was neither"
+    text = f"client {client} is evaluated with a mixture of all models, but this run has no weights of the client"
     with pytest.raises(RunError, match=re.escape(text)):
         export_model(run, tmp_path / "none.safetensors", client=client)
 
 
 def test_weights_of_another_number_of_models_are_damaged(mixture_run, tmp_path):
     kept = {**mixture_run.kept, 2: {"mixture": torch.tensor([0.5, 0.5], dtype=torch.float64)}}
-    with pytest.raises(RunError, match="the run is damaged: client 2 has 2 weights of 3 models"):
+    with pytest.raises(RunError, match="the run is damaged: client 2 has 2 weights for 3 models"):
         export_model(replace(mixture_run, kept=kept), tmp_path / "two.safetensors", client=2)
 
 
@@ -305,7 +305,7 @@ def test_a_run_of_before_the_task_was_kept_is_told_apart(mixture_run, tmp_path):
     summary = {key: value for key, value in mixture_run.summary.items() if key != "task"}
     before = replace(mixture_run, summary=summary)
     with pytest.raises(
-        RunError, match=r"written before the kind of its task was kept.* run its config\.toml again"
+        RunError, match=r"did not record the kind of the task.* run its config\.toml again"
     ):
         export_model(before, tmp_path / "two.safetensors", client=2)
     named = replace(before, config={**before.config, "task": {"name": "classification"}})
@@ -318,7 +318,7 @@ def test_a_run_of_before_the_task_was_kept_is_told_apart(mixture_run, tmp_path):
 def test_no_one_adapter_is_a_mixture(tmp_path):
     lora = LoRA(targets=("1",), rank=2, train=("3.*",))
     run = ran("fedem", {"clusters": 2}, rounds=1, adapter=lora)
-    text = "client 2 is served with a mixture of 2 models, which no one adapter is; export that of one model with"
+    text = "client 2 is evaluated with a mixture of 2 models, which cannot be exported as a single adapter"
     with pytest.raises(RunError, match=re.escape(text)):
         export_adapter(run, tmp_path / "adapter", client=2, alpha=1.0)
     assert not list(tmp_path.iterdir())

@@ -82,7 +82,7 @@ def test_one_flipped_bit_in_a_weight_is_not_exported(folder):
     path.write_bytes(content)
     assert_damaged(
         folder,
-        f"{path} is damaged: its SHA-256 is not the one in manifest.json; restore it from a copy",
+        f"{path} is damaged: its SHA-256 differs from the one in manifest.json; restore it from a copy",
     )
 
 
@@ -121,7 +121,7 @@ def test_the_config_of_an_unfinished_run_is_checked(tmp_path):
     (tmp_path / "config.toml").write_text(text.replace("seed = 0", "seed = 4"))
     with pytest.raises(
         RunError,
-        match=r"config\.toml is not what was written: its SHA-256 is not the one in its last",
+        match=r"config\.toml was changed: its SHA-256 differs from the SHA-256 in its last",
     ):
         read_run_config(tmp_path)
 
@@ -199,7 +199,7 @@ DAMAGES = {
     "an event without a kind": (event(kind=...), "line 1 of events.jsonl lacks kind"),
     "an event of no node": (
         event(node=99),
-        "line 1 of events.jsonl should be of a node from 0 to 2, got 99",
+        "line 1 of events.jsonl: node should be the id of a node, from 0 to 2, got 99",
     ),
     "an event with words": (
         event(round="[bold]"),
@@ -232,7 +232,7 @@ DAMAGES = {
     ),
     "rows of no node": (
         table("clients", lambda row: row.update(cluster=7)),
-        "should be of a node from 0 to 2, got 7",
+        "should be the id of a node, from 0 to 2, got 7",
     ),
     "too many rows": (
         lambda folder: pq.write_table(pa.table({"round": [1] * 1000}), folder / "metrics.parquet"),
@@ -240,36 +240,36 @@ DAMAGES = {
     ),
     "a similarity of no node": (
         similarities(**{"9_1_clients": np.arange(2), "9_1_alpha": np.eye(2)}),
-        "9/1/alpha.npy should be the one matrix of a node from 0 to 2",
+        "9/1/alpha.npy should be the only matrix of its node, with a node from 0 to 2",
     ),
     "a similarity of other clients": (
         similarities(**{"0_1_clients": np.arange(3), "0_1_alpha": np.eye(2)}),
-        "0/1/alpha.npy should have a row and a column for each client, got (2, 2)",
+        "0/1/alpha.npy should have a row and a column for each of 3 clients, got the shape [2, 2]",
     ),
     "a similarity of one client twice": (
         similarities(**{"0_1_clients": np.array([1, 1]), "0_1_alpha": np.eye(2)}),
-        "the clients of 0/1/alpha.npy should be different clients, numbered from 0",
+        "the clients of 0/1/alpha.npy should have distinct ids of at least 0",
     ),
     "a circle of parents": (
         node(1, parent=2),
-        "the parent of node 1 should be a node before it, got 2",
+        "the parent of node 1 should be a node with a smaller id, got 2",
     ),
     "a node of itself": (
         node(2, parent=2),
-        "the parent of node 2 should be a node before it, got 2",
+        "the parent of node 2 should be a node with a smaller id, got 2",
     ),
     "two roots": (
         node(1, parent=None),
-        "the parent of node 1 should be a node before it, got None",
+        "the parent of node 1 should be a node with a smaller id, got None",
     ),
     "a root with a parent": (
         node(0, parent=0),
-        "the parent of node 0 should be a node before it, got 0",
+        "the parent of node 0 should be a node with a smaller id, got 0",
     ),
-    "nodes in disorder": (node(1, id=2), "node 1 should be in place 1, where 2 is"),
+    "nodes in disorder": (node(1, id=2), "the node at index 1 should have the id 1, got 2"),
     "a member twice": (
         node(1, members=[0, 0]),
-        "the members of node 1 should be different and in order",
+        "the members of node 1 should be distinct and in ascending order",
     ),
     "a member that is none": (
         node(1, members=[True, 2]),
@@ -281,11 +281,11 @@ DAMAGES = {
     ),
     "no nodes": (
         json_change("tree/tree.json", lambda tree: tree.update(nodes=[])),
-        "there is no root",
+        "the tree should have a root, got no node",
     ),
     "cached of others": (
         node(1, members=[0, 1, 2]),
-        "cached of node 1 should be a row for each member, got [2, 28]",
+        "cached of node 1 should be a matrix with a row for each member, got the shape [2, 28]",
     ),
     "a layout of words": (
         json_change("tree/tree.json", lambda tree: tree.update(layout="flat")),
@@ -293,7 +293,7 @@ DAMAGES = {
     ),
     "a layout twice in a place": (
         json_change("tree/tree.json", lambda tree: tree["layout"]["tied"].update(a="b")),
-        "each tensor should have one place, and tied ones that of another",
+        "the tensors of a layout should have distinct names, and each tied tensor should refer to one",
     ),
 }
 
@@ -312,7 +312,9 @@ def test_what_has_another_structure_is_one_clear_error_with_sums_and_without(fol
 
 def test_a_circle_of_parents_does_not_hang(folder):
     node(1, parent=2)(folder)
-    with pytest.raises(RunError, match="the parent of node 1 should be a node before it, got 2"):
+    with pytest.raises(
+        RunError, match="the parent of node 1 should be a node with a smaller id, got 2"
+    ):
         read_tree(folder / "tree")
 
 
@@ -326,7 +328,8 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before(folder):
                 big.write(bytes(2**20))
     assert (folder / "similarities.npz").stat().st_size < 20_000
     assert_damaged(
-        resealed(folder), "0/1/alpha.npy should be of at most 1000 clients, got 9,437,184 bytes"
+        resealed(folder),
+        "0/1/alpha.npy should have at most 8,004,096 bytes, for 1,000 clients, got 9,437,184 bytes",
     )
 
 
@@ -348,7 +351,10 @@ def test_tensors_of_another_size_are_refused(folder):
 
     tensors = load_file(folder / "tree/tree.safetensors")
     save_file({**tensors, "1/params": torch.zeros(5)}, folder / "tree/tree.safetensors")
-    assert_damaged(resealed(folder), "params of node 1 should be of shape [28], got [5]")
+    assert_damaged(
+        resealed(folder),
+        "params of node 1 should be floating-point numbers of the shape [28], got the shape [5]",
+    )
 
 
 @pytest.mark.parametrize(
@@ -408,7 +414,7 @@ def test_models_of_a_network_are_private_and_others_as_readable_as_the_folder(
     [
         (
             lambda rows: rows["newcomers"][0].update(accuracy=0.9),
-            "its SHA-256 is not the one in it",
+            "newcomers.json was changed: its SHA-256 differs from the recorded SHA-256",
         ),
         (lambda rows: rows["newcomers"][0].pop("path"), "newcomers.json: newcomers[0] lacks path"),
         (lambda rows: rows.update(summary=3), "newcomers.json: summary should be a table, got 3"),

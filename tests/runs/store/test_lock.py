@@ -13,7 +13,7 @@ from fedclade import CFL, LocalTraining, Run, RunError, RunInterrupted, simulate
 from fedclade.runs.store.manifest import LOCK, Lock
 from tests.tiny import federation_of, linear
 
-BUSY = "another process is writing to the run folder {}; wait until it is done, stop it, or name another folder"
+BUSY = "another process is writing to the run folder {}; wait until the process ends, stop it, or name another folder"
 
 
 def run_in(folder: Path, **settings) -> Run:
@@ -112,15 +112,16 @@ def test_what_another_process_began_meanwhile_is_not_overwritten(tmp_path, monke
 
     begin = rounds_module.run_rounds
 
-    def late(*arguments):
+    def late(*arguments, **named):
         with monkeypatch.context() as patch:
-            patch.setattr("fedclade.runs.simulation.run_rounds", begin)
+            patch.setattr("fedclade.runs.assembly.run_rounds", begin)
             run_in(tmp_path / "run", seed=7)
-        return begin(*arguments)
+        return begin(*arguments, **named)
 
-    monkeypatch.setattr("fedclade.runs.simulation.run_rounds", late)
+    monkeypatch.setattr("fedclade.runs.assembly.run_rounds", late)
     with pytest.raises(
-        RunError, match="holds a run of another config: its seed is 7, not 0; name another folder"
+        RunError,
+        match="contains a run with another config: its seed is 7, not 0; name another folder",
     ):
         run_in(tmp_path / "run")
     assert Run.load(tmp_path / "run").config["seed"] == 7

@@ -78,6 +78,7 @@ def test_the_folder_holds_what_the_contract_names(finished, tmp_path):
         "similarities.npz",
         "tree",
         "manifest.json",
+        "gains.json",
     }
     assert {path.name for path in (folder / "tree").iterdir()} == {"tree.json", "tree.safetensors"}
 
@@ -154,7 +155,7 @@ def test_another_format_is_refused(finished, tmp_path):
     folder = finished.save(tmp_path / "run")
     (folder / "summary.json").write_text(json.dumps({**finished.summary, "format": 99}))
     text = re.escape(
-        f"{folder} has format 99, this version of fedclade reads formats 1, 2 and {FORMAT}"
+        f"{folder} has format 99, but this version of fedclade reads formats 1, 2 and {FORMAT}"
     )
     with pytest.raises(RunError, match=text):
         Run.load(folder)
@@ -331,7 +332,7 @@ def test_an_unfinished_run_says_how_to_continue_it(finished, tmp_path):
     with pytest.raises(RunError, match=text):
         Run.load(folder)
     text = re.escape(
-        f"{folder} holds an unfinished run; continue it with: fedclade resume {folder}, or name another"
+        f"{folder} contains an unfinished run; continue it with: fedclade resume {folder}, or name another"
     )
     with pytest.raises(RunError, match=text):
         finished.save(folder)

@@ -36,6 +36,6 @@ def test_a_layout_whose_shared_part_is_not_of_the_whole_is_damaged(tmp_path):
     path.write_text(json.dumps(content))
     with pytest.raises(
         RunError,
-        match=r"layout .* is damaged: ValueError: what is shared should be a part of the full",
+        match=r"layout .* is damaged: ValueError: the tensors that clients share should be",
     ):
         read_layout(tmp_path / "tree")

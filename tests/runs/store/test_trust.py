@@ -39,8 +39,9 @@ def model(input_shape, outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
 """
 REFUSAL = (
-    r"'planted_code:model' is named by the config of the run folder, and importing it would run code; if you trust "
-    r"where the folder comes from, allow it with --trust, in Python with Run.load\(folder, trust=True\)"
+    r"'planted_code:model' is not imported, because the config of the run folder names it, and importing it would run "
+    r"code; if you trust the source of the folder, allow the import with --trust, or in Python with "
+    r"Run.load\(folder, trust=True\)"
 )
 
 
@@ -131,11 +132,13 @@ def test_limits_end_with_their_block_and_nest():
         assert imported("math:pi", "number") == pytest.approx(3.14159, abs=1e-4)
         with (
             reading_folder(trust=False),
-            pytest.raises(UntrustedNameError, match="number 'math:pi' is named by"),
+            pytest.raises(
+                UntrustedNameError, match="number 'math:pi' is not imported, because the config of"
+            ),
         ):
             imported("math:pi", "number")
         with pytest.raises(
-            ConfigError, match="number 'math:e' is not imported here, since the run names it"
+            ConfigError, match="number 'math:e' is not imported, because the server chose"
         ):
             imported("math:e", "number")
     assert imported("math:e", "number") > 2.7

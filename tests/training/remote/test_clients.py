@@ -18,7 +18,18 @@ from fedclade import ConfigError, EngineError, LocalTraining, ModelError, Update
 from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
 from fedclade.channel import CountSketch, Meter, Streaming, Traffic
 from fedclade.channel.compose import client_side, received
-from fedclade.core import OWN, Layout, Mixture, Round
+from fedclade.core import (
+    OWN,
+    ClientWork,
+    Em,
+    FromStored,
+    Layout,
+    LocalModel,
+    Mixture,
+    NoReply,
+    Proximal,
+    Round,
+)
 from fedclade.data import StatisticsQuery
 from fedclade.tasks import Task
 from fedclade.training import SimulatedClients
@@ -147,6 +158,7 @@ def assert_same(got: Updates, expected: Updates):
 
 
 ROUND = Round(1, SPEC, seed=3)
+OF_ITS_OWN = ClientWork(start=FromStored(), store=LocalModel(), reply=NoReply())
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 7])
@@ -157,9 +169,10 @@ def test_all_queries_are_replied_to_in_the_order_asked(count):
     for theirs in ("train", "gradients"):
         got = getattr(clients, theirs)(ids, models(clients), rows, ROUND)
         assert_same(got, getattr(plain, theirs)(ids, models(plain), rows, ROUND))
-    proximal = replace(ROUND, spec=replace(SPEC, mu=0.5))
-    anchored = clients.train(ids, models(clients, 3), rows, proximal, [2, 2, 0, 0, 1])
-    assert_same(anchored, plain.train(ids, models(plain, 3), rows, proximal, [2, 2, 0, 0, 1]))
+    pulled, anchors = ClientWork(steps=Proximal(0.5)), [2, 2, 0, 0, 1]
+    anchored = clients.train(ids, models(clients, 3), rows, ROUND, pulled, anchors=anchors)
+    expected = plain.train(ids, models(plain, 3), rows, ROUND, pulled, anchors=anchors)
+    assert_same(anchored, expected)
     twice, rows = [6, 2, 6, 4, 2], [0, 1, 1, 0, 0]
     scores, expected = (
         each.evaluate(twice, models(each), rows, "test") for each in (clients, plain)
@@ -201,8 +214,9 @@ def test_a_mixture_is_trained_and_evaluated_as_in_one_process():
     for number in (1, 2):
         this, ids = replace(ROUND, number=number), [5, 0, 3, 1, 6]
         got, expected = (
-            each.train(ids, models(each, 3), [0] * 5, this, mixture=asked) for each in (clients, plain)
-        )  # fmt: skip
+            each.train(ids, models(each, 3), [0] * 5, this, ClientWork(steps=Em(asked)))
+            for each in (clients, plain)
+        )
     assert_same(got, expected)
     assert torch.equal(got.components, expected.components)
     scores = [
@@ -314,10 +328,11 @@ def test_what_clients_keep_goes_with_them(personal):
     plain = in_process(personal)
     spec = replace(SPEC, optimizer="adam", keep_state=True)
     for number in (1, 2, 2, 3):  # the second is put again, as a server may
-        this = replace(ROUND, number=number, spec=spec)
+        this = replace(ROUND, number=number, local=spec)
         for each in (clients, plain):
             if not personal:
-                each.train([0, 2, 4], models(each), [OWN if number > 1 else 0] * 3, this, own=True)
+                rows = [OWN if number > 1 else 0] * 3
+                each.train([0, 2, 4], models(each), rows, this, OF_ITS_OWN)
             each.train([1, 3, 5], models(each), [0, 1, 1], this)
         clients._place({client: 1 - home for client, home in clients._homes.items()})
     kept, expected = clients.store.tensors(before=True), plain.store.tensors(before=True)
@@ -342,7 +357,7 @@ def test_an_actor_that_dies_is_replaced_or_its_clients_go_to_the_others(room, ca
     assert_same(got, in_process().train(range(7), models(clients), [0] * 7, ROUND))
     assert len(clients._pool.slots) == room
     assert "an actor died, and its part of the round is repeated: killed by a signal" in caplog.text
-    assert ("its clients go to the other 2" in caplog.text) == (room == 2)
+    assert ("are assigned to the other 2" in caplog.text) == (room == 2)
     again = replace(ROUND, number=2)
     expected = in_process().train(range(7), models(clients), [0] * 7, again)
     assert_same(clients.train(clients.ids, models(clients), [0] * 7, again), expected)
@@ -352,12 +367,13 @@ def test_actors_that_die_again_and_again_end_the_run():
     clients, _ = on_actors(2, fails=[True] * 9)
     with pytest.raises(
         EngineError,
-        match=r"actors have died 4 times with the same part of a query, the last .*: killed",
+        match=r"actors have died 4 times on the same part of a query; the last .*: killed",
     ):
         clients.train(clients.ids, models(clients), [0] * 7, ROUND)
     clients, _ = on_actors(1, fails=[True], room=0)
     with pytest.raises(
-        EngineError, match="the only actor has died, and there is no room for another: killed"
+        EngineError,
+        match="the only actor has died, and the Ray cluster has no room for another actor: killed",
     ):
         clients.train(clients.ids, models(clients), [0] * 7, ROUND)
 
@@ -406,7 +422,7 @@ def test_actors_end_once_and_reply_no_more():
     clients.close()
     clients.close()
     assert fake.left
-    with pytest.raises(EngineError, match="the actors of this run have ended"):
+    with pytest.raises(EngineError, match="the actors of this run have been ended"):
         clients.train([0], models(clients), [0], ROUND)
 
 

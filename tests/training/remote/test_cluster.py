@@ -33,7 +33,7 @@ def test_more_than_there_is_room_for_are_refused():
     with pytest.raises(ConfigError, match=r"1 actors of 16 cores each .* room for 0"):
         Room.of([(8, 0)], Actors(cores=16), "auto")
     with pytest.raises(
-        ConfigError, match="device 'cuda' was asked for, but the Ray cluster has no GPU"
+        ConfigError, match="device 'cuda' was requested, but the Ray cluster has no GPU"
     ):
         Room.of([(8, 0)], Actors(), "cuda")
 
@@ -47,7 +47,8 @@ def test_numbers_and_engines_are_checked():
     with pytest.raises(ConfigError, match="unknown engine 'ray'"):
         Actors(engine="ray")
     with pytest.raises(
-        ConfigError, match=r"actors are those of engine 'ray', and this run has engine 'loop'"
+        ConfigError,
+        match=r"actors can be used with engine 'ray' only, but this run has engine 'loop'",
     ):
         actors_from(2, "loop")
     assert actors_from(2, "ray") == Actors(count=2)

@@ -174,7 +174,7 @@ def test_a_node_that_is_removed_in_a_round_changes_nothing(cluster, tmp_path, ca
             cluster.remove_node(more, allow_graceful=False)
 
     got = watched(tmp_path, remove, actors=6)
-    assert "its clients go to the other" in caplog.text
+    assert "of the dead actor are assigned to the other" in caplog.text
     assert_same(got, run("cfl"))
 
 

@@ -198,13 +198,19 @@ def test_dropout_of_a_transformer_belongs_to_each_client():
     [
         (
             lambda: Attends(output, batch_first=False),
-            r"'attention' \(MultiheadAttention\) has batch_first False",
+            r"'attention' \(MultiheadAttention\) has the option batch_first=False, but",
         ),
-        (lambda: Attends(output, add_bias_kv=True), r"\(MultiheadAttention\) has add_bias_kv"),
-        (lambda: Attends(output, add_zero_attn=True), r"\(MultiheadAttention\) has add_zero_attn"),
+        (
+            lambda: Attends(output, add_bias_kv=True),
+            r"\(MultiheadAttention\) has the option add_bias_kv=True, but",
+        ),
+        (
+            lambda: Attends(output, add_zero_attn=True),
+            r"\(MultiheadAttention\) has the option add_zero_attn=True, but",
+        ),
         (
             lambda: Text(batch_first=False),
-            r"'encoder.layers.0.self_attn' \(MultiheadAttention\) has batch_first False",
+            r"'encoder.layers.0.self_attn' \(MultiheadAttention\) has the option batch_first=False",
         ),
     ],
 )
@@ -218,9 +224,12 @@ def test_what_cannot_be_stacked_is_refused(build, message):
     [
         (
             lambda: Attends(lambda a, x: a(x[0], x[0], x[0])[0].expand_as(x)),
-            r"takes \[batch, length, width\], got .*8",
+            r"should have shape \[batch, length, width\], got .*8",
         ),
-        (lambda: Text(expand=False), r"fails on clients together: shape .* is invalid"),
+        (
+            lambda: Text(expand=False),
+            r"fails when several clients are trained together: shape .* is invalid",
+        ),
     ],
 )
 def test_what_fails_on_clients_together_is_found_out(build, message):

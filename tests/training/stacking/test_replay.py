@@ -194,8 +194,8 @@ def test_what_cannot_be_recorded_is_told():
     task = task_for("by hand", SPECS["plain"])
     told = objection(StackedEngine(Replay(refuses)), task, rounds=3)
     assert (
-        told
-        == "Sequential fails on clients together: operation not permitted when stream is capturing"
+        told == "Sequential fails when several clients are trained together: "
+        "operation not permitted when stream is capturing"
     )
     assert objection(StackedEngine(Replay(Recorder())), task, rounds=3) is None
 
@@ -206,7 +206,7 @@ def test_a_recording_that_gives_something_else_is_found():
         return (lambda: None, run())
 
     told = objection(StackedEngine(Replay(lazy)), task_for("by hand", SPECS["plain"]), rounds=3)
-    assert (told or "").startswith("Sequential gives other updates for clients together")
+    assert (told or "").startswith("Sequential gives different updates when several clients")
 
 
 @pytest.fixture
@@ -250,5 +250,6 @@ def test_steps_that_resist_are_run(
         assert_alike(train(engine, task), train(StackedEngine(), task))
     assert engine.resolved == "stacked"
     assert (
-        "steps are not recorded as CUDA graphs: Sequential fails on clients together" in caplog.text
+        "steps are not recorded as CUDA graphs: Sequential fails when several clients"
+        in caplog.text
     )

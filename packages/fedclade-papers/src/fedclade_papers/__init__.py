@@ -1,8 +1,9 @@
-"""The papers' tables and figures, measured again, with the papers' own numbers for comparison.
+"""Experiments that repeat tables and figures of three papers on clustered federated learning.
 
-There is a folder for each paper: ``experiments.toml`` has its settings, claims and numbers, and the
-modules measure and draw. The command line imports this package. It uses fedclade as users do, and
-no other package depends on it.
+There is a folder for each paper. Its file ``experiments.toml`` contains the settings, claims and
+numbers of the paper, and its modules measure the experiments and draw their figures. fedclade's
+command line imports this package for the command ``fedclade reproduce``. The package uses only the
+public names of fedclade, and no other package depends on it.
 """
 
 from fedclade_papers import cfl, fedgroup, fl_hc

@@ -1,6 +1,6 @@
-"""Entry point ``python -m fedclade_papers NAME``, the same as ``fedclade reproduce NAME``.
+"""Entry point ``python -m fedclade_papers NAME``, equivalent to ``fedclade reproduce NAME``.
 
-It also works where the package is not installed.
+The entry point also works if ``fedclade_papers`` is importable but not installed as a package.
 """
 
 import sys

@@ -1,4 +1,8 @@
-"""Cache of measured pieces of experiments, so that an interrupted command can continue."""
+"""Cache of the parts of an experiment, so that an interrupted measurement can continue.
+
+A *piece* is a part of an experiment that is measured and stored as a whole, such as one run with
+one seed.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +37,11 @@ Settings = Mapping[str, Any]
 """Settings of an experiment at one scale, in JSON's types."""
 
 OF_A_FEDERATION = ("clients", "samples_per_client", "test_samples", "source_arguments")
-"""Settings that are passed to :func:`fedclade.load_federation`."""
+"""Names of the settings that are passed to :func:`fedclade.load_federation`."""
 
 
 def local_of(settings: Settings) -> LocalTraining:
-    """Return the local training that the settings describe."""
+    """Return the options of local training, such as epochs, from an experiment's settings."""
     return LocalTraining(
         **{
             each.name: settings[each.name]
@@ -48,7 +52,17 @@ def local_of(settings: Settings) -> LocalTraining:
 
 
 def maker_of(federation: Federation, model: str, arguments: Settings | None = None) -> Maker:
-    """Return a function that builds a model for a federation's data from a seed."""
+    """Return a function that builds a model for the data of a federation from a seed.
+
+    Parameters
+    ----------
+    federation
+        Federation that determines the input shape, the number of outputs and the task.
+    model
+        Name of the model, as in a config.
+    arguments
+        Further arguments of the model. None: no further arguments.
+    """
     schema = federation.pool.schema
 
     def make(seed: int) -> nn.Module:
@@ -66,31 +80,31 @@ def maker_of(federation: Federation, model: str, arguments: Settings | None = No
 
 
 class ResultCache:
-    """Cache that makes the pieces of an experiment and stores them in a folder.
+    """Cache that measures the pieces of an experiment and stores them in a folder.
 
-    An interrupted command continues after the last stored piece. Pieces made with other settings
-    are not used.
+    A piece is a part of an experiment, such as one run. An interrupted measurement continues after
+    the last stored piece. Pieces that were measured with other settings are not used.
 
     Parameters
     ----------
     settings
-        The settings on which the pieces depend.
+        Settings of the experiment on which the pieces depend.
     data_dir
-        Folder with data sets. None: they are downloaded.
+        Folder with data sets. None: data sets are downloaded.
     device
         Device for training.
     folder
-        Folder for the pieces. None: they are not stored.
+        Folder for the pieces. None: pieces are not stored.
     say
-        Function that is called with the key of each piece before it is made.
+        Function that is called with the key of each piece before the piece is measured.
     stop
-        Function that is queried before every piece and after every round of its runs; if it returns
-        True, the measurement is interrupted.
+        Function that is called before every piece and after every round of a run. If the function
+        returns True, the measurement is interrupted.
 
     Raises
     ------
     RunError
-        If a file of pieces is damaged.
+        If the file with stored pieces is damaged.
     """
 
     def __init__(
@@ -112,20 +126,28 @@ class ResultCache:
         self._seconds = 0.0
         self._within: dict[str, ResultCache] = {}
         digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-        self._folder = None if folder is None else folder / digest
-        self._file = None if self._folder is None else self._folder / "pieces.jsonl"
-        self._done = {} if self._file is None or not self._file.exists() else _read(self._file)
+        self._folder: Path | None = None
+        self._file: Path | None = None
+        self._done: dict[str, Any] = {}
+        if folder is not None:
+            self._folder = folder / digest
+            self._file = self._folder / "pieces.jsonl"
+            if self._file.exists():
+                self._done = _read(self._file)
 
     @property
     def seconds(self) -> float:
-        """Time that the pieces took, also in earlier calls; each piece counts once."""
+        """Seconds that the used pieces took to measure, including stored pieces.
+
+        Each piece is counted once.
+        """
         return self._seconds + sum(cache.seconds for cache in self._within.values())
 
     def within(self, settings: Settings) -> ResultCache:
-        """Return the cache for a part of the settings.
+        """Return a cache whose pieces depend only on a part of the settings.
 
-        Its pieces are shared by all experiments with this part of the settings, if they also share
-        their folder, see :attr:`Experiment.pieces`.
+        All experiments that have equal values of these settings and the same folder for pieces (see
+        :attr:`Experiment.pieces`) share the pieces of this cache.
         """
         part = json.dumps(settings, sort_keys=True)
         if part not in self._within:
@@ -138,14 +160,17 @@ class ResultCache:
         return self._within[part]
 
     def piece(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return the value of ``make``, in JSON's types, from the cache if it is stored there.
+        """Return the value of a piece, which is measured only if the value is not stored yet.
+
+        The value is converted to types that JSON has.
 
         Parameters
         ----------
         key
             Name of the piece within the experiment: ``"c_max, seed 1"``.
         make
-            Function that makes the piece; called only if no earlier call has stored it.
+            Function that measures the piece. It is called only if no earlier call has stored the
+            piece.
 
         Raises
         ------
@@ -155,7 +180,8 @@ class ResultCache:
         if key not in self._done:
             if self.stop():
                 raise RunInterrupted(
-                    f"interrupted before the piece {key!r}", "the pieces before it are kept"
+                    f"interrupted before measuring the piece {key!r}",
+                    "earlier pieces are stored, so measure again to continue",
                 )
             self._say(key)
             start = time.perf_counter()
@@ -167,18 +193,21 @@ class ResultCache:
                     file.write(json.dumps(self._done[key]) + "\n")
             folder = self.folder_for(key)
             if folder is not None and folder.exists():
-                shutil.rmtree(folder)  # a run's folder can hold the updates of all clients
+                shutil.rmtree(folder)  # a run folder can be large: it may have all clients' updates
         if key not in self._used:
             self._used.add(key)
             self._seconds += self._done[key]["seconds"]
         return self._done[key]["value"]
 
     def by_seed(self, key: str, seeds: Sequence[int], make: Callable[[int], Any]) -> list[Any]:
-        """Return the value of ``make`` for each seed, each from :meth:`piece`."""
+        """Return the values of a piece for each seed, in the order of ``seeds``.
+
+        ``make`` measures the piece for one seed. Each value is stored by :meth:`piece`.
+        """
         return [self.piece(f"{key}, seed {seed}", partial(make, seed)) for seed in seeds]
 
     def federation(self, data: str, settings: Settings, seed: int, **more: Any) -> Federation:
-        """Return the clients of a data set with the given settings.
+        """Load a data set and divide it among clients, as the settings state.
 
         ``more`` are further arguments of :func:`fedclade.load_federation`.
         """
@@ -196,17 +225,17 @@ class ResultCache:
         key: str | None = None,
         **more: Any,
     ) -> Run:
-        """Run an algorithm with the given settings.
+        """Simulate a run with an algorithm and the settings of an experiment.
 
         Parameters
         ----------
         algorithm, model, federation, seed
             As in :func:`fedclade.simulate`.
         settings
-            Settings with the number of rounds and the local training.
+            Settings that contain the number of rounds and the options of local training.
         key
-            Key of the piece that the run belongs to; an interrupted run then continues from the run
-            folder of the piece.
+            Key of the piece to which the run belongs. An interrupted run then continues from the
+            run folder of the piece. None: the run is not stored.
         **more
             Further arguments of :func:`fedclade.simulate`.
         """
@@ -216,16 +245,20 @@ class ResultCache:
             "device": self.device,
             **more,
         }
-        folder = None if key is None else self.folder_for(key)
+        if key is None:
+            folder = None
+        else:
+            folder = self.folder_for(key)
         return simulate(
             algorithm, model, federation, seed=seed, folder=folder, stop=self.stop, **more
         )
 
     def folder_for(self, key: str) -> Path | None:
-        """Return the run folder of a long piece; None if pieces are not stored.
+        """Return the run folder for the run of a piece; None if pieces are not stored.
 
-        An interrupted run continues from its last checkpoint; the time of the piece then counts
-        from that point. The folder is removed when the piece is stored.
+        With a run folder, an interrupted run continues from its last checkpoint. The seconds of the
+        piece then count only from this checkpoint on. The folder is removed when the piece is
+        stored.
         """
         if self._folder is None:
             return None
@@ -233,25 +266,33 @@ class ResultCache:
         return self._folder / re.sub(r"[^\w.=-]+", "-", key)
 
     def may_have(self, data: str) -> bool:
-        """Return whether a data set is available, or can be downloaded as no data folder is set."""
+        """Return whether a data set is in the data folder, or can be downloaded."""
         return self.data_dir is None or is_at_hand(data, self.data_dir)
 
 
 def is_at_hand(data: str, data_dir: Path | None) -> bool:
-    """Return whether a data set comes with the package or is in a data folder.
+    """Return whether a data set can be loaded without a download.
 
-    Data sets that would have to be downloaded do not count.
+    This is the case if the data set comes with fedclade, or if the data folder contains it.
     """
-    folder = None if data_dir is None else data_dir.expanduser() / data
+    if data_dir is None:
+        folder = None
+    else:
+        folder = data_dir.expanduser() / data
     return SOURCES[data].hub is None or (
         folder is not None and folder.is_dir() and any(folder.iterdir())
     )
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the stored pieces of a file by key.
+    """Read the stored pieces of a file, and return them by key.
 
-    An incomplete last line is removed from the file.
+    An incomplete last line, which an interrupted command can leave, is removed from the file.
+
+    Raises
+    ------
+    RunError
+        If a complete line of the file is damaged.
     """
     whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
     try:
@@ -262,7 +303,8 @@ def _read(file: Path) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(
-            f"{file} is damaged: {type(error).__name__}: {error}; remove it to measure anew"
+            f"the file of measured pieces {file} is damaged: {type(error).__name__}: {error}; "
+            "remove the file to measure all pieces again"
         ) from error
     file.write_text("".join(whole))
     return done

@@ -1,4 +1,4 @@
-"""The command ``reproduce``, which measures the papers' tables and figures again."""
+"""The command ``fedclade reproduce``, which measures tables and figures of the papers again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALL = "all"
 
 
 class ScaleName(StrEnum):
-    """Scale of a measurement."""
+    """Scale of a measurement: the paper's settings, or settings that are reduced to save time."""
 
     SMOKE = "smoke"
     LAPTOP = "laptop"
@@ -49,36 +49,38 @@ class ScaleName(StrEnum):
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help=f"Names of --list, or '{ALL}'.", show_default=False)
+        list[str] | None,
+        typer.Argument(help=f"Names of experiments as in --list, or '{ALL}'.", show_default=False),
     ] = None,
     scale: Annotated[
         ScaleName,
         typer.Option(
             "--scale",
-            help="smoke: under 20 s each; laptop: under 10 min on 2 cores; paper: the paper's setting.",
+            help="smoke: each takes under 20 s; laptop: under 10 min on 2 cores; "
+            "paper: as in the paper.",
         ),
     ] = ScaleName.LAPTOP,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for the results; reproduced/NAME-SCALE if left out."),
+        typer.Option("--out", help="Folder for the results. Default: reproduced/NAME-SCALE."),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a setting of the scale: --set seeds=[0]. Repeatable.",
+            help="Change a setting of the scale, such as --set seeds=[0]. Repeatable.",
         ),
     ] = None,
     show_list: Annotated[
-        bool, typer.Option("--list", help="List the experiments, and leave.")
+        bool, typer.Option("--list", help="List all experiments and exit.")
     ] = False,
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Measure tables and figures of the papers again, and compare them with the papers' figures.
+    """Measure tables and figures of papers again, and compare them with the papers' numbers.
 
-    Measured pieces are stored: the same command continues after an interruption.
+    Finished parts are stored, so the same command continues after an interruption.
 
     Example: fedclade reproduce cfl-fig3-theory --scale smoke
     """
@@ -91,20 +93,21 @@ def reproduce(
     for experiment in chosen:
         experiment.settings(scale.value, changed)
     choose_device(device)
-    with interruptible(lambda: "go on with the same command") as stop:
+    with interruptible(lambda: "run the same command again to continue") as stop:
         for experiment in chosen:
             missing = missing_data(experiment, scale.value, data_dir)
             # "all" measures the experiments whose data is available.
             if missing and experiment.name not in (names or []):
                 what = f"{', '.join(missing)} is not in {escape(str(data_dir))}"
-                console.print(f"[yellow]{experiment.name} is left out:[/] {what}\n")
+                console.print(f"[yellow]experiment {experiment.name} is skipped:[/] {what}\n")
                 continue
             folder = out or Path("reproduced") / f"{experiment.name}-{scale.value}"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise RunError(
-                    f"cannot make the folder {folder}: {error}; give another by --out"
+                    f"cannot create the folder {folder} for results: {error}; choose another "
+                    "folder with --out"
                 ) from error
             console.print(Text(f"{experiment.name}: {experiment.title}", style="bold"))
             result = measure(
@@ -125,23 +128,31 @@ def reproduce(
 
 
 def choose(names: Sequence[str], known: Mapping[str, Experiment]) -> list[Experiment]:
-    """Return the requested experiments, without duplicates.
+    """Return the experiments that the command line names, without duplicates.
+
+    The name ``all`` stands for all experiments in ``known``.
 
     Raises
     ------
     ConfigError
-        If no experiment is named, or one is unknown.
+        If ``names`` is empty, or contains the name of an unknown experiment.
     """
     if not names:
-        raise ConfigError(f"name an experiment of 'fedclade reproduce --list', or '{ALL}'")
+        raise ConfigError(
+            f"no experiment is named; name experiments of 'fedclade reproduce --list', or '{ALL}'"
+        )
     for name in names:
         if name not in known and name != ALL:
             raise ConfigError(unknown("experiment", name, known))
-    return list(known.values()) if ALL in names else [known[name] for name in dict.fromkeys(names)]
+    if ALL in names:
+        return list(known.values())
+    return [known[name] for name in dict.fromkeys(names)]
 
 
 def changes(settings: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that ``--set`` changes; values are JSON, or plain words.
+    """Parse the options ``--set KEY=VALUE``, and return the changed settings by key.
+
+    A value is parsed as JSON; a value that is not valid JSON is a string.
 
     >>> changes(["seeds=[0, 1]", "model=mlp", "samples_per_client=null"])
     {'seeds': [0, 1], 'model': 'mlp', 'samples_per_client': None}
@@ -149,13 +160,13 @@ def changes(settings: Sequence[str]) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        If a setting has no ``=``.
+        If an option has no ``=`` or no key before the ``=``.
     """
     changed: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not (key and equals):
-            raise ConfigError(f"--set should be KEY=VALUE, got {setting!r}")
+            raise ConfigError(f"the option --set should have the form KEY=VALUE, got {setting!r}")
         try:
             changed[key] = json.loads(text)
         except ValueError:
@@ -176,9 +187,9 @@ def _timed(console: Console) -> Callable[[str], None]:
 
 
 def _save(result: Result, experiment: Experiment, folder: Path, console: Console) -> list[str]:
-    """Write the result's four files and return their suffixes.
+    """Write the JSON, CSV and Markdown files and the figure of a result, and return the suffixes.
 
-    Without matplotlib there is no figure, and a message states that.
+    Without matplotlib the figure is not written, and a message on the console states this.
     """
     picture: str | None = f"{result.stem}.png"
     try:
@@ -202,7 +213,7 @@ def _show(result: Result, console: Console) -> None:
     if result.outcome.claims:
         console.print(_table(*claim_table(result.outcome.claims)))
     if result.differences:
-        console.print(Text(f"what the scale {result.scale} changes:"))
+        console.print(Text(f"settings of the scale {result.scale} that differ from the paper's:"))
         console.print(_table(*change_table(result)))
     for remark in result.outcome.remarks:
         console.print(Text(f"· {remark}"))
@@ -221,7 +232,9 @@ def _at_hand(experiment: Experiment, data_dir: Path | None) -> str:
     missing = [data for data in experiment.data if not is_at_hand(data, data_dir)]
     if not missing:
         return "yes"
-    return "from the Hub" if data_dir is None else f"no: {', '.join(missing)}"
+    if data_dir is None:
+        return "from the Hub"
+    return f"no: {', '.join(missing)}"
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

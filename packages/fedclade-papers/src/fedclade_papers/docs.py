@@ -1,8 +1,8 @@
-"""Pages of all results, for the documentation site.
+"""Program that writes the documentation pages on all results of the experiments.
 
-``python -m fedclade_papers.docs results docs/reproduce.md`` writes them. The pages are made from
-the JSON files alone: nothing is measured, and the figures are drawn again. The page itself is an
-overview. A folder next to it has a page for each result, and a page of the claims that could not be
+Run it with ``python -m fedclade_papers.docs results docs/reproduce.md``. The program reads the JSON
+files of the results, measures nothing, and draws the figures again. It writes an overview, and next
+to the overview a folder with a page for each result and a page on claims that could not be
 confirmed.
 """
 
@@ -27,27 +27,55 @@ if TYPE_CHECKING:
 
 FIGURE_DPI = 80
 COLOURS = 48
-"""Number of colours of the pages' figures, which are for screens and stay below 60 KB."""
+"""Number of colours of the figures on the pages, few enough for files of less than 60 KB."""
 
 INTRODUCTION = """\
 # The papers' tables and figures, measured again
 
-A line for each experiment; its page has the paper's figures beside ours, and the picture. These pages are made from
-`results/`; `fedclade reproduce NAME`, of the package `fedclade-papers`, measures one again and prints the same, and
-`--list` lists them all. Read also [what was found, in sentences](reproduce/sentences.md), and
-[what we could not confirm](reproduce/unconfirmed.md), with why.
+This page answers one question: does fedclade reproduce the results of three papers on clustered federated learning?
+The papers are Sattler et al. 2019 (method CFL), Briggs et al. 2020 (FL+HC) and Duan et al. 2020 (FedGroup). The table
+has a row for each experiment, which is a table, a figure or a statement of a paper. The link in a row leads to a page
+with the paper's numbers next to ours, and a picture. Two more pages summarize all experiments: [the results in
+sentences](reproduce/sentences.md) and [what we could not confirm](reproduce/unconfirmed.md), with reasons.
 
-A row is *reached* within what does not count as a difference, *exceeded* or *short* where one side is better, and
-*off* where either may be; *as seeds differ* stands where there are three seeds or more, and the paper's figure lies
-where one more of them would, with 95 %. Rows count once for each run, and only for quantities that the paper has. A
-claim is *seen* if all that its sentence says was seen: where it says how much, ours is that figure, or in that range,
-rounded as the paper prints it. It is *direction only* if ours goes the same way by another amount, or not steadily. The
-scale *paper* has the paper's settings but for those that the next column names; so has *laptop*.
+The command `fedclade reproduce NAME` measures an experiment again and prints the same result; `fedclade reproduce
+--list` lists the experiments. Both need the package `fedclade-papers`. All pages are written from the files in the
+folder `results/`.
+
+The columns of the table are:
+
+- **experiment**: name of the experiment, for the command line.
+- **source**: the paper, and the place in the paper.
+- **scale**: *paper* starts from the paper's settings; *laptop* changes some of them to save time on two CPU cores.
+- **changed settings**: settings with values other than in the paper, as "paper's value → our value". After "also"
+  follow settings whose values only the experiment's page shows. "3 of 16 cells" means that we measured 3 of the 16
+  cells of the paper's table.
+- **rows**: number of rows on the experiment's page with each verdict; a row compares one number of the paper with
+  ours.
+- **claims**: number of statements of the paper with each verdict.
+- **time**: duration of the measurement.
+
+A dash means that there is nothing to count. Each row has one of these verdicts:
+
+- *reached*: the difference is within the experiment's tolerance.
+- *exceeded* or *short*: our number is better or worse than the paper's by more than the tolerance.
+- *off*: our number differs by more than the tolerance, in a quantity for which neither direction is better.
+- *short* or *off as seeds differ*: there are at least three seeds, and they differ so much that the paper's number
+  could be the result of one more seed (95 % prediction interval).
+
+A run that several rows show is counted once. Each claim has one of these verdicts:
+
+- *seen*: we observed everything that the statement says. If it states a number or a range, our number, rounded as in
+  the paper, equals the number or is in the range.
+- *direction only*: our result goes in the stated direction, but by another amount or not steadily.
+- *not seen*: we observed something else.
+- *not tested*: our settings are too small to decide.
 """
 
 RESULT = """\
-**Paper** is a figure of the paper's own text; a dash stands where it shows none. **Ours** is the mean over seeds with
-its 95 % interval by Student's t. What the verdicts mean: [all results](../reproduce.md).
+The column *paper* has the numbers that the paper prints; a dash means that it prints none. The column *ours* has the
+mean over the seeds and, after ±, half of its 95 % interval (Student's t). The page with [all
+results](../reproduce.md) explains the verdicts.
 """
 
 SENTENCES = (
@@ -55,17 +83,9 @@ SENTENCES = (
     "the paper shows",
     "measured here",
     "why they differ",
-    "set otherwise than in the paper",
+    "changed settings",
 )
-COUNTS = (
-    "experiment",
-    "source",
-    "scale",
-    "set otherwise than in the paper",
-    "rows",
-    "claims",
-    "time",
-)
+COUNTS = ("experiment", "source", "scale", "changed settings", "rows", "claims", "time")
 
 SEEN = {
     "yes": "seen",
@@ -73,11 +93,11 @@ SEEN = {
     "no": "not seen",
     "not tested": "not tested",
 }
-"""Words of the overview for :attr:`Claim.seen`."""
+"""Words for the values of :attr:`Claim.seen` on the overview page."""
 
 
 def write_page(results: Path, page: Path) -> None:
-    """Write the overview of a folder of JSON files, and a folder with a page and figure of each."""
+    """Write the overview page of a folder of results, and a page and a figure for each result."""
     found = read_results(results)
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,23 +111,27 @@ def write_page(results: Path, page: Path) -> None:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Return the results in a folder, in the order of the experiments, smaller scales first.
+    """Read all results in a folder.
+
+    The results are in the order of the experiments, and for one experiment in the order of scales.
 
     Raises
     ------
     DataError
-        If there are no results, or one belongs to an unknown experiment.
+        If the folder contains no results, or a result of an unknown experiment.
     RunError
-        If a result is damaged.
+        If the file of a result is damaged.
     """
     found = [Result.load(path) for path in sorted(folder.glob("*.json"))]
     if not found:
         raise DataError(
-            f"{folder} holds no results; make some with: fedclade reproduce all --out {folder}"
+            f"the folder {folder} contains no results of experiments; write some with: "
+            f"fedclade reproduce all --out {folder}"
         )
     if lost := [result.name for result in found if result.name not in EXPERIMENTS]:
         raise DataError(
-            f"{folder} holds results of experiments that are not known: {', '.join(lost)}"
+            f"the folder {folder} contains results of unknown experiments: {', '.join(lost)}; "
+            "remove their files"
         )
     names = list(EXPERIMENTS)
     scales = ("smoke", "laptop", "paper")
@@ -115,12 +139,13 @@ def read_results(folder: Path) -> list[Result]:
 
 
 def page_of(results: Sequence[Result], folder: str) -> str:
-    """Return the overview of results; its anchors are the results' names.
+    """Return the text of the overview page, with a row for each result.
 
-    ``folder`` is the name of the folder with the pages of the results.
+    ``folder`` is the name of the folder with the results' own pages, for links. Each row has an
+    anchor ``NAME-SCALE``.
     """
     lines = (
-        (f'<a id="{result.stem}"></a>{_link(result, folder)}', *_counts(result))
+        (f'<a id="{result.stem}"></a>{_link(result, folder)}', *_count_verdicts(result))
         for result in results
     )
     parts = [
@@ -133,22 +158,29 @@ def page_of(results: Sequence[Result], folder: str) -> str:
 
 
 def detail_pages(results: Sequence[Result]) -> dict[str, str]:
-    """Return the pages in the folder of the overview, by file name.
+    """Return the text of each page other than the overview, by file name.
 
-    Figures ``NAME-SCALE.png`` are in the same folder.
+    The pages refer to figures ``NAME-SCALE.png`` in the same folder.
     """
     pages = {
         f"{result.stem}.md": f"{to_markdown(result, f'{result.stem}.png')}\n{RESULT}"
         for result in results
     }
-    sentences = table(SENTENCES, ((_link(result), *_sentences(result)) for result in results))
-    pages["sentences.md"] = f"# What the papers show, and what was measured\n\n{sentences}\n"
-    pages["unconfirmed.md"] = "\n".join(_unconfirmed(results))
+    sentences = table(
+        SENTENCES, ((_link(result), *_collect_sentences(result)) for result in results)
+    )
+    pages["sentences.md"] = (
+        "# What the papers show, and what was measured\n\n"
+        "Each row of the table is an experiment: what the paper reports, what we measured, known "
+        "reasons for a difference, and the settings with values other than in the paper.\n\n"
+        f"{sentences}\n"
+    )
+    pages["unconfirmed.md"] = "\n".join(_list_unconfirmed(results))
     return pages
 
 
 def _save_small(picture: Figure, path: Path) -> None:
-    """Write a figure as a PNG with few colours, which has a third of the size."""
+    """Write a figure as a PNG with few colours, which reduces the file to a third of its size."""
     from PIL import Image  # a dependency of matplotlib
 
     whole = io.BytesIO()
@@ -157,78 +189,94 @@ def _save_small(picture: Figure, path: Path) -> None:
 
 
 def _link(result: Result, folder: str = ".") -> str:
-    place = f"{result.stem}.md" if folder == "." else f"{folder}/{result.stem}.md"
+    if folder == ".":
+        place = f"{result.stem}.md"
+    else:
+        place = f"{folder}/{result.stem}.md"
     return f"[{result.name}]({place})"
 
 
-def _sentences(result: Result) -> tuple[str, ...]:
+def _collect_sentences(result: Result) -> tuple[str, ...]:
     summary = result.outcome.summary
     sentences = (summary.shows, summary.found, summary.because)
-    return *(sentence or NONE for sentence in sentences), _departures(result)
+    return *(sentence or NONE for sentence in sentences), _describe_departures(result)
 
 
-def _departures(result: Result) -> str:
+def _describe_departures(result: Result) -> str:
     return departures(result, EXPERIMENTS[result.name].cells)
 
 
-def _counts(result: Result) -> tuple[str, ...]:
+def _count_verdicts(result: Result) -> tuple[str, ...]:
     outcome = result.outcome
-    verdicts = Counter(_kind(row) for row in outcome.rows if row.counts)
+    verdicts = Counter(_shorten_verdict(row) for row in outcome.rows if row.counts)
     claims = Counter(SEEN[claim.seen] for claim in outcome.claims if not claim.own)
     return (
         result.source,
         result.scale,
-        _departures(result),
+        _describe_departures(result),
         ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()) or NONE,
         ", ".join(f"{claims[word]} {word}" for word in SEEN.values() if claims[word]) or NONE,
         duration(result.seconds),
     )
 
 
-def _kind(row: Row) -> str:
-    """Return a verdict without its number, such as ``short`` or ``off as seeds differ``."""
+def _shorten_verdict(row: Row) -> str:
+    """Return the verdict of a row without its number: ``short``, ``off as seeds differ``, ..."""
     kind, _, rest = row.verdict.partition(" by ")
-    return f"{kind}{AS_SEEDS_DIFFER.removeprefix(',')}" if rest.endswith(AS_SEEDS_DIFFER) else kind
+    if rest.endswith(AS_SEEDS_DIFFER):
+        return f"{kind}{AS_SEEDS_DIFFER.removeprefix(',')}"
+    return kind
 
 
-def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the lines of the page on claims and rows that could not be confirmed, with reasons."""
+def _list_unconfirmed(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the lines of the page on claims and numbers of the papers that were not confirmed."""
     claims = [
         (_link(result), claim.text, claim.seen, claim.measured)
         for result in results
         for claim in result.outcome.claims
         if not claim.own and claim.seen in ("no", "direction only")
     ]
-    yield "# What we could not confirm\n"
+    yield (
+        "# What we could not confirm\n\n"
+        "This page lists the statements of the papers that our measurements do not confirm (*no* "
+        "in the column *seen*) or confirm only in their direction (*direction only*), and the "
+        "numbers of the papers that we did not reach. The page with [all "
+        "results](../reproduce.md) explains the verdicts.\n"
+    )
     if claims:
-        yield table(("experiment", "the paper's claim", "seen", "measured instead"), claims)
+        yield table(("experiment", "the paper's claim", "seen", "our measurement"), claims)
     else:
-        yield "No claim that was tested failed."
+        yield "All claims that were tested are confirmed."
     yield ""
-    apart = [
-        (
-            result,
-            [
-                row
-                for row in result.outcome.rows
-                if row.counts and _kind(row).startswith(("short", "off"))
-            ],
-        )
-        for result in results
-    ]
-    rows = [
-        (_link(result), _range(rows), result.outcome.summary.because or NONE)
-        for result, rows in apart
-        if rows
-    ]
+    rows = [row for result in results for row in _list_missed(result)]
     if rows:
-        yield "Rows that are short of the paper's figures, or off them:\n"
-        yield table(("experiment", "rows", "why, as far as it is known"), rows)
+        yield (
+            "The next table counts, for each experiment, the rows in which our number is worse than "
+            "the paper's (*short*) or differs from it in a quantity without a better direction "
+            "(*off*), with the range of the differences.\n"
+        )
+        yield table(("experiment", "rows", "known reasons"), rows)
         yield ""
 
 
-def _range(rows: Sequence[Row]) -> str:
-    """Return for each unit the number of rows and the range of their differences from the paper."""
+def _list_missed(result: Result) -> list[tuple[str, str, str]]:
+    """Return a table row on the numbers of the paper that a result did not reach.
+
+    The list is empty if the result reached all numbers of the paper.
+    """
+    missed = [
+        row
+        for row in result.outcome.rows
+        if row.counts and _shorten_verdict(row).startswith(("short", "off"))
+    ]
+    if not missed:
+        return []
+    reasons = result.outcome.summary.because or NONE
+    return [(_link(result), _describe_differences(missed), reasons)]
+
+
+def _describe_differences(rows: Sequence[Row]) -> str:
+    """Write for each unit the number of rows and the range of their differences from the paper."""
     by_unit = defaultdict[str, list[float]](list)
     for row in rows:
         by_unit[row.unit].append(row.ours - (row.paper or 0))
@@ -236,12 +284,15 @@ def _range(rows: Sequence[Row]) -> str:
     for unit, gaps in by_unit.items():
         low = figure(min(gaps), unit)
         high = figure(max(gaps), unit)
-        ranges.append(f"{len(gaps)}, by {low}" + (f" to {high}" if len(gaps) > 1 else ""))
+        text = f"{len(gaps)}, by {low}"
+        if len(gaps) > 1:
+            text += f" to {high}"
+        ranges.append(text)
     return "; ".join(ranges)
 
 
 def _not_measured(measured: Collection[str]) -> Iterator[str]:
-    """Yield the lines of the section on experiments without a result."""
+    """Yield the lines of the overview's section on experiments that have no result."""
     cells = [
         (
             each.name,
@@ -255,9 +306,10 @@ def _not_measured(measured: Collection[str]) -> Iterator[str]:
     if cells:
         yield "## Not measured\n"
         yield (
-            "There are no results of these here: the data sets are not at hand, or 2 cores take "
-            "too many hours. Each is measured by its command, which goes on where it was "
-            "stopped:\n"
+            "The experiments in this table have no results here, since we do not have the data sets "
+            "or the experiments take too many hours on 2 CPU cores. The command in the last column "
+            "measures the experiment. If the command is interrupted, run it again: it continues "
+            "with the parts that are missing.\n"
         )
         yield table(("experiment", "source", "data", "command"), cells)
         yield ""

@@ -1,4 +1,4 @@
-"""Drawing functions that several experiments use."""
+"""Functions that draw panels, markers, lines and legends for the figures of several experiments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PANEL_WIDTH = 4.2
 PANEL_HEIGHT = 3.2
-"""Height of a panel in inches; ``PANEL_WIDTH`` is its width."""
+"""Height of a panel of a figure in inches; ``PANEL_WIDTH`` is the width of a panel in inches."""
 
 LEAST_WIDTH = 6.4
 """Smallest width of a figure in inches, so that its title fits."""
@@ -37,11 +37,13 @@ MARKS: Mapping[str, dict[str, Any]] = {
     },
     "ours": {"marker": "o", "linestyle": "", "color": style.ACCENT, "markersize": 6},
 }
-"""Markers of the paper's figures, of plain federated learning measured here, and of ours."""
+"""Looks of the markers for values of the paper, of plain federated averaging, and of our runs."""
 
 
 def panels(columns: int, title: str, subtitle: str, *, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure of equal panels under a title, with the panels row by row.
+    """Create a figure of equally large panels, and return the figure and its panels row by row.
+
+    ``title`` and ``subtitle`` are drawn above the panels.
 
     Raises
     ------
@@ -58,15 +60,15 @@ def panels(columns: int, title: str, subtitle: str, *, rows: int = 1) -> tuple[F
 
 
 def head(axes: Axes, text: str) -> None:
-    """Set the title of a panel."""
+    """Write the title of a panel above the panel, aligned to the left."""
     axes.set_title(text, fontsize=10.5, color=style.INK, loc="left")
 
 
 def dots(axes: Axes, names: Sequence[str], values: Mapping[str, Sequence[float | None]]) -> None:
-    """Draw one line of markers for each name, from the top.
+    """Draw the values of each name as markers in one line, with the first name at the top.
 
-    ``values`` has a list ``[names]`` for each kind of :data:`MARKS`. Values that are None are
-    omitted.
+    ``values`` has a list for each kind of marker in :data:`MARKS`, with one value for each name.
+    Values that are None are omitted.
     """
     for kind, numbers in values.items():
         shown = [(value, place) for place, value in enumerate(numbers) if value is not None]
@@ -79,7 +81,11 @@ def dots(axes: Axes, names: Sequence[str], values: Mapping[str, Sequence[float |
 def mean_lines(
     axes: Axes, x: Sequence[float], lines: Mapping[str, Sequence[Sequence[float]]]
 ) -> None:
-    """Draw lines ``[seeds][n]`` by name: the mean over seeds, and their range as a band."""
+    """Draw a line for each name: the mean over the seeds, with a band from minimum to maximum.
+
+    ``lines`` has for each name a list of values for each seed, with one value for each entry of
+    ``x``.
+    """
     for color, (name, seeds) in zip(style.CLUSTERS, lines.items(), strict=False):
         values = np.asarray(seeds, dtype=np.float64)
         axes.plot(

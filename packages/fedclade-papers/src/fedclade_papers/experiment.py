@@ -1,4 +1,7 @@
-"""An experiment of a paper: settings, the paper's statements, and functions to measure and draw."""
+"""Experiments of papers: settings, the paper's statements, and functions that measure and draw.
+
+An experiment is a table, a figure or a statement of a paper that can be measured again.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ Draw = Callable[[Outcome, Settings], "Figure"]
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A table or figure of a paper.
+    """A table or figure of a paper, with its settings and functions to measure and draw it again.
 
     Raises
     ------
     ConfigError
-        If a scale changes a key that is not among the paper's settings.
+        If a scale changes a setting that is not among the paper's settings.
     """
 
     #: Name on the command line: ``cfl-fig5-data``.
@@ -64,35 +67,40 @@ class Experiment:
         for scale, changes in self.changes.items():
             if odd := sorted(set(changes) - set(self.paper)):
                 raise ConfigError(
-                    f"{self.name}: the scale {scale!r} changes {odd}, which the paper's settings "
-                    "have not; add them there"
+                    f"experiment {self.name}: the scale {scale!r} changes {odd}, which are not "
+                    "among the paper's settings; add them to the paper's settings"
                 )
 
     def needs(self, scale: Scale) -> tuple[str, ...]:
-        """Return the data sets that a scale needs."""
-        return self.smoke_data if scale == "smoke" and self.smoke_data is not None else self.data
+        """Return the names of the data sets that the experiment needs at a scale."""
+        if scale == "smoke" and self.smoke_data is not None:
+            return self.smoke_data
+        return self.data
 
     def settings(self, scale: Scale, changed: Settings | None = None) -> Settings:
-        """Return the settings of a scale, with further changes.
+        """Return the settings of the experiment at a scale, with further changes by the user.
 
         Raises
         ------
         ConfigError
-            If a key of ``changed`` is not a setting, or its value is of another kind.
+            If a key of ``changed`` is not a setting of the experiment, or if its value is not of
+            the same kind as the paper's value, such as a string in place of a number.
         """
         for key, value in (changed or {}).items():
             if key not in self.paper:
                 raise ConfigError(unknown(f"setting of {self.name}", key, self.paper))
             if not _is_alike(value, usual := self.paper[key]):
-                raise ConfigError(f"{self.name}: {key} should be like {usual!r}, got {value!r}")
-        return {
-            **self.paper,
-            **({} if scale == "paper" else self.changes[scale]),
-            **(changed or {}),
-        }
+                raise ConfigError(
+                    f"experiment {self.name}: the setting {key} should be a value like {usual!r}, "
+                    f"got {value!r}"
+                )
+        settings = dict(self.paper)
+        if scale != "paper":
+            settings |= self.changes[scale]
+        return settings | dict(changed or {})
 
     def differences(self, settings: Settings) -> Mapping[str, tuple[Any, Any]]:
-        """Return the settings that differ from the paper's, as the paper's value and ours."""
+        """Return the settings that differ from the paper, by name: the paper's value and ours."""
         return {
             key: (value, settings[key])
             for key, value in self.paper.items()
@@ -101,20 +109,25 @@ class Experiment:
 
 
 def _is_alike(value: object, usual: object) -> bool:
-    """Return whether a value is of the same kind as a setting; an integer may replace a float."""
+    """Return whether a new value of a setting is of the same kind as the usual value.
+
+    An integer may replace a float. Lists are compared by their entries.
+    """
     if isinstance(usual, list) and isinstance(value, list):
         return not usual or all(_is_alike(each, usual[0]) for each in value)
-    numbers = (int, float)
-    if isinstance(usual, float) or (isinstance(usual, int) and not isinstance(usual, bool)):
-        return isinstance(value, int if isinstance(usual, int) else numbers) and not isinstance(
-            value, bool
-        )
-    return usual is None or isinstance(value, type(usual))
+    if usual is None:
+        return True
+    # Python's truth values are integers, too, but must not replace numbers.
+    if isinstance(usual, bool) or isinstance(value, bool):
+        return isinstance(usual, bool) and isinstance(value, bool)
+    if isinstance(usual, float):
+        return isinstance(value, int | float)
+    return isinstance(value, type(usual))
 
 
 @dataclass(frozen=True)
 class Paper:
-    """Statements of a paper on an experiment, and remarks on it."""
+    """Statements of a paper on one experiment: claims, numbers and remarks."""
 
     #: The paper's result, in a sentence.
     shows: str = ""
@@ -132,12 +145,26 @@ class Paper:
     def claim(
         self, key: str, holds: object, measured: str, as_large: bool | None = None, **named: object
     ) -> Claim:
-        """Return one of the claims with its result; ``holds`` is None if it was not tested."""
+        """Return one of the paper's claims together with the result of our measurement.
+
+        Parameters
+        ----------
+        key
+            Key of the claim in :attr:`claims`.
+        holds
+            Whether the claim was observed. None: the claim was not tested.
+        measured
+            Our measurement, in words and numbers.
+        as_large
+            Whether the effect is as large as the claim states. None: the claim states no size.
+        **named
+            Values for the fields in braces of the claim's text.
+        """
         return Claim(
-            self.claims[key].format(**named),
-            None if holds is None else bool(holds),
-            measured,
-            as_large,
+            text=self.claims[key].format(**named),
+            holds=None if holds is None else bool(holds),
+            measured=measured,
+            as_large=as_large,
         )
 
     def outcome(
@@ -151,7 +178,7 @@ class Paper:
         remarks: Sequence[str] = (),
         tested: bool = True,
     ) -> Outcome:
-        """Return an outcome with the paper's summary and remarks.
+        """Return the outcome of an experiment, with the paper's summary and remarks.
 
         Parameters
         ----------
@@ -160,61 +187,82 @@ class Paper:
         found
             Our result, in a sentence.
         because
-            Reasons for a difference. None: those of the paper.
+            Reasons for a difference from the paper. None: the reasons in :attr:`because`.
         remarks
-            Further remarks, after those of the paper.
+            Further remarks, which follow the remarks in :attr:`remarks`.
         tested
-            Whether the scale is large enough to test claims.
+            Whether the scale is large enough to test claims. False: all claims are marked as not
+            tested.
         """
-        summary = Summary(self.shows, found, self.because if because is None else because)
-        claims = claims if tested else [replace(claim, holds=None) for claim in claims]
-        return Outcome(tuple(rows), tuple(claims), series, (*self.remarks, *remarks), summary)
+        if because is None:
+            because = self.because
+        summary = Summary(self.shows, found, because)
+        if not tested:
+            claims = [replace(claim, holds=None) for claim in claims]
+        return Outcome(
+            rows=tuple(rows),
+            claims=tuple(claims),
+            series=series,
+            remarks=(*self.remarks, *remarks),
+            summary=summary,
+        )
 
 
 Measure = Callable[[Paper, ResultCache, Settings], Outcome]
 
 
 def read_tables(file: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file.
+    """Read the tables of a TOML file of experiments.
 
-    ``use`` names tables of ``[shared]`` whose entries are inserted first, and "–" stands for None.
+    If a table has the key ``use``, the entries of the named tables of ``[shared]`` are inserted
+    first. The value "–" stands for None.
     """
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
 
-    def resolved(value: Any) -> Any:
+    def resolve(value: Any) -> Any:
         if isinstance(value, list):
-            return [resolved(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+            return [resolve(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(value, dict):
             return None if value == NONE else value
         table: dict[str, Any] = {}
         for name in value.get("use", ()):
-            table |= resolved(tables["shared"][name])
-        return table | {key: resolved(each) for key, each in value.items() if key != "use"}
+            table |= resolve(tables["shared"][name])
+        return table | {key: resolve(each) for key, each in value.items() if key != "use"}
 
-    return resolved(tables)
+    return resolve(tables)
 
 
-def _cells_of(paper: Paper, settings: Settings) -> tuple[str, ...]:
-    """Return the cells of the paper's table, the panels of its figure, or its tasks."""
+def _list_cells(paper: Paper, settings: Settings) -> tuple[str, ...]:
+    """Return the names of a table's cells, of a figure's panels, or of an experiment's tasks."""
     printed: Mapping[str, Sequence[float | None]] = paper.numbers.get("cells", {})
     if printed:
-        return tuple(
-            cell for cell, figures in printed.items() if any(value is not None for value in figures)
-        )
+        return tuple(cell for cell, figures in printed.items() if _is_printed(figures))
     panels = settings.get("figures", settings.get("tasks", ()))
     return tuple(panels)
+
+
+def _is_printed(figures: Sequence[float | None]) -> bool:
+    """Return whether the paper prints at least one number of a cell of its table."""
+    return any(figure is not None for figure in figures)
 
 
 def experiments_of(
     tables: Mapping[str, Any], functions: Mapping[str, tuple[Measure, Draw]]
 ) -> tuple[Experiment, ...]:
-    """Return the experiments of :func:`read_tables`, each with its functions."""
+    """Return the experiments that a TOML file describes.
+
+    Parameters
+    ----------
+    tables
+        Tables of the file, from :func:`read_tables`.
+    functions
+        For each experiment, by name: the function that measures it and the function that draws it.
+    """
     found: list[Experiment] = []
     for name, (measure, draw) in functions.items():
         table = tables[name]
-        said = Paper(
-            **{each.name: table[each.name] for each in fields(Paper) if each.name in table}
-        )
+        statements = {each.name: table[each.name] for each in fields(Paper) if each.name in table}
+        paper = Paper(**statements)
         smoke_data = table.get("smoke_data")
         found.append(
             Experiment(
@@ -223,12 +271,12 @@ def experiments_of(
                 title=table["title"],
                 paper=table["settings"],
                 changes={"smoke": table["smoke"], "laptop": table["laptop"]},
-                measure=partial(measure, said),
+                measure=partial(measure, paper),
                 draw=draw,
                 data=tuple(table.get("data", ())),
                 pieces=table.get("pieces", ""),
                 smoke_data=None if smoke_data is None else tuple(smoke_data),
-                cells=_cells_of(said, table["settings"]),
+                cells=_list_cells(paper, table["settings"]),
             )
         )
     return tuple(found)

@@ -1,4 +1,7 @@
-"""Outcome of an experiment: our figures and the paper's, its claims, and data for the drawing."""
+"""Outcome of an experiment: numbers and claims of the paper next to our measurements.
+
+A *row* compares one number of the paper with ours. A *claim* is a statement of the paper in words.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ NONE = "–"
 """Placeholder for a missing figure, in tables and in ``experiments.toml``."""
 
 AS_SEEDS_DIFFER = ", as seeds differ"
-"""Suffix of a verdict if the paper's figure could be that of one more of our seeds."""
+"""Suffix of a verdict if the paper's number could be the result of one more seed of ours."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of a paper, and the figure measured here."""
+    """One number of a paper, and the number that we measured for the same quantity."""
 
     #: The measured quantity: ``"MNIST, C = 0.1 · FL+HC"``.
     what: str
@@ -54,30 +57,48 @@ class Row:
     def of(
         cls, what: str, paper: float | None, seeds: Iterable[float], unit: str = "%", **more: Any
     ) -> Row:
-        """Return a row from the values of the seeds."""
+        """Return a row whose number is the mean over the seeds.
+
+        Parameters
+        ----------
+        what
+            Name of the measured quantity.
+        paper
+            The paper's number. None: the paper has none.
+        seeds
+            Our number for each seed.
+        unit
+            Unit of all numbers.
+        **more
+            Further fields of the row.
+        """
         values = tuple(float(value) for value in seeds)
-        return cls(what, paper, fmean(values), unit, values, **more)
+        return cls(what, paper, ours=fmean(values), unit=unit, seeds=values, **more)
 
     @property
     def is_of_paper(self) -> bool:
-        """Return whether the paper has a figure for this quantity."""
+        """Whether the paper has a number for the quantity of this row."""
         return self.paper is not None and not self.own
 
     @property
     def counts(self) -> bool:
-        """Return whether the row is included when verdicts are counted.
+        """Whether the row is included when the verdicts of an experiment are counted.
 
-        It is, if it is a quantity of the paper, from a run that no earlier row shows.
+        This is the case if the paper has a number for the quantity, and if no earlier row shows the
+        same run.
         """
         return self.is_of_paper and not self.repeats
 
     @property
     def verdict(self) -> str:
-        """Verdict: ``reached``, ``exceeded``, ``short by X``, or ``off by X``.
+        """Comparison with the paper: ``reached``, ``exceeded``, ``short by X``, or ``off by X``.
 
-        ``off by X`` is used if differences in either direction are wrong. The last two have the
-        suffix ``, as seeds differ`` if the spread of the seeds is as large as the difference. Empty
-        for a quantity that is not the paper's.
+        The verdict is ``reached`` if the difference is at most :attr:`within`. Otherwise it is
+        ``exceeded`` if our number is better, ``short by X`` if our number is worse, and ``off by
+        X`` if neither direction is better (``wanted = "near"``). The last two have the suffix
+        ``, as seeds differ`` if the paper's number could be the result of one more seed. A row that
+        shows the run of an earlier row names the earlier row. The verdict is empty if the paper has
+        no number for the quantity.
         """
         if self.paper is None or self.own:
             return ""
@@ -87,18 +108,23 @@ class Row:
         if abs(difference) <= self.within:
             return "reached"
         # One more seed of ours would lie this far from the mean, with 95 % (Student's t).
-        half = mean_and_interval(self.seeds)[1] if len(self.seeds) >= FEWEST_SEEDS else None
+        if len(self.seeds) >= FEWEST_SEEDS:
+            half = mean_and_interval(self.seeds)[1]
+        else:
+            half = None
         as_far = half is not None and abs(difference) <= half * math.sqrt(len(self.seeds) + 1)
         spread = AS_SEEDS_DIFFER if as_far else ""
         if self.wanted == "near":
             return f"off by {difference:+.3g}{spread}"
         better = (difference > 0) == (self.wanted == "at least")
-        return "exceeded" if better else f"short by {abs(difference):.3g}{spread}"
+        if better:
+            return "exceeded"
+        return f"short by {abs(difference):.3g}{spread}"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper, and whether our measurements confirm it."""
+    """A statement of a paper in words, and whether our measurements confirm the statement."""
 
     #: The statement in short, with its place: ``"FL stagnates near 20 % (section VI-B)"``.
     text: str
@@ -114,7 +140,10 @@ class Claim:
 
     @property
     def seen(self) -> str:
-        """Result in a word: ``yes``, ``direction only``, ``no``, or ``not tested``."""
+        """Whether the claim was observed: ``yes``, ``direction only``, ``no``, or ``not tested``.
+
+        ``direction only`` means that the effect has the stated direction, but not the stated size.
+        """
         if self.holds is None:
             return "not tested"
         if not self.holds:
@@ -123,28 +152,30 @@ class Claim:
 
 
 def within_printed(values: Iterable[float], low: float, high: float | None = None) -> bool:
-    """Return whether all values agree with a figure or range of the paper.
+    """Return whether all values agree with a number or a range that the paper prints.
 
-    Values are rounded to the number of decimals that the paper prints.
+    The values are rounded to the number of decimals that the paper prints. ``high`` is the upper
+    end of the range. None: ``low`` is a single number.
 
     >>> within_printed([1.26, 1.94], 1.3, 1.9), within_printed([0.97], 1.2, 2.1)
     (True, False)
     >>> within_printed([14.4], 14)
     True
     """
-    high = low if high is None else high
-    digits = max(_decimals(low), _decimals(high))
+    if high is None:
+        high = low
+    digits = max(_count_decimals(low), _count_decimals(high))
     return all(low <= round(value, digits) <= high for value in values)
 
 
-def _decimals(number: float) -> int:
-    """Return the number of decimals with which a figure is printed: 1 for 4.0, 0 for 36."""
+def _count_decimals(number: float) -> int:
+    """Return the number of decimals with which a number is printed: 1 for 4.0, 0 for 36."""
     return len(str(number).partition(".")[2])
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of an experiment in sentences."""
+    """Summary of an experiment in sentences: the paper's result, our result, and reasons."""
 
     #: The paper's result.
     shows: str = ""
@@ -156,7 +187,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Complete outcome of an experiment."""
+    """Complete outcome of an experiment: rows, claims, data of the figure, remarks and summary."""
 
     rows: tuple[Row, ...] = ()
     claims: tuple[Claim, ...] = ()
@@ -169,7 +200,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Outcome:
-        """Return the outcome from the JSON form of its :func:`dataclasses.asdict`."""
+        """Return an outcome from its JSON form, which :func:`dataclasses.asdict` produces."""
         return cls(
             rows=tuple(Row(**(row | {"seeds": tuple(row["seeds"])})) for row in found["rows"]),
             claims=tuple(Claim(**claim) for claim in found["claims"]),

@@ -1,4 +1,4 @@
-"""Result of an experiment: its outcome, and the circumstances of the measurement."""
+"""Result of an experiment: its outcome, and the settings, machine, date and versions of the run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fedclade_papers.experiment import Experiment, Scale
 from fedclade_papers.outcome import Outcome
 
 FORMAT = 2
-"""Version of the JSON file's layout."""
+"""Version of the layout of the JSON files with results."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Contents of the file ``NAME-SCALE.json``."""
+    """Result of an experiment at a scale, as stored in the file ``NAME-SCALE.json``."""
 
     name: str
     source: str
@@ -54,11 +54,11 @@ class Result:
 
     @property
     def stem(self) -> str:
-        """Stem of the result's file names."""
+        """Name of the result's files without suffix: the experiment's name and the scale."""
         return f"{self.name}-{self.scale}"
 
     def save(self, path: Path) -> None:
-        """Write the result as a JSON file, which is never visible in part."""
+        """Write the result as a JSON file. Other programs never see a partly written file."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False)
         write_text(path, text + "\n")
 
@@ -69,14 +69,14 @@ class Result:
         Raises
         ------
         RunError
-            If the file is missing, damaged or of another format.
+            If the file is missing, damaged, or was written in another format.
         """
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if found["format"] != FORMAT:
                 raise RunError(
-                    f"{path} has format {found['format']}, this version of fedclade reads format "
-                    f"{FORMAT}"
+                    f"the result {path} has format {found['format']}, but this version of fedclade "
+                    f"reads format {FORMAT}; measure the experiment again"
                 )
             found["outcome"] = Outcome.from_json(found["outcome"])
             found["differences"] = {
@@ -86,12 +86,16 @@ class Result:
             return cls(**{field.name: found[field.name] for field in fields(cls)})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
-                f"{path} holds no result of an experiment: {type(error).__name__}: {error}"
+                f"cannot read the result of an experiment from {path}: {type(error).__name__}: "
+                f"{error}; measure the experiment again"
             ) from error
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file under another name, then rename it, so that it is never seen in part."""
+    """Write a text file so that other programs never see a partly written file.
+
+    The text is written to a file with another name, which is then renamed.
+    """
     beside = path.with_name(f".{path.name}.writing")
     try:
         beside.write_text(text, encoding="utf-8")
@@ -111,16 +115,17 @@ def measure(
     say: Callable[[str], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Measure an experiment at a scale.
+    """Measure an experiment at a scale, and return the result.
 
     Parameters
     ----------
     experiment, scale
-        The experiment, and the scale that gives its settings.
+        The experiment, and the scale that determines the settings.
     changed
-        Further changes of settings.
+        Settings that the user changed, by name. None: no changes.
     data_dir, device, folder, say, stop
-        As in :class:`ResultCache`.
+        Data folder, device, folder for pieces, and functions for messages and interruption, as in
+        :class:`ResultCache`.
 
     Raises
     ------
@@ -133,8 +138,9 @@ def measure(
     """
     if missing := missing_data(experiment, scale, data_dir):
         raise DataError(
-            f"{experiment.name} needs the data set {missing[0]!r}, which is not in {data_dir}; "
-            "name a folder that has it with --data-dir / FEDCLADE_DATA_DIR"
+            f"experiment {experiment.name} needs the data set {missing[0]!r}, which is not in "
+            f"{data_dir}; set --data-dir or the environment variable FEDCLADE_DATA_DIR to a folder "
+            "that has it"
         )
     settings = experiment.settings(scale, changed)
     cache = ResultCache(
@@ -153,7 +159,7 @@ def measure(
         outcome=Outcome.from_json(outcome),
         settings=settings,
         differences=experiment.differences(settings),
-        machine=_machine(device),
+        machine=_describe_machine(device),
         date=datetime.now(UTC).date().isoformat(),
         versions=versions(),
         command=" ".join([f"fedclade reproduce {experiment.name} --scale {scale}", *by_hand]),
@@ -163,9 +169,9 @@ def measure(
 
 
 def missing_data(experiment: Experiment, scale: Scale, data_dir: Path | None) -> list[str]:
-    """Return the data sets that an experiment needs and that a data folder lacks.
+    """Return the names of the data sets that an experiment needs and a data folder lacks.
 
-    Without a data folder none is missing, since data sets are then downloaded.
+    If ``data_dir`` is None, no data set is missing, since data sets are then downloaded.
     """
     return [
         data
@@ -175,15 +181,27 @@ def missing_data(experiment: Experiment, scale: Scale, data_dir: Path | None) ->
 
 
 def _plain(value: Any) -> Any:
-    """Convert a NumPy number to a Python number for JSON; other types remain an error."""
+    """Convert a NumPy number to a Python number, which JSON can represent.
+
+    Raises
+    ------
+    TypeError
+        If the value is of another type.
+    """
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"an outcome should hold what JSON can, got {value!r}")
+    raise TypeError(f"an outcome should contain only values that JSON can represent, got {value!r}")
 
 
-def _machine(device: str) -> dict[str, Any]:
-    """Return the properties of the machine on which the time depends, without its name."""
-    name = torch.cuda.get_device_name() if choose_device(device) == "cuda" else "cpu"
+def _describe_machine(device: str) -> dict[str, Any]:
+    """Return the properties of this machine on which the time of a measurement depends.
+
+    The machine's name is not included.
+    """
+    if choose_device(device) == "cuda":
+        name = torch.cuda.get_device_name()
+    else:
+        name = "cpu"
     return {
         "cpus": os.cpu_count(),
         "kind": platform.machine(),

@@ -1,27 +1,32 @@
-"""Replicated clustering of very many clients, of which a round samples a small part.
+"""Replicated clustering of very many clients, of which only a few are sampled for a round.
 
-With so many clients a check cannot query all of them. It is replaced as follows:
+With so many clients the checks of :mod:`fedclade.algorithms.rcfl.method`, which query all clients,
+are not possible. They are replaced as follows:
 
-**Tests on the cohort.** A test uses a sample of those clients of the cohort that have never trained
-before. A model has memorized none of their data, so their splits are exchangeable at any model
-under the null hypothesis, whatever other clients have trained; and clients that are drawn without
-regard to their data are as exchangeable as all. Clients that are tested train in splits in that
-round, all others on all their data. The root is tested in rounds 1, 2 and 3, until it is split, and
-every cluster whenever its age is a multiple of ``check_every``. The j-th test of a cluster has
-1/(j(j + 1)) of the level; these shares add up to the level.
+**Tests on the cohort.** A test uses a sample of the cohort's clients that have never trained
+before. Since no model has memorized their data, their splits are exchangeable at any model under
+the null hypothesis of one distribution, however other clients have trained it. As the sample is
+drawn without regard to the clients' data, this holds for the sample as for all clients. Clients
+that are tested train in splits in that round, all other clients on all their data. The root is
+tested in rounds 1, 2 and 3, until it is split, and every cluster whenever its age is a multiple of
+``check_every``. The j-th test of a cluster has 1/(j(j + 1)) of the level while it uses a p-value,
+and all later tests share what is left. Since each test uses different clients, their e-values are
+multiplied (:mod:`fedclade.clustering.repeated_test`).
 
 **Assignment in training.** In the round in which its cluster is split, a client joins the group
-with the mean signature that is most similar to its own; later the cluster whose model has the
-lowest loss on its training data, as in IFCA. So clients are reassigned if their data changes.
+with the mean signature that is most similar to its own. Later it joins the cluster whose model has
+the lowest loss on its training data, as in IFCA, so that clients are reassigned if their data
+changes.
 
-**Clients that have not trained** belong to the root only, and are evaluated with the mean of the
-clusters' models.
+**Clients that have not trained** are members of the root only, and are evaluated with the mean of
+the clusters' models.
 
-The clusters of a split start from the means of their own members' updates, since copies of one
-model would all have the same loss. Of very many clients no two need have the same distribution, and
-a test also finds differences that are too small to matter. So two clusters are merged if their new
-clients lose nothing with the mean of both models. Members of a cluster that was split wait at its
-node until they are sampled again.
+**Models.** The clusters of a split start from the old model plus the means of their own members'
+updates, since copies of one model would all have the same loss. Among very many clients perhaps no
+two have the same distribution, and a test also finds differences that are too small to matter. So
+two clusters are merged if their clients that have never trained before have no higher loss with the
+mean of both models. Members of a split cluster that did not train in the round of the split stay
+at its node until they are sampled again.
 """
 
 from __future__ import annotations
@@ -44,46 +49,50 @@ from fedclade.algorithms.cluster_update import (
 )
 from fedclade.algorithms.rcfl.data_splits import DataSplits
 from fedclade.algorithms.rcfl.replicate_test import examine_node, list_clusters, postpone_if_too_few
-from fedclade.clustering import compute_training_losses
+from fedclade.clustering import VIEWS, RepeatedTest, compute_training_losses
 from fedclade.core import (
     Clients,
+    ClientWork,
     ClusterSplit,
     Evaluation,
     Event,
     Node,
+    Nothing,
     ParameterTree,
     Postponed,
     Round,
+    RoundPlan,
     Tested,
     Updates,
     mean,
 )
 
 EARLY_TESTS = 3
-"""Number of rounds, from the first, in which the root is tested."""
+"""Number of rounds at the start of a run in which the root is tested."""
 
 LARGEST_GAIN = 3.0
-"""Largest gain or loss of one client, in median gains of the clients of its pair of clusters.
+"""Largest gain, positive or negative, of one client that counts in a merge of two clusters.
 
-Losses are only claimed: one client must not decide for all.
+It is a multiple of the median gain, in absolute value, of the clients of both clusters. Clients
+report losses that the server cannot check, so a single client must not be able to decide.
 """
 
 SMALLEST_CLUSTER = 2
-"""Smallest number of sampled clients that make a cluster; fewer go to the other clusters."""
+"""Smallest number of tested clients in a new cluster; smaller groups join the other clusters."""
 
 
 @dataclass(frozen=True)
 class CohortTests:
-    """Schedule and level of the tests on cohorts.
+    """Settings of the tests for clusters in a run that queries only the clients of each cohort.
 
     Parameters
     ----------
     splits
-        How clients split their data.
+        Number and size of the splits of a client's data.
     sample
         Largest number of clients of a cluster that are tested.
     level
-        Chance of ever splitting a cluster of clients of one distribution.
+        Probability of ever splitting a cluster whose clients all have one distribution.
     check_every
         Number of rounds between two tests of a cluster.
     """
@@ -94,7 +103,15 @@ class CohortTests:
     check_every: int
 
     def get_due_test(self, leaf: Node, number: int) -> int:
-        """Return the number of the test of a cluster that is due in a round, from 1; 0 for none."""
+        """Return which test of a cluster is due in a round: 1 for the first, and so on; 0 for none.
+
+        Parameters
+        ----------
+        leaf
+            The cluster's node.
+        number
+            Number of the round.
+        """
         age = number - leaf.born
         early = EARLY_TESTS if leaf.parent is None else 0
         if age <= early:
@@ -107,20 +124,23 @@ class CohortTests:
 
 @dataclass(frozen=True, eq=False)
 class _TestedLeaf:
-    """A cluster after its test.
+    """Result of a round's test whether the members of one cluster have one distribution.
 
     Parameters
     ----------
     node
-        The cluster as it was before the round.
+        The cluster's node before the round.
     event
-        What the test found.
+        Event that reports the result of the test, or that it was postponed.
     updates
-        The updates of its members in the round.
+        Updates of the cluster's members in the round.
     groups
-        The two or more groups that it is to be split into; none if it stays as it is.
+        The two or more groups into which the cluster is to be split; empty if it is not split.
     criteria
-        The numbers by which it is split.
+        Numbers that decided on the split, by name; None if the test was postponed.
+    evidence
+        Running sum R of the e-values of the cluster's tests
+        (:class:`~fedclade.clustering.RepeatedTest`).
     """
 
     node: Node
@@ -128,6 +148,29 @@ class _TestedLeaf:
     updates: Updates
     groups: Sequence[tuple[int, ...]] = ()
     criteria: Mapping[str, float] | None = None
+    evidence: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class CohortRound:
+    """Result of a round in which only the clients of the cohort are queried.
+
+    Parameters
+    ----------
+    tree
+        The tree after the round.
+    trained
+        The round's result for each cluster that trained.
+    events
+        Events of the round.
+    evidence
+        For each node, the running sum R of the e-values of its tests, ``[nodes]``.
+    """
+
+    tree: ParameterTree
+    trained: list[ClusterUpdate]
+    events: list[Event]
+    evidence: Tensor
 
 
 def run_cohort_round(
@@ -135,31 +178,40 @@ def run_cohort_round(
     early: Sequence[int],
     cohort: Sequence[int],
     tests: CohortTests,
+    evidence: Tensor | None,
     clients: Clients,
-    this_round: Round,
-) -> tuple[ParameterTree, list[ClusterUpdate], list[Event]]:
-    """Assign the cohort to clusters, train it, and test the clusters that are due.
+    this_round: RoundPlan,
+) -> CohortRound:
+    """Run a round of replicated clustering in which only the clients of the cohort are queried.
+
+    The clients are assigned to clusters and train them. Clusters for which a test is due are tested
+    and, if the test finds groups, split.
 
     Parameters
     ----------
     tree
         The tree before the round.
     early
-        Clients that trained before there were clusters.
+        Ids of the clients that trained before there were clusters.
     cohort
-        Clients of the round; no others are queried.
+        Ids of the clients sampled for this round.
     tests
-        Schedule and level of the tests.
-    clients, this_round
-        As in :meth:`~fedclade.Algorithm.step`.
+        Settings of the tests.
+    evidence
+        For each node, the running sum R of the e-values of its tests, ``[nodes]``; None before the
+        first test.
+    clients
+        All clients of the run.
+    this_round
+        Number, seed and local training of the round.
     """
     before = tree
     unassigned = {client for client in cohort if tree.leaf_of[client] == 0}
     untrained = unassigned.difference(early)
-    if len(tree.nodes) > 1:
+    has_clusters = len(tree.nodes) > 1
+    if has_clusters:
         tree = _assign_by_loss(tree, cohort, untrained, clients)
-        # The models were already sent, for their losses.
-        this_round = replace(this_round, communicates="updates")
+    models_are_sent = has_clusters  # clients received all models to compute losses
 
     members = _group_by_leaf(tree, sorted(cohort))
     trained: list[ClusterUpdate] = []
@@ -182,33 +234,66 @@ def run_cohort_round(
             continue
         sampled = _draw_sample(able, tests.sample, this_round, leaf.id)
         updates, in_splits = tests.splits.train(
-            tree, sampled, training, clients=clients, this_round=this_round, compares=True
+            tree,
+            sampled,
+            training,
+            clients=clients,
+            this_round=this_round,
+            compares=True,
+            sent_before=models_are_sent,
         )
         trained.append(ClusterUpdate.of(leaf.id, updates, this_round))
-        level = tests.level / (number * (number + 1))
+        total = 0.0 if evidence is None or leaf.id >= len(evidence) else float(evidence[leaf.id])
+        repeated = RepeatedTest(tests.level, tests=number - 1, total=total, views=VIEWS)
         tested.append(
-            _test_leaf(leaf, updates, in_splits, tests=tests, level=level, this_round=this_round)
+            _test_leaf(
+                leaf, updates, in_splits, tests=tests, repeated=repeated, this_round=this_round
+            )
         )
 
     if on_whole_data:
         models, rows = tree.models([tree.leaf_of[client] for client in on_whole_data])
-        updates = clients.train(on_whole_data, models, rows, this_round)
+        updates = clients.train(
+            on_whole_data, models, rows, this_round, sent_before=models_are_sent
+        )
         trained += by_cluster(tree, updates, this_round)
     trained.sort(key=lambda cluster: cluster.node)
 
     tree = move_clusters(tree, trained)
     events += membership_events(before, tree)
     for leaf in tested:
-        tree, split_events = _split_leaf(tree, leaf, clients, this_round)
+        tree, split_events = _split_leaf(
+            tree, leaf, clients, this_round, models_are_sent=models_are_sent
+        )
         events += split_events
     if len(tree.nodes) > 1:
         populated = [leaf for leaf in tree.leaves if leaf.members]
         tree = tree.continued(_average_models(populated))
-    return tree, trained, events
+    return CohortRound(tree, trained, events, _remember_evidence(evidence, tested, len(tree.nodes)))
+
+
+def _remember_evidence(before: Tensor | None, tested: Sequence[_TestedLeaf], nodes: int) -> Tensor:
+    """Return the running sum of e-values of each node after a round, ``[nodes]``.
+
+    Parameters
+    ----------
+    before
+        The sums before the round; None if there was no test yet.
+    tested
+        Results of the round's tests.
+    nodes
+        Number of nodes; the sums of new nodes are 0.
+    """
+    evidence = torch.zeros(nodes, dtype=torch.float64)
+    if before is not None:
+        evidence[: len(before)] = before
+    for leaf in tested:
+        evidence[leaf.node.id] = leaf.evidence
+    return evidence
 
 
 def _group_by_leaf(tree: ParameterTree, clients: Iterable[int]) -> dict[int, list[int]]:
-    """Return the clients of each leaf, in their order."""
+    """Group clients by their leaves, in the given order; return the groups by leaf."""
     members: dict[int, list[int]] = {}
     for client in clients:
         members.setdefault(tree.leaf_of[client], []).append(client)
@@ -218,10 +303,11 @@ def _group_by_leaf(tree: ParameterTree, clients: Iterable[int]) -> dict[int, lis
 def _assign_by_loss(
     tree: ParameterTree, cohort: Sequence[int], untrained: Collection[int], clients: Clients
 ) -> ParameterTree:
-    """Assign each client of a cohort to the cluster of lowest training loss, and merge clusters.
+    """Assign each client of a cohort to the cluster with the lowest loss, and merge clusters.
 
-    Each cluster is compared with the one that is second best for those of its clients that never
-    trained before, for which training losses are as good as test losses.
+    The losses are on the clients' training data. Each cluster may be merged with the cluster that
+    is second best for its clients that never trained before. Only these clients decide, since no
+    model has memorized their training data.
     """
     leaves = [leaf.id for leaf in tree.leaves if leaf.members]
     losses = compute_training_losses(*tree.models(leaves), cohort, clients)
@@ -256,25 +342,26 @@ def _merge_leaves(
     lowest: Mapping[int, float],
     clients: Clients,
 ) -> ParameterTree:
-    """Merge pairs of leaves whose new clients lose nothing with the mean of both models.
+    """Merge pairs of clusters if a mean model is at least as good for their new clients.
 
-    Each leaf is merged at most once, the pair with the largest gain first.
+    New clients are clients that never trained before. The mean model is the mean of the models of
+    both clusters. Each cluster is merged at most once, the pair with the largest gain first.
 
     Parameters
     ----------
     tree
-        The tree with all clients assigned.
+        The tree with all clients of the cohort assigned.
     pairs
         Pairs of leaves that may be merged.
     new
-        The clients of each leaf that never trained before.
+        New clients of each leaf.
     lowest
-        Training loss of each of these clients with the model of its leaf.
+        Training loss of each new client with the model of its leaf.
     clients
-        All clients.
+        All clients of the run, through which the new clients are queried.
     """
     new_of_pair = [[*new.get(first, ()), *new.get(second, ())] for first, second in pairs]
-    queried: list[tuple[int, int]] = []  # clients, each with the place of a pair
+    queried: list[tuple[int, int]] = []  # clients, each with the index of its pair
     for place, members in enumerate(new_of_pair):
         queried += [(client, place) for client in members]
     if not queried:
@@ -308,7 +395,22 @@ def _sum_gains(
     lowest: Mapping[int, float],
     pairs: int,
 ) -> NDArray[np.float64]:
-    """Return the gain of each pair's new clients with the mean of both models, ``[pairs]``."""
+    """Return for each pair of clusters the total gain of its new clients by a merge.
+
+    A client's gain is the decrease of its loss when the mean of both clusters' models replaces the
+    model of its present cluster.
+
+    Parameters
+    ----------
+    queried
+        Client and index of its pair, for each evaluation that was requested.
+    evaluation
+        The clients' replies.
+    lowest
+        Loss of each client with the model of its present cluster.
+    pairs
+        Number of pairs.
+    """
     replied = set(evaluation.ids)  # a client replied for all of its models, or for none
     of_replies = [(client, place) for client, place in queried if client in replied]
     gains: list[list[float]] = [[] for _ in range(pairs)]
@@ -318,7 +420,7 @@ def _sum_gains(
 
 
 def _sum_bounded(gains: Sequence[float]) -> float:
-    """Return the sum of clients' gains, each limited to :data:`LARGEST_GAIN` median gains."""
+    """Sum the gains of clients, each limited to :data:`LARGEST_GAIN` times the median gain."""
     if not gains:
         return 0.0
     largest = LARGEST_GAIN * float(np.median(np.abs(gains)))
@@ -330,35 +432,56 @@ def _test_leaf(
     updates: Updates,
     in_splits: Updates,
     tests: CohortTests,
-    level: float,
-    this_round: Round,
+    repeated: RepeatedTest,
+    this_round: RoundPlan,
 ) -> _TestedLeaf:
-    """Test a cluster by the splits of a sample of its members.
+    """Test whether the members of a cluster have one distribution.
 
-    If the test finds clusters, all other members that trained go to the most similar of them.
+    The test compares updates that a sample of the members made from splits of their data. If it
+    finds groups, the other members that trained in this round are assigned to the most similar
+    groups.
+
+    Parameters
+    ----------
+    leaf
+        The cluster's node.
+    updates
+        Updates of all members that trained in this round.
+    in_splits
+        Updates of the tested members, from splits of their data.
+    tests
+        Settings of the tests.
+    repeated
+        Number and evidence of the cluster's tests so far.
+    this_round
+        The round.
     """
     postponed = postpone_if_too_few(leaf.id, len(in_splits.ids), this_round)
     if postponed:
-        return _TestedLeaf(leaf, postponed, updates)
+        return _TestedLeaf(leaf, postponed, updates, evidence=repeated.total)
     verdict = examine_node(
         leaf.id,
         in_splits,
         tests.splits.count,
-        level=level,
+        repeated,
         this_round=this_round,
         level_inside=tests.level,
     )
-    event = verdict.make_event(Tested, leaf.id, in_splits.ids, level)
+    event = verdict.make_event(Tested, leaf.id, in_splits.ids)
     found = [cluster for cluster in event.clusters if len(cluster) >= SMALLEST_CLUSTER]
     criteria = {"p_value": verdict.p_value, "gain": verdict.gain}
     groups = _assign_by_signature(updates, found) if len(found) > 1 else ()
-    return _TestedLeaf(leaf, event, updates, groups=groups, criteria=criteria)
+    evidence = repeated.total if verdict.repeated is None else verdict.repeated.total
+    return _TestedLeaf(leaf, event, updates, groups=groups, criteria=criteria, evidence=evidence)
 
 
 def _assign_by_signature(
     updates: Updates, clusters: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Assign clients in no cluster to the one whose mean signature is most similar to theirs."""
+    """Extend groups of clients to all clients with an update.
+
+    Clients in no group join the group whose mean signature is most similar to their own signature.
+    """
     unit = functional.normalize(updates.signatures.double(), dim=1)
     row_of = {client: row for row, client in enumerate(updates.ids)}
     rows_of_clusters = [list(map(row_of.__getitem__, cluster)) for cluster in clusters]
@@ -370,11 +493,21 @@ def _assign_by_signature(
 
 
 def _split_leaf(
-    tree: ParameterTree, tested: _TestedLeaf, clients: Clients, this_round: Round
+    tree: ParameterTree,
+    tested: _TestedLeaf,
+    clients: Clients,
+    this_round: Round,
+    *,
+    models_are_sent: bool,
 ) -> tuple[ParameterTree, list[Event]]:
-    """Split a cluster into the groups that its test found.
+    """Split a cluster into the groups that its test found; without groups, change nothing.
 
-    Each group starts from the old model and moves by the mean of its own updates.
+    Each new cluster starts from the old model plus the mean of its own members' updates.
+
+    Returns
+    -------
+    tuple
+        The tree after the split, and the events that report the test and the split.
     """
     if not tested.groups or tested.criteria is None:
         return tree, [tested.event]
@@ -391,10 +524,15 @@ def _split_leaf(
     for child in children:
         if tested.updates.deltas is not None:
             updates = tested.updates.select(child.members)
-        else:  # a run that streams keeps only sums over all clients of a model
+        else:  # a run that streams updates stores only their sum over all clients of a model
             again = replace(this_round, purpose="train the parts")
             updates = clients.train(
-                child.members, node.params[None], [0] * len(child.members), again
+                child.members,
+                node.params[None],
+                [0] * len(child.members),
+                again,
+                work=ClientWork(store=Nothing()),
+                sent_before=models_are_sent,
             )
         tree = tree.with_model(child.id, node.params + mean(updates))
     split = ClusterSplit(
@@ -407,7 +545,7 @@ def _split_leaf(
 
 
 def _draw_sample(clients: list[int], count: int, this_round: Round, node: int) -> list[int]:
-    """Draw at most ``count`` of the clients of a node, in ascending order."""
+    """Draw at most ``count`` of a node's clients at random, in ascending order."""
     if len(clients) <= count:
         return clients
     generator = this_round.generator(f"sample {node}")

@@ -1,42 +1,49 @@
 """Replicated clustering: clustered federated learning without thresholds.
 
-Clients make several updates at one model, each from one split of their data. What the splits of
-different clients have in common tells the server which clusters there are, and whether they are
-real. The tree is a star, since all clients are compared at once: a check splits clusters, merges
-them, and moves single clients.
+Each client divides its data into disjoint *splits* and makes one update from each split, all at the
+same model. From the similarities of these updates, within and between clients, the server finds
+clusters and tests whether they are real. All clients are compared at once, so clusters are the
+leaves of a star-shaped tree, and a *check* can split clusters, merge them and move single clients.
+The *gain* of a partition into clusters measures how much more similar clients are within clusters.
 
 **First rounds.** In the first three rounds all clients train on equal splits of their data, and the
 model moves by the mean of the splits' updates. The updates of the third round are tested
 (:mod:`fedclade.clustering.part_test`), at no further cost, and clients separate into the clusters
-that are found. If these clients are few, every cluster is tested by itself in the round after
-(:func:`look_inside`). If not all clients take part in a round, all of them are queried in the first
-round, which is tested. If there are more than a thousand of them, only clients of the cohort are
-queried, from the first round to the last (:mod:`fedclade.algorithms.rcfl.cohorts`), and nothing of
-what follows is done.
+that are found. If there are few clients, every cluster is tested separately in the next round
+(:func:`look_inside`). If a round samples only some clients, all clients are queried in the first
+round, and its updates are tested. If in addition there are more than a thousand clients, only the
+clients of the cohort are queried in all rounds (:mod:`fedclade.algorithms.rcfl.cohorts`), and
+nothing of what follows applies.
 
 **Later checks.** Every few rounds a check queries all clients. It alternates between updates from
-two halves of the data, at the mean of the clusters' models (:mod:`fedclade.clustering.split_half`),
-and updates from the first round's equal splits, at the initial model. The latter are the same as in
-the first round unless the data of some client changed; only then they are tested again.
+splits of the data, drawn again, at the mean of the clusters' models
+(:mod:`fedclade.clustering.split_half`, :mod:`fedclade.clustering.parts_in_turn`), and updates from
+the first round's equal splits, at the initial model. Updates of the second kind are the same as in
+the first round unless the data of some client changed
+(:mod:`fedclade.algorithms.rcfl.changed_data`); only then are they tested again. As long as nothing
+changes, checks of the first kind become ever rarer.
 
-**Levels.** Half of the level is for the first rounds, a quarter for halves, and a quarter for
-splits that have changed: the j-th test of a kind has 1/(j(j + 1)) of it, which add up to all of it.
-So the chance that clients of one distribution are ever separated is at most the level, however long
-the run. Splits that have not changed are not tested, and take nothing of it. Inside clusters that
-were found, each test except those of :func:`look_inside` has the whole level.
+**Levels.** Half of the level is for the first rounds, a quarter for tests at trained models, and a
+quarter for splits that have changed. The first few tests of a kind compare p-values with 1/(j(j +
+1)) of their quarter; all later tests share what is left, and add up e-values
+(:mod:`fedclade.clustering.repeated_test`). So the probability that clients of one distribution are
+ever separated is at most the level, however long the run. No later test of all clients takes more
+than 10,000 shuffles. Splits that have not changed are not tested, and use nothing of the level.
+Inside clusters that were found, each test except those of :func:`look_inside` has the whole level.
 
-**Present clusters** stay unless others gain more. If they gain nothing any more, they become one.
+**Present clusters** stay unless other clusters have a larger gain. If present clusters have no gain
+any more, and random shuffles of their clients have as large a gain, they become one cluster.
 
-**Models of new clusters.** A new cluster starts from the models of the clusters that most members
-of which it took over, weighted by these members. If there is none, it starts from the model of the
-cluster that most of its members come from. For a while the models of new clusters are pulled
-towards their mean (:func:`share_models`).
+**Models of new clusters.** If a new cluster contains most members of one or more old clusters, it
+starts from the mean of their models, weighted by the numbers of these members. Otherwise it starts
+from the model of the old cluster from which most of its members come. For a while the models of new
+clusters are pulled towards their mean (:func:`share_models`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,18 +60,25 @@ from fedclade.algorithms.cluster_update import (
     train_clusters,
 )
 from fedclade.algorithms.fallback import LEAF, ROOT, best_on_validation, keep_better, train_beside
+from fedclade.algorithms.rcfl.changed_data import SplitSketches
 from fedclade.algorithms.rcfl.cohorts import CohortTests, run_cohort_round
 from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits
 from fedclade.algorithms.rcfl.replicate_test import (
     Verdict,
+    can_split_later,
+    choose_check_splits,
+    cluster_again_by_splits,
     cluster_by_halves,
     cluster_by_splits,
     compute_cosines,
+    describe_unchanged,
     examine_node,
+    get_split_signatures,
     list_clusters,
     postpone_if_too_few,
 )
-from fedclade.clustering import is_same_partition
+from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
+from fedclade.clustering import VIEWS, Labels, RepeatedTest, is_due, is_same_partition
 from fedclade.core import (
     Checked,
     Clients,
@@ -74,6 +88,7 @@ from fedclade.core import (
     ParameterTree,
     Regrouped,
     Round,
+    RoundPlan,
     Tested,
     Updates,
     checked,
@@ -82,37 +97,41 @@ from fedclade.core import (
 )
 
 EARLY_ROUNDS = 3
-"""Number of rounds in splits; the updates of the last of them are tested.
+"""Number of first rounds in which clients train on splits; the last round's updates are tested.
 
-Some clusters, such as those of swapped labels, can be found only once labels have been learnt.
+Some clusters, such as clients with swapped labels, can be found only once labels have been learnt.
 """
 
 MANY_CLIENTS = 1000
-"""Largest number of clients that are all queried where a round has only some of them."""
+"""Largest number of clients of which all are queried in a check, if rounds sample only some."""
 
 FEW_CLIENTS = 12
-"""With fewer clients, shuffling clients has too few outcomes, and all checks are by splits."""
+"""Smallest number of clients for tests that shuffle whole clients.
+
+With fewer clients there are too few different orders, and all checks shuffle splits.
+"""
 
 LARGEST_EXTRA = 0.15
-"""Share of the training so far that checks may add to it, where a round has only some clients."""
+"""Largest cost of checks as a share of the training so far, if rounds sample only some clients."""
 
 LEVEL_SHARE_INSIDE = 0.01
-"""Share of the level that each test of :func:`look_inside` has.
+"""Level of each test of :func:`look_inside`, as a share of the level of the run.
 
-As a rule clusters are right already, and were tested from inside in the round before. Differences
-that are left show at far lower p-values, and right clusters stay whole.
+Most clusters are right already, and were tested from inside in the round before. At this low level
+they stay whole, while the differences that remain have far lower p-values.
 """
 
 SHARING_FADES = 0.9
-"""Factor of the sharing between new clusters from one round to the next."""
+"""Factor by which :func:`share_models` moves models less in each further round."""
 
 LEAST_SHARING = 1e-3
-"""Smallest share of the way to the mean that models are moved; less has no effect."""
+"""Smallest share of the way to their mean by which models are moved; less has no effect."""
 
 TOO_FAR = 3.0
-"""Largest move of a cluster's model, in moves of the median cluster, that counts in a joint model.
+"""Largest move of a cluster's model that is included in a mean of models.
 
-The clusters of honest clients in one federation are closer to each other.
+It is a multiple of the move of the median cluster. The models of clusters of honest clients in one
+federation are closer to each other.
 """
 
 
@@ -124,88 +143,111 @@ class ReplicatedState(State):
     ----------
     checks
         Number of checks after the first rounds.
-    halves
-        Number of checks by halves.
-    changes
-        Number of tests of splits that had changed.
+    halves, halves_evidence
+        Number of tests at trained models, and the running sum of their e-values.
+    changes, changes_evidence
+        Number of tests of splits that had changed, and the running sum of their e-values.
+    occasions
+        Number of checks at trained models that were due since data or clusters last changed. The
+        larger this number, the fewer of these checks are made.
     trained
-        Number of clients that trained, summed over all rounds.
+        Number of clients that trained in a round, summed over all rounds.
     asked
-        Number of clients that were queried in addition, summed over all rounds.
+        Number of clients that were queried for a check in addition to the rounds' training, summed
+        over all rounds.
     parts, part_size
-        How clients split their data: into ``parts`` splits of ``part_size`` examples. 0 where data
+        Number of splits of each client's data, and number of examples in a split; 0 if the data
         cannot be split.
     initial
-        Model ``[S]`` at which updates of the splits are requested again.
+        Initial model ``[S]``, at which checks request updates from the first round's splits; None
+        if no such check is made.
     tested
-        Clients whose splits have the ``cosines`` at that model.
-    cosines
-        Cosines of all pairs of splits at that model, ``[n·r, n·r]``.
+        Ids of the n clients with ``sketches``.
+    sketches
+        Sketches ``[n, r, F]`` of the updates from these clients' splits at the initial model, when
+        they were last tested; see :class:`~fedclade.algorithms.rcfl.changed_data.SplitSketches`.
+        None if no splits were tested yet.
     keepers
-        Clients that are evaluated with models of their own.
+        Ids of the clients that are evaluated with models of their own.
     on_cohorts
-        Whether only clients of the cohort are queried.
+        Whether only the clients of the cohort are queried in a round.
     early
-        With ``on_cohorts``, clients that trained before there were clusters.
+        With ``on_cohorts``, ids of the clients that trained before there were clusters.
+    cohort_evidence
+        With ``on_cohorts``, the running sum R of e-values of each node's tests, ``[nodes]``; None
+        before the first test.
     """
 
     checks: int = 0
     halves: int = 0
+    halves_evidence: float = 0.0
     changes: int = 0
+    changes_evidence: float = 0.0
+    occasions: int = 0
     trained: int = 0
     asked: int = 0
     parts: int = 0
     part_size: int = 0
     initial: Tensor | None = None
     tested: tuple[int, ...] = ()
-    cosines: Tensor | None = None
+    sketches: Tensor | None = None
     keepers: tuple[int, ...] = ()
     on_cohorts: bool = False
     early: tuple[int, ...] = ()
+    cohort_evidence: Tensor | None = None
+
+    @property
+    def split_sketches(self) -> SplitSketches | None:
+        """Sketches of the updates that were tested last; None if no splits were tested yet."""
+        return None if self.sketches is None else SplitSketches(self.tested, self.sketches)
 
     @property
     def splits(self) -> DataSplits:
-        """Splits of each client's data."""
+        """Number and size of the splits of each client's data."""
         return DataSplits(self.parts, self.part_size)
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedCFL(Algorithm[ReplicatedState]):
-    """Clusters found by updates from parts of the clients' data.
+    """Replicated clustering (``rcfl``): clusters found by a test on updates from splits of data.
+
+    Each client makes several updates, each from one split of its data. A statistical test of these
+    updates finds the clusters, without thresholds.
 
     Parameters
     ----------
     level
-        Chance of separating clients that all have one distribution, over the whole run, in (0, 1).
+        Probability of ever separating clients that all have one distribution, in (0, 1).
     check_every
-        Number of rounds between later checks, each of which costs every client the training of a
-        round: by default they add a seventh. Where only some clients take part in a round, checks
-        that would add more than 15 % are left out.
+        Number of rounds between occasions for later checks. A check costs every client the training
+        of a round, so that by default checks add at most a seventh to the training. Checks at
+        trained models become rarer as long as no data changes. If rounds sample only some clients,
+        checks that would add more than 15 % are left out.
     fallback
-        Once there are clusters, train a model for all clients in addition to the clusters' models,
-        and serve each client with the one that is best on validation data
-        (:mod:`fedclade.algorithms.fallback`), so that clients fare at least about as well as with
-        FedAvg where clusters that differ are better off together. From the first split on it takes
-        twice the training and the bytes, and of private clients twice the releases.
+        Whether to train a model for all clients in addition to the clusters' models, once there are
+        clusters. Each client is evaluated with whichever of the two models is better on validation
+        data (:mod:`fedclade.algorithms.fallback`), so that its accuracy is at least about as high
+        as with FedAvg. From the first split on, training and traffic double; for private clients
+        the number of releases doubles, too.
     personalize
-        In rounds that are evaluated each client fine-tunes its cluster's model by a round of local
-        training, and keeps it for itself if it is better on validation data; with ``fallback`` it
-        may fine-tune the model for all instead (:mod:`fedclade.algorithms.fallback`). Clusters are
-        the same as without it.
+        Whether each client fine-tunes a copy of its cluster's model by a round of local training in
+        rounds that are evaluated, and uses the copy if it is better on validation data. With
+        ``fallback`` a client may fine-tune the model for all clients instead. The clusters do not
+        depend on this option.
     sample
-        Where a round has only some of more than a thousand clients: largest number of its clients
-        that are tested (:mod:`fedclade.algorithms.rcfl.cohorts`). The more there are, the finer are
-        the differences that a test finds.
+        Largest number of clients of a cluster that are tested, in runs with more than a thousand
+        clients of which a round samples a fraction (:mod:`fedclade.algorithms.rcfl.cohorts`). With
+        more clients a test finds smaller differences.
     sharing
-        After each round the models of new clusters move a share of the way to their mean, in
-        [0, 1): this one in the round in which they were found, a tenth less in each further one.
-        Not done where only clients of the cohort are queried.
+        Share of the way to their mean by which the models of new clusters move after each round, in
+        [0, 1). The share decreases by a tenth in each round after the clusters were found. Not used
+        in runs that query only the clients of each cohort.
 
     Raises
     ------
     ConfigError
-        If an option is out of range; one line for each.
+        If options are out of range; one line for each of them.
     """
 
     state_type = ReplicatedState
@@ -231,28 +273,37 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         )
 
     @property
-    def needs_updates(self) -> bool:
-        """Return False: signatures and means of the updates suffice."""
-        return False
+    def requires(self) -> Requires:
+        """Needs of replicated clustering that a run checks: signatures and means of updates.
 
-    def asks(self, clients: int, fraction: float) -> str:
-        """Return the information that clients report in addition to updates.
+        Signatures are short vectors by which updates are compared.
 
-        With many clients, the clients of a cohort report losses.
+        In runs with more than :data:`MANY_CLIENTS` clients, of which a round samples a fraction,
+        clients also report training losses.
         """
-        return "training losses" if clients > MANY_CLIENTS and fraction < 1 else ""
-
-    def too_short(self, rounds: int) -> str:
-        """Return a warning if a run of this number of rounds ends before clients can separate."""
-        if rounds >= EARLY_ROUNDS:
-            return ""
-        needed = (
-            f"rcfl lets clients go apart after {EARLY_ROUNDS} rounds, and this run has {rounds}"
+        return Requires(
+            updates=False,
+            reports="training losses",
+            reports_beyond=MANY_CLIENTS,
+            own_models=self.personalize,
         )
-        return f"{needed}: it will be federated averaging; set more rounds"
+
+    def check(self, run: RunFacts) -> Sequence[str]:
+        """Return a warning if the run ends before clients can separate into clusters."""
+        warnings = super().check(run)
+        if run.rounds is None or run.rounds >= EARLY_ROUNDS:
+            return warnings
+        return (
+            *warnings,
+            f"rcfl separates clients after {EARLY_ROUNDS} rounds, but this run has only "
+            f"{run.rounds}, so that it will be plain federated averaging; set more rounds",
+        )
 
     def init(self, params: Tensor, clients: Clients) -> ReplicatedState:
-        """Put all clients in one cluster, and choose the splits of their data."""
+        """Return the state before round 1: one cluster, and the chosen splits of clients' data.
+
+        A warning is logged if the test of the first rounds cannot find clusters.
+        """
         state = ReplicatedState(ParameterTree.root_only(clients.ids, params))
         splits = DataSplits.choose_for_test("rcfl", clients, self.level)
         if splits is None:
@@ -260,9 +311,12 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         return replace(state, parts=splits.count, part_size=splits.size, initial=params.clone())
 
     def step(
-        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[ReplicatedState, RoundLog]:
-        """Run one round of federated learning in every cluster, then personalize."""
+        """Run one round: train every cluster, and test and change the clusters if this is due.
+
+        With ``personalize``, clients then fine-tune models of their own if the round is evaluated.
+        """
         if this_round.number == 1 and len(cohort) < len(state.tree.leaf_of) > MANY_CLIENTS:
             state = self._choose_cohort_splits(state, clients)
         if state.on_cohorts:
@@ -272,11 +326,16 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if not self.personalize:
             return state, log
         if this_round.evaluated:
-            return self.tuned(state, clients, this_round), log
+            return self.tune(state, clients, this_round), log
         return replace(state, keepers=()), log
 
-    def tuned(self, state: ReplicatedState, clients: Clients, this_round: Round) -> ReplicatedState:
-        """Return the state after clients have fine-tuned models of their own."""
+    def tune(
+        self, state: ReplicatedState, clients: Clients, this_round: RoundPlan
+    ) -> ReplicatedState:
+        """Let clients fine-tune copies of models, with ``personalize``; return the next state.
+
+        A client stores its copy if it is better on validation data.
+        """
         if not self.personalize:
             return state
         starts = (LEAF,)
@@ -284,20 +343,25 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             starts = (ROOT, LEAF)
         return replace(state, keepers=keep_better(state.tree, starts, clients, this_round))
 
-    def keepers(self, state: ReplicatedState) -> Sequence[int]:
-        """Return the clients that store a model of their own and are evaluated with it."""
-        return state.keepers
+    def models_for(self, state: ReplicatedState, clients: Clients) -> EvaluatedModels:
+        """Return the models with which clients are evaluated.
 
-    def serve(self, state: ReplicatedState, clients: Clients) -> Mapping[int, int]:
-        """Return for each client the node whose model it is evaluated with."""
+        These are the clients' own models (with ``personalize``), or the models of their clusters;
+        with ``fallback``, the model on a client's path in the tree that is best on validation data.
+        """
+        nodes: Mapping[int, int] = state.tree.leaf_of
         if self.fallback:
-            return best_on_validation(state.tree, clients)
-        return super().serve(state, clients)
+            nodes = best_on_validation(state.tree, clients)
+        return EvaluatedModels(nodes=nodes, own=state.keepers)
 
     def _run_round(
-        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[ReplicatedState, RoundLog]:
-        """Run a round: in splits at first, later on all data, in some rounds after a check."""
+        """Run one round in which all clients may be queried.
+
+        In the first rounds clients train on splits of their data, and are then tested. Later they
+        train on all their data, and some rounds begin with a check of the clusters.
+        """
         number = this_round.number
         before = state.tree
         is_one_cluster = len(before.nodes) == 1
@@ -349,7 +413,12 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     def _looks_inside(
         self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, number: int
     ) -> bool:
-        """Return whether this is the round of :func:`look_inside`: few clients just separated."""
+        """Return whether this round tests for further clusters inside each cluster.
+
+        :func:`look_inside` runs such a round. It is the round after the :data:`EARLY_ROUNDS` rounds
+        in which clients train on splits of their data, if the test at the end of these rounds has
+        found clusters, and if there are fewer than :data:`FEW_CLIENTS` clients.
+        """
         if number != EARLY_ROUNDS + 1 or not _has_just_separated(state.tree, number):
             return False
         return len(state.splits.select_able(clients.sizes, cohort)) < FEW_CLIENTS
@@ -359,14 +428,18 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         state: ReplicatedState,
         cohort: Sequence[int],
         clients: Clients,
-        this_round: Round,
+        this_round: RoundPlan,
         last_in_splits: int,
     ) -> tuple[ReplicatedState, RoundLog]:
-        """Train all clients on equal splits; in the last such round test them, and separate."""
+        """Run one of the first rounds, in which clients train on equal splits of their data.
+
+        In the last of these rounds the updates are tested, and clients separate into the clusters
+        that the test finds.
+        """
         tree = state.tree
         model = tree.nodes[0].params
         able = state.splits.select_able(clients.sizes, tree.leaf_of)
-        # The cosines of the first round are kept: later they tell whose data has changed.
+        # Sketches of the first round's updates later show which clients' data has changed.
         compares = this_round.number in (1, last_in_splits)
         updates, in_splits = state.splits.train(
             tree, tree.leaf_of, cohort, clients=clients, this_round=this_round, compares=compares
@@ -379,15 +452,15 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             asked=state.asked + len(set(able).difference(cohort)),
         )
         if this_round.number == 1 and replied:
-            state = replace(state, tested=replied, cosines=compute_cosines(in_splits))
+            sketches = SplitSketches.of(replied, get_split_signatures(in_splits))
+            state = replace(state, tested=replied, sketches=sketches.sketches)
         if this_round.number < last_in_splits:
             return state, log_of([cluster])
 
         cluster = cluster.compared()
-        if replied != state.tested:
-            # These cosines would be compared with those of other clients. Without any, the next
-            # check by splits tests them, even if no data has changed.
-            state = replace(state, tested=(), cosines=None)
+        # Clients that did not reply are not in this test. The next check by splits counts clients
+        # without sketches as changed.
+        state = _keep_sketches(state, replied)
         postponed = postpone_if_too_few(0, len(replied), this_round)
         if postponed:
             return state, log_of([cluster], [postponed], "check")
@@ -395,77 +468,147 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         verdict = cluster_by_splits(
             compute_cosines(in_splits),
             state.parts,
-            np.zeros(len(replied), dtype=np.int64),
-            level=level,
-            generator=this_round.generator("shuffles"),
+            level,
+            this_round.generator("shuffles"),
             level_inside=self.level,
         )
         if not verdict.labels.any():
-            event = verdict.make_event(Tested, 0, replied, level)
+            event = verdict.make_event(Tested, 0, replied)
             return state, log_of([cluster], [event], "check")
-        state, events = self._regroup(
-            state, verdict, in_splits, model=model, level=level, this_round=this_round
-        )
+        state, events = self._regroup(state, verdict, in_splits, model=model, this_round=this_round)
         return state, log_of([cluster], events, "check")
 
     def _check(
-        self, state: ReplicatedState, clients: Clients, this_round: Round
+        self, state: ReplicatedState, clients: Clients, this_round: RoundPlan
     ) -> tuple[ReplicatedState, list[Event]]:
-        """Query all clients for updates from splits of their data, and cluster them by these.
+        """Run a check: query all clients for updates from splits, and find the clusters again.
 
-        The splits are halves in every other check; otherwise those of the first round.
+        Checks alternate between new splits at a trained model, and the first round's splits at the
+        initial model. With few clients, all checks are of the second kind.
+
+        Returns
+        -------
+        tuple
+            The next state, and the events of the check.
+        """
+        few_clients = len(state.tested) < FEW_CLIENTS
+        if state.initial is not None and (few_clients or state.checks % 2 == 0):
+            return self._check_first_splits(state, state.initial, clients, this_round)
+        state = replace(state, occasions=state.occasions + 1)
+        # Only checks by the first round's splits detect whether data changed.
+        if state.initial is not None and not is_due(state.occasions):
+            return state, []
+        return self._check_trained_model(state, clients, this_round)
+
+    def _check_first_splits(
+        self, state: ReplicatedState, model: Tensor, clients: Clients, this_round: RoundPlan
+    ) -> tuple[ReplicatedState, list[Event]]:
+        """Run a check by updates from the first round's splits, at the initial model.
+
+        The updates are tested only if the data of some client changed since it was last tested, or
+        if some client was not tested yet. If a client has left, this alone is no reason to test.
+
+        Returns
+        -------
+        tuple
+            The next state, and the events of the check.
         """
         tree = state.tree
-        initial = state.initial
-        few_clients = len(state.tested) < FEW_CLIENTS
-        if initial is not None and (few_clients or state.checks % 2 == 0):
-            by_splits = True
-            splits = state.splits
-            model = initial
-            query = replace(this_round, number=1)  # with the random draws of the first round
-            level = self._get_level(state.changes + 1)
-        else:
-            by_splits = False
-            splits = HALVES
-            model = average_models(tree, clients.sizes)
-            # The model of a single cluster is sent for training in this round anyway.
-            communicates = "updates" if len(tree.leaves) == 1 else "all"
-            query = replace(this_round, purpose="replicate", communicates=communicates)
-            level = self._get_level(state.halves + 1)
-
-        able = splits.select_able(clients.sizes, tree.leaf_of)
+        query = replace(this_round, number=1)  # the same random draws as in the first round
+        able = state.splits.select_able(clients.sizes, tree.leaf_of)
         postponed = postpone_if_too_few(0, len(able), this_round)
         if postponed:
             return state, [postponed]
-        updates = splits.request_updates(clients, able, model[None], query)
+        updates = state.splits.request_updates(clients, able, model[None], query)
         state = replace(state, asked=state.asked + len(able))
         postponed = postpone_if_too_few(0, len(updates.ids), this_round)
         if postponed:
             return state, [postponed]
 
-        leaves = [tree.leaf_of[client] for client in updates.ids]
-        present = np.unique(leaves, return_inverse=True)[1]
-        generator = this_round.generator("shuffles")
-        if by_splits:
-            cosines = compute_cosines(updates)
-            verdict = cluster_by_splits(
-                cosines,
-                state.parts,
-                present,
-                level=level,
-                generator=generator,
-                level_inside=self.level,
-                known=state.cosines if updates.ids == state.tested else None,
-            )
-            changes = state.changes + verdict.tested
-            state = replace(state, tested=updates.ids, cosines=cosines, changes=changes)
-        else:
-            verdict = cluster_by_halves(updates, present, level, generator)
-            # Every check by halves counts, since what it finds decides whether it is a test.
-            state = replace(state, halves=state.halves + 1)
-        return self._regroup(
-            state, verdict, updates, model=model, level=level, this_round=this_round
+        cosines = compute_cosines(updates)
+        present = _number_leaves(tree, updates.ids)
+        repeated = self._get_repeated_test(state.changes, state.changes_evidence, views=VIEWS)
+        now = SplitSketches.of(updates.ids, get_split_signatures(updates))
+        known = state.split_sketches
+        if known is not None and not known.find_changed(now):
+            verdict = describe_unchanged(cosines, state.parts, present, repeated)
+            return state, [verdict.make_event(Checked, 0, updates.ids)]
+
+        verdict = cluster_again_by_splits(
+            cosines,
+            state.parts,
+            present,
+            repeated=repeated,
+            generator=this_round.generator("shuffles"),
+            level_inside=self.level,
         )
+        sketches = now if known is None else known.select(tree.leaf_of).update(now)
+        state = replace(state, tested=sketches.ids, sketches=sketches.sketches, occasions=0)
+        if verdict.repeated is not None:
+            state = replace(
+                state, changes=verdict.repeated.tests, changes_evidence=verdict.repeated.total
+            )
+        return self._regroup(state, verdict, updates, model=model, this_round=this_round)
+
+    def _check_trained_model(
+        self, state: ReplicatedState, clients: Clients, this_round: RoundPlan
+    ) -> tuple[ReplicatedState, list[Event]]:
+        """Run a check by updates from new splits, at the mean of the clusters' models.
+
+        No client is queried if there is one cluster, and no later test could split it.
+
+        Returns
+        -------
+        tuple
+            The next state, and the events of the check.
+        """
+        tree = state.tree
+        repeated = self._get_repeated_test(state.halves, state.halves_evidence)
+        splits, able = choose_check_splits(clients.sizes, tree.leaf_of, repeated)
+        postponed = postpone_if_too_few(0, len(able), this_round)
+        if postponed:
+            return state, [postponed]
+        has_clusters = len(_populated_leaves(tree)) > 1
+        if not has_clusters and not can_split_later(repeated, len(able), splits.count):
+            return state, []  # no reply could change anything
+        query = replace(this_round, purpose="replicate")
+        model = average_models(tree, clients.sizes)
+        updates = splits.request_updates(
+            clients,
+            able,
+            model[None],
+            query,
+            # The model of a single cluster is sent for training in this round anyway.
+            sent_before=len(tree.leaves) == 1,
+        )
+        state = replace(state, asked=state.asked + len(able))
+        postponed = postpone_if_too_few(0, len(updates.ids), this_round)
+        if postponed:
+            return state, [postponed]
+
+        verdict = cluster_by_halves(
+            updates, _number_leaves(tree, updates.ids), repeated, this_round.generator("shuffles")
+        )
+        if verdict.repeated is not None:
+            state = replace(
+                state, halves=verdict.repeated.tests, halves_evidence=verdict.repeated.total
+            )
+        return self._regroup(state, verdict, updates, model=model, this_round=this_round)
+
+    def _get_repeated_test(self, tests: int, total: float, *, views: int = 1) -> RepeatedTest:
+        """Return the state of a series of tests of one kind, which has a quarter of the level.
+
+        Parameters
+        ----------
+        tests
+            Number of tests of this kind so far.
+        total
+            Running sum of their e-values.
+        views
+            Number of views (kinds of similarities of updates) in which a test is made; each has its
+            own p-value.
+        """
+        return RepeatedTest(self.level / 4, tests=tests, total=total, views=views)
 
     def _regroup(
         self,
@@ -473,13 +616,31 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         verdict: Verdict,
         updates: Updates,
         model: Tensor,
-        level: float,
         this_round: Round,
     ) -> tuple[ReplicatedState, list[Event]]:
-        """Form the clusters of a verdict, which is about clients that made updates at a model."""
+        """Replace the present clusters by the clusters of a check's verdict, if they differ.
+
+        Parameters
+        ----------
+        state
+            The state before.
+        verdict
+            Result of the check.
+        updates
+            The clients' updates on which the verdict is based.
+        model
+            Model ``[S]`` at which the updates were made.
+        this_round
+            The round.
+
+        Returns
+        -------
+        tuple
+            The next state, and the event that reports the check.
+        """
         before = np.array([state.tree.leaf_of[client] for client in updates.ids])
         if is_same_partition(before, verdict.labels):
-            return state, [verdict.make_event(Checked, 0, updates.ids, level)]
+            return state, [verdict.make_event(Checked, 0, updates.ids)]
         tree = regroup(
             state.tree,
             list_clusters(updates.ids, verdict.labels),
@@ -491,29 +652,42 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if self.fallback:
             populated = _populated_leaves(tree)
             if len(state.tree.nodes) == 1:
-                # What all clients have trained so far is also the start of the root's own model.
+                # The root's own model, for all clients, starts from the model trained so far.
                 tree = tree.continued(tree.nodes[1].params)
-            elif len(populated) == 1:  # all have become one again, and go on with the root's model
+            elif len(populated) == 1:  # one cluster again, which continues with the root's model
                 tree = tree.with_model(populated[0].id, tree.nodes[0].model)
-        event = verdict.make_event(Regrouped, 0, updates.ids, level)
-        return replace(state, tree=tree), [event]
+        # New clusters train new models, at which further differences may show soon, so checks
+        # become frequent again. The evidence of both kinds of tests was about the old clusters.
+        state = replace(state, tree=tree, occasions=0, halves_evidence=0.0, changes_evidence=0.0)
+        return state, [verdict.make_event(Regrouped, 0, updates.ids)]
 
     def _choose_cohort_splits(self, state: ReplicatedState, clients: Clients) -> ReplicatedState:
-        """Choose the data splits of a run that queries the clients of the cohort only."""
+        """Choose the splits for a run that queries only the clients of each cohort."""
         splits = DataSplits.choose_for_cohorts(clients.sizes, self.level, self.sample) or HALVES
         return replace(
             state, on_cohorts=True, parts=splits.count, part_size=splits.size, initial=None
         )
 
     def _run_cohort_round(
-        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[ReplicatedState, RoundLog]:
-        """Run a round in which only clients of the cohort are queried."""
+        """Run one round in which only the clients of the cohort are queried.
+
+        See :mod:`fedclade.algorithms.rcfl.cohorts`.
+        """
         tests = CohortTests(state.splits, self.sample, self.level, self.check_every)
         before = state.tree
-        tree, trained, events = run_cohort_round(
-            before, state.early, cohort, tests=tests, clients=clients, this_round=this_round
+        cohort_round = run_cohort_round(
+            before,
+            state.early,
+            cohort,
+            tests=tests,
+            evidence=state.cohort_evidence,
+            clients=clients,
+            this_round=this_round,
         )
+        tree, trained = cohort_round.tree, cohort_round.trained
+        state = replace(state, cohort_evidence=cohort_round.evidence)
         had_clusters = len(before.nodes) > 1
         if len(tree.nodes) == 1:
             state = replace(state, early=tuple(sorted({*state.early, *cohort})))
@@ -522,27 +696,42 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         elif self.fallback and trained[0].step is not None:
             # In the round of its split the root has already been trained.
             tree = tree.continued(before.nodes[0].params + trained[0].step)
-        return replace(state, tree=tree), log_of(trained, events)
-
-    def _get_level(self, test: int) -> float:
-        """Return the level of the j-th test of a kind, from 1; all add up to a quarter."""
-        return self.level / 4 / (test * (test + 1))
+        return replace(state, tree=tree), log_of(trained, cohort_round.events)
 
     def _can_afford_check(self, state: ReplicatedState) -> bool:
-        """Return whether a check would not add too much to the training so far."""
+        """Return whether the cost of all checks so far, with another one, is within its limit.
+
+        The limit is a share of the training so far.
+        """
         # 1.05: if all clients take part in every round, checks are as frequent as specified.
         largest = max(LARGEST_EXTRA, 1.05 / self.check_every)
         return state.asked + len(state.tree.leaf_of) <= largest * state.trained
 
 
+def _keep_sketches(state: ReplicatedState, clients: Collection[int]) -> ReplicatedState:
+    """Drop the sketches of all other clients than ``clients`` from the state."""
+    known = state.split_sketches
+    kept = None if known is None else known.select(clients)
+    if kept is None or not kept.ids:
+        return replace(state, tested=(), sketches=None)
+    return replace(state, tested=kept.ids, sketches=kept.sketches)
+
+
+def _number_leaves(tree: ParameterTree, clients: Sequence[int]) -> Labels:
+    """Return a number from 0 for the present cluster of each of n clients, ``[n]``."""
+    leaves = [tree.leaf_of[client] for client in clients]
+    return np.unique(leaves, return_inverse=True)[1]
+
+
 # Second look at new clusters, which may contain clients that should be separated, too.
 #
-# The first rounds find clusters once labels have been learnt; where a model learns slowly, some
-# clusters are still together. If clients are many, later checks separate them. If they are few,
-# shuffling whole updates has too few outcomes, and splits at the initial model show again what they
-# showed before. So if clients are few and have just separated, they train in splits for one more
-# round, each from its cluster's model, and every cluster is tested by itself. It costs no further
-# training. Except for its choice of members, a cluster's model depends on all their splits alike.
+# The first rounds find clusters once labels have been learnt; if a model learns slowly, some true
+# clusters are still together. With many clients, later checks separate them. With few clients,
+# shuffling whole clients has too few outcomes, and splits at the initial model give the same result
+# as before. So if there are few clients, and they have just separated, they train in splits for one
+# more round, each from its cluster's model, and every cluster is tested separately. This costs no
+# further training. Except for the choice of its members, a cluster's model depends on all splits of
+# the members alike, so the test is exact.
 
 
 def look_inside(
@@ -550,18 +739,34 @@ def look_inside(
     splits: DataSplits,
     cohort: Sequence[int],
     clients: Clients,
-    this_round: Round,
+    this_round: RoundPlan,
     *,
     level: float,
 ) -> tuple[list[ClusterUpdate], ParameterTree, list[Event]]:
-    """Train clusters of several clients in splits, test each of them, and divide those that fail.
+    """Run a round in which each cluster is tested, and divided if the test finds groups in it.
 
-    Clusters of one client train on all data.
+    The members of clusters with several clients train on splits of their data, from the cluster's
+    model, and the test compares their updates. Clusters of one client train on all data.
+
+    Parameters
+    ----------
+    tree
+        The tree before the round.
+    splits
+        Number and size of the splits of a client's data.
+    cohort
+        Ids of the clients sampled for this round.
+    clients
+        All clients of the run.
+    this_round
+        Number, seed and local training of the round.
+    level
+        Level of the run, of which each test has the share :data:`LEVEL_SHARE_INSIDE`.
 
     Returns
     -------
     tuple
-        The trained clusters, the tree after the round, and the result of each test.
+        The round's result for each cluster, the tree after the round, and the event of each test.
     """
     several = [leaf for leaf in tree.leaves if len(leaf.members) > 1]
     members = [client for leaf in several for client in leaf.members]
@@ -583,13 +788,13 @@ def look_inside(
             leaf.id,
             own_updates,
             splits.count,
-            level=level_inside,
+            level_inside,
             this_round=this_round,
             level_inside=level_inside,
         )
         is_divided = bool(verdict.labels.any())
         kind = Regrouped if is_divided else Tested
-        event = verdict.make_event(kind, leaf.id, own_updates.ids, level_inside)
+        event = verdict.make_event(kind, leaf.id, own_updates.ids)
         events.append(event)
         if is_divided:
             tree = divide(tree, leaf.id, event.clusters, this_round.number)
@@ -597,8 +802,16 @@ def look_inside(
 
 
 def _has_just_separated(tree: ParameterTree, number: int) -> bool:
-    """Return whether all clusters were found in the round before, and some have several clients."""
-    are_new = all(leaf.born == number - 2 for leaf in tree.leaves)  # they trained in that round
+    """Return whether all clusters were found in the last round, and any has several members.
+
+    Parameters
+    ----------
+    tree
+        The tree before the round.
+    number
+        Number of the round.
+    """
+    are_new = all(leaf.born == number - 2 for leaf in tree.leaves)  # trained in round number - 1
     return are_new and any(len(leaf.members) > 1 for leaf in tree.leaves)
 
 
@@ -614,20 +827,22 @@ def regroup(
     round_number: int,
     criteria: Mapping[str, float],
 ) -> ParameterTree:
-    """Return the tree with new clusters, found by updates that their members made at a model.
+    """Replace the clusters of a star-shaped tree by new clusters.
 
     Parameters
     ----------
     tree
-        The star before.
+        The tree before.
     clusters
-        Members of each cluster.
+        Members of each new cluster.
     updates
-        The members' updates; their signatures are cached in the tree.
+        The members' updates by which the clusters were found; the tree stores their signatures.
     model
-        The model ``[S]`` at which they were made.
-    round_number, criteria
-        The round of the decision, and the numbers that decided.
+        Model ``[S]`` at which the updates were made.
+    round_number
+        Number of the round.
+    criteria
+        Numbers that decided on the clusters, by name.
     """
     groups: list[Group] = []
     for members in clusters:
@@ -639,9 +854,21 @@ def regroup(
 def divide(
     tree: ParameterTree, node: int, clusters: Sequence[tuple[int, ...]], round_number: int
 ) -> ParameterTree:
-    """Return the star after one of its leaves is divided; members keep their cached signatures.
+    """Divide one cluster of a star-shaped tree into several clusters.
 
-    Members of the leaf that are in none of the clusters belong to the root alone.
+    Members' signatures that the tree stores are passed on to their new clusters. Members of the old
+    cluster that are in none of the new clusters become members of the root only.
+
+    Parameters
+    ----------
+    tree
+        The tree before.
+    node
+        The cluster's leaf.
+    clusters
+        Members of each new cluster.
+    round_number
+        Number of the round.
     """
     others = [leaf for leaf in tree.leaves if leaf.id != node and leaf.members]
     groups = [Group(leaf.members, leaf.id, leaf.params, leaf.cached) for leaf in others]
@@ -656,7 +883,14 @@ def divide(
 
 
 def _find_start(tree: ParameterTree, members: Sequence[int]) -> tuple[int, Tensor]:
-    """Return the leaf that a new cluster continues, 0 for none, and its first model."""
+    """Choose the first model of a new cluster, and the old cluster whose leaf it continues.
+
+    Returns
+    -------
+    tuple
+        The leaf of the old cluster, 0 if the new cluster continues no old one; and the model
+        ``[S]``.
+    """
     origins = Counter(tree.leaf_of[client] for client in members)
     taken_over = {
         leaf: n for leaf, n in origins.items() if leaf and 2 * n > len(tree.nodes[leaf].members)
@@ -671,12 +905,19 @@ def _find_start(tree: ParameterTree, members: Sequence[int]) -> tuple[int, Tenso
 
 
 def average_models(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
-    """Return the mean of the clusters' models ``[S]``, by the training examples of their members.
+    """Return the mean of the clusters' models ``[S]``, weighted by their members' examples.
 
-    A cluster whose model has moved more than :data:`TOO_FAR` times as far as that of the median
-    cluster, since all had one model, is left out: the model of malicious clients has no bound where
-    they have a cluster of their own, and no other cluster should learn from it. The median is over
-    examples, and only over clusters that have moved.
+    A cluster is left out if its model has moved more than :data:`TOO_FAR` times as far from the
+    root's model as the model of the median cluster. If malicious clients have a cluster of their
+    own, its model can be arbitrary, and no other cluster should learn from it. The median is
+    weighted by examples, over the clusters whose models have moved.
+
+    Parameters
+    ----------
+    tree
+        The tree of clusters.
+    sizes
+        Number of training examples of each client.
     """
     leaves = _populated_leaves(tree)
     weights = torch.tensor([_sum_examples(leaf, sizes) for leaf in leaves])
@@ -693,22 +934,22 @@ def average_models(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
 def share_models(
     tree: ParameterTree, sizes: Mapping[int, int], number: int, sharing: float
 ) -> ParameterTree:
-    """Move the models of new clusters towards the mean of all, after a round of separate training.
+    """Move the models of new clusters towards the mean of all clusters' models, after a round.
 
-    For a while clusters so continue to learn together what they have in common, though it is not
-    known which part of a model this is. In the round in which a cluster was found its model moves
-    ``sharing`` of the way, in each further round a tenth less.
+    For a while clusters thereby continue to learn together what their data has in common, although
+    it is not known which part of a model represents it. In the round in which a cluster was found,
+    its model moves by the share ``sharing`` of the way, in each further round by a tenth less.
 
     Parameters
     ----------
     tree
         The tree after the round.
     sizes
-        Training examples of each client.
+        Number of training examples of each client.
     number
         Number of the round.
     sharing
-        Share of the way, in [0, 1).
+        Share of the way to the mean in the first round, in [0, 1).
     """
     shares: dict[int, float] = {}
     for leaf in tree.leaves:
@@ -729,5 +970,5 @@ def _sum_examples(leaf: Node, sizes: Mapping[int, int]) -> float:
 
 
 def _populated_leaves(tree: ParameterTree) -> list[Node]:
-    """Return the leaves that have members."""
+    """Return the leaves of the tree that have members: the present clusters."""
     return [leaf for leaf in tree.leaves if leaf.members]

@@ -1,4 +1,8 @@
-"""Public keys of a client for one sum, signed by the key by which other clients know it."""
+"""Adverts: the public keys that a client uses in one sum, signed by the client's own key.
+
+In the first stage of secure aggregation each client sends an advert. The list of all adverts tells
+every client which clients the sum has.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,16 @@ from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content, shown
 
 FEWEST_HONEST = 2
-"""Fewest honest clients of a sum: with one honest client the sum would reveal its update."""
+"""Smallest number of honest clients in a sum.
+
+A sum with a single honest client would reveal this client's update to the server, if all other
+clients collude with it.
+"""
 
 
 @dataclass(frozen=True)
 class Advert:
-    """Public keys of one client for one sum.
+    """Public keys that one client uses in one sum, with a signature.
 
     Parameters
     ----------
@@ -33,12 +41,13 @@ class Advert:
     signer
         The client's own public Ed25519 key, in hexadecimal.
     signature
-        Signature by that key.
+        Signature by the key ``signer``.
     min_honest
-        h, the number of honest clients that the client demands in a sum with its update, itself
-        included. They must send updates only under masks. It is 0 for a client that does not insist
-        on sums (``secure-aggregation`` in its policy): such a client replies to the same training
-        request without masks, too, and so hides no other client's update.
+        h, the number of honest clients that this client demands in a sum with its update, itself
+        included; 0 if this client does not insist on secure aggregation (``secure-aggregation`` in
+        its policy). Clients that do not insist on secure aggregation do not count as honest. They
+        would also reply to the same training request without masks, so the server could subtract
+        their updates from the sum.
     """
 
     client: int
@@ -50,15 +59,26 @@ class Advert:
 
     @property
     def keys(self) -> tuple[bytes, bytes]:
-        """The two public keys for the sum."""
+        """The client's two public keys for the sum: for masks, and for encrypting shares."""
         return self.masking, self.sealing
 
     def signed(self, context: bytes, key: Key) -> Advert:
-        """Return the advert with a signature by the client's own key, for one sum."""
+        """Return the advert, signed by the client's own key for one sum.
+
+        ``context`` is the digest of the terms of the sum.
+        """
         return replace(self, signature=key.private.sign(self._transcript(context)))
 
     def check(self, context: bytes) -> None:
-        """Check that the ``signer`` key signed the advert for this sum; an UpdateError if not."""
+        """Check that the keys are valid and signed for one sum by the client's own key.
+
+        ``context`` is the digest of the terms of the sum.
+
+        Raises
+        ------
+        UpdateError
+            If a key or the signature is invalid.
+        """
         try:
             check_public(self.masking)
             check_public(self.sealing)
@@ -66,25 +86,45 @@ class Advert:
         except ValueError:
             right = False
         if not right:
-            raise UpdateError(f"client {self.client}'s keys for the sum are not signed by its key")
+            raise UpdateError(
+                f"the keys of client {self.client} for the sum are not signed by this client's own "
+                "key"
+            )
 
     def _transcript(self, context: bytes) -> bytes:
+        """Return the bytes of the advert that the client signs."""
         return transcript(
             "advert", context, self.client, self.masking, self.sealing, self.min_honest
         )
 
 
 def check_min_honest(number: int) -> None:
-    """Check that a client can demand ``number`` honest clients; raise an UpdateError if not."""
+    """Check the number of honest clients that a client demands in a sum; 0 for no demand.
+
+    Raises
+    ------
+    UpdateError
+        If the number is out of range.
+    """
     if number and not FEWEST_HONEST <= number <= MOST_CLIENTS:
         raise UpdateError(
-            f"a sum of at least {shown(number)} honest clients (min_honest); expected 0, or "
-            f"{FEWEST_HONEST} to {MOST_CLIENTS}"
+            f"the client demands {shown(number)} honest clients in a sum (min_honest); expected 0, "
+            f"or {FEWEST_HONEST} to {MOST_CLIENTS}"
         )
 
 
 def digest_of_list(context: bytes, everybody: Sequence[Advert]) -> bytes:
-    """Return λ, the digest of a whole list in ascending order of its clients."""
+    """Return λ, the digest of the list of all clients of a sum with their keys and signatures.
+
+    All secrets of the sum are bound to this digest. It does not depend on the order of the adverts.
+
+    Parameters
+    ----------
+    context
+        Digest of the terms of the sum.
+    everybody
+        Adverts of all clients on the list.
+    """
     fields: list[bytes | str | int] = []
     for each in sorted(everybody, key=lambda each: each.client):
         fields += [
@@ -99,11 +139,13 @@ def digest_of_list(context: bytes, everybody: Sequence[Advert]) -> bytes:
 
 
 def told(adverts: Sequence[Advert], *, has_signers: bool) -> dict[str, Any]:
-    """Return adverts as the values of a message, with or without the clients' own keys."""
-    columns = ("client", "masking", "sealing", "signature")
-    values: dict[str, Any] = {
-        f"{name}s": [getattr(each, name) for each in adverts] for name in columns
-    }
+    """Return a list of adverts as the values of a message.
+
+    The clients' own public keys (``signers``) are left out for a receiver that knows these keys.
+    """
+    values: dict[str, Any] = {}
+    for name in ("client", "masking", "sealing", "signature"):
+        values[f"{name}s"] = [getattr(advert, name) for advert in adverts]
     values["min_honests"] = [each.min_honest for each in adverts]
     if has_signers:
         values["signers"] = [bytes.fromhex(each.signer) for each in adverts]
@@ -111,20 +153,21 @@ def told(adverts: Sequence[Advert], *, has_signers: bool) -> dict[str, Any]:
 
 
 def read(content: Content, keys: Mapping[int, str] | None) -> list[Advert]:
-    """Return the adverts of a message.
+    """Read the list of adverts of all clients of a sum from a message.
 
     Parameters
     ----------
     content
         Message with the adverts.
     keys
-        The clients' own keys by number, if known from another source than the message.
+        The clients' own public keys by number, from the reader's list of peers; None if the reader
+        has no such list and takes the keys from the message.
 
     Raises
     ------
     UpdateError
-        If the adverts are malformed, not of different clients in ascending order, or of a client
-        without a known key.
+        If the adverts are malformed, do not belong to different clients in ascending order, or
+        belong to a client that is not in ``keys``.
     """
     ids = listed(content, "clients", int)
     columns = [listed(content, name, bytes) for name in ("maskings", "sealings", "signatures")]
@@ -133,8 +176,8 @@ def read(content: Content, keys: Mapping[int, str] | None) -> list[Advert]:
     min_honests = listed(content, "min_honests", int)
     if {*map(len, columns), len(min_honests)} != {len(ids)} or sorted(set(ids)) != ids:
         raise UpdateError(
-            f"keys of clients {shown(ids)}: each client should be there once, in ascending order, "
-            "with all of its keys"
+            f"the list of keys of clients {shown(ids)} should contain each client once, in "
+            "ascending order, with all of its keys"
         )
     for number in min_honests:
         check_min_honest(number)
@@ -142,12 +185,20 @@ def read(content: Content, keys: Mapping[int, str] | None) -> list[Advert]:
         signers = [signer.hex() for signer in columns.pop()]
     elif unknown := [client for client in ids if client not in keys]:
         raise UpdateError(
-            f"clients {shown(unknown)} are not on this client's list of peers (peers-file)"
+            f"clients {shown(unknown)} of the sum are not in this client's peers-file; add their "
+            "keys there"
         )
     else:
         signers = [keys[client] for client in ids]
     rows = zip(ids, *columns, signers, min_honests, strict=True)
     return [
-        Advert(client, masking, sealing, signer, signature, min_honest)
+        Advert(
+            client=client,
+            masking=masking,
+            sealing=sealing,
+            signer=signer,
+            signature=signature,
+            min_honest=min_honest,
+        )
         for client, masking, sealing, signature, signer, min_honest in rows
     ]

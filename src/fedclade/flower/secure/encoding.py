@@ -1,4 +1,8 @@
-"""Unambiguous encoding of values as bytes that are hashed and signed."""
+"""Unambiguous encoding of values as bytes, which are then hashed or signed.
+
+Different sequences of values never have the same encoding, so no signature or hash for one
+statement is valid for another statement.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,17 @@ Value = bytes | str | int | float
 
 
 def tag(purpose: str) -> bytes:
-    """Return the bytes that a transcript begins with, different for each purpose.
+    """Return the prefix of everything that is hashed or signed for a purpose.
 
-    The first byte is zero. Replies to queries are signed as JSON, which cannot begin with a zero
-    byte, so no signature of one kind is valid for the other.
+    Each purpose has its own prefix. The first byte of every prefix is zero. Replies to queries are
+    signed as JSON, which cannot begin with a zero byte. So a signature of a reply is never valid
+    for a statement of secure aggregation, or the reverse.
     """
     return f"\0fedclade/secagg/{PROTOCOL}/{purpose}\0".encode()
 
 
 def encode(*values: Value) -> bytes:
-    """Return the concatenated values, each after its length in 4 bytes, big-endian.
+    """Encode values as bytes: each value follows its length, which takes 4 bytes (big-endian).
 
     Whole numbers have 8 bytes, other numbers are IEEE-754 binary64, and texts are UTF-8.
     """
@@ -32,19 +37,20 @@ def encode(*values: Value) -> bytes:
 
 
 def transcript(purpose: str, *values: Value) -> bytes:
-    """Return the bytes that are hashed or signed for a purpose."""
+    """Return the bytes to hash or to sign for some values: a tag of the purpose and the values."""
     return tag(purpose) + encode(*values)
 
 
 def digest(purpose: str, *values: Value) -> bytes:
-    """Return the SHA-256 digest of a transcript, in full."""
+    """Return the full SHA-256 digest of some values for a purpose, see :func:`transcript`."""
     return sha256(transcript(purpose, *values)).digest()
 
 
 def bitmap(chosen: Collection[int], members: Sequence[int]) -> bytes:
-    """Return the chosen members as a bitmap.
+    """Return a subset of the clients of a sum as a bitmap, for messages and signatures.
 
-    It has one bit for each member, in their order, the lowest bit first.
+    The bitmap has one bit for each client in the order of ``members``, the lowest bit of a byte
+    first. A bit is 1 if the client is in ``chosen``.
     """
     bits = bytearray(-(-len(members) // 8))
     for place, member in enumerate(members):
@@ -54,18 +60,29 @@ def bitmap(chosen: Collection[int], members: Sequence[int]) -> bytes:
 
 
 def read_bitmap(bits: bytes, members: Sequence[int]) -> list[int]:
-    """Return the chosen members of a bitmap; raise an UpdateError if it does not fit them."""
+    """Return the subset of the clients ``members`` that a bitmap encodes (see :func:`bitmap`).
+
+    Raises
+    ------
+    UpdateError
+        If the bitmap does not have one bit for each client.
+    """
     chosen = [m for place, m in enumerate(members) if _bit(bits, place)]
     if bitmap(set(chosen), members) != bits:
-        raise UpdateError(f"a bitmap of {len(bits)} bytes is none of {len(members)} clients")
+        raise UpdateError(
+            f"a bitmap of {len(bits)} bytes does not have one bit for each of {len(members)} "
+            "clients"
+        )
     return chosen
 
 
 def _bit(bits: bytes, place: int) -> bool:
+    """Return a bit of a bitmap; false beyond its end."""
     return place // 8 < len(bits) and bool(bits[place // 8] >> place % 8 & 1)
 
 
 def _bytes_of(value: Value) -> bytes:
+    """Return the encoding of a single value without its length."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):

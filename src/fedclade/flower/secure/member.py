@@ -1,6 +1,10 @@
-"""A client's side of secure aggregation: five requests, and a reply to each, once.
+"""Client's side of secure aggregation: replies to the five requests of a sum, each at most once.
 
-``docs/secure-aggregation.md`` describes the protocol and has the symbols.
+The requests are named ``keys``, ``shares``, ``masked``, ``agree`` and ``unmask``. A client splits
+its secrets (a seed and a private masking key) into shares and deals them to other clients, the
+holders. The requests are the rounds of Bonawitz et al. 2017: clients advertise keys, share keys,
+send masked inputs, check their consistency, and send the shares for unmasking.
+``docs/secure-aggregation.md`` describes the protocol and explains the symbols.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
@@ -58,38 +63,43 @@ from fedclade.flower.training_asked import TrainingFailedError
 from fedclade.flower.wire import Content, shown
 
 _STATE = "fedclade.secure"
-"""Name of a client's part in the state that Flower keeps of it, in its SuperNode's memory."""
+"""Name under which a client's :class:`SumState` is stored in the state that Flower keeps for it.
+
+This state is in the memory of the client's SuperNode.
+"""
 
 
 @dataclass
 class SumState:
-    """A client's part in a sum, as it is stored between two requests.
+    """State of one client in one sum, which is stored between two requests of the server.
 
     Parameters
     ----------
     instance, terms, client
         Name of the sum, its terms (JSON), and the number of this client in it.
     masking, sealing, seed
-        Private keys of this client, and the seed of its own mask.
+        Private keys of this client for masks and for encrypting shares, and the seed of its own
+        mask.
     listing
-        λ, the digest of the list.
+        λ, the digest of the list of the sum's clients.
     members, signers, their_masking, their_sealing
-        Clients on the list in ascending order, this one included, and their public keys.
+        Clients on the list in ascending order, this client included, and their public keys.
     insisting, min_honests
         Members that insist on secure aggregation, and the number of honest clients that each
         demands.
     holders
-        Other clients that were dealt shares of this client's secrets.
+        Other clients to which this client has dealt shares of its secrets.
     own_seed_share, own_key_share
-        Shares of its own secrets that this client keeps, in a complete graph.
+        Shares of its own secrets that this client keeps; empty unless all clients deal to all.
     dealt, active
         Bitmaps of D, the clients that have dealt shares, and of A, the clients in the sum.
     sources, seed_shares, key_shares
-        Clients that have dealt shares to this one, and these shares; empty if unreadable.
+        Clients that have dealt shares to this client, and these shares; empty if unreadable.
     stage
-        Request that was replied to last.
+        Last request that this client has replied to.
     ticket
-        Random name of this part, drawn by the client. The server may use an instance twice.
+        Random name of this state, drawn by the client. The name ``instance`` is not sufficient,
+        since the server chooses it and may use it twice.
     """
 
     instance: str
@@ -118,32 +128,35 @@ class SumState:
 
     @classmethod
     def load(cls, state: RecordDict | None, stage: str, content: Content) -> SumState:
-        """Return the stored part in the sum of a request, which comes after another request.
+        """Return the client's stored state in the sum of a request.
 
         Parameters
         ----------
         state
-            State that Flower keeps of the client.
+            State that Flower keeps for the client.
         stage
-            Request that must have been replied to last.
+            Last request that the client must have replied to.
         content
-            The request.
+            Content of the new request.
 
         Raises
         ------
         UpdateError
-            If the request is about another sum, or comes twice or too early. A second reply would
-            use the same masks again, and the difference of both would be in clear.
+            If the request belongs to another sum, or is repeated or too early. A second reply would
+            use the same masks, which would cancel in the difference of both replies.
         """
-        record = None if state is None else state.get(_STATE)
-        stored = dict(record) if isinstance(record, ConfigRecord) else {}
+        stored: dict[str, Any] = {}
+        if state is not None and isinstance(record := state.get(_STATE), ConfigRecord):
+            stored = dict(record)
         request = content.get("what", str)
         if stored.get("instance") != content.get("instance", str):
-            raise UpdateError(f"asked for the {request!r} of a sum that this client has no part in")
+            raise UpdateError(
+                f"the request {request!r} is about a sum that this client has not joined"
+            )
         if stored["stage"] != stage:
             raise UpdateError(
-                f"asked for the {request!r} of a sum, which comes once and after {stage!r}; the "
-                f"last it answered was {stored['stage']!r}"
+                f"the request {request!r} of a sum is possible once, and only after {stage!r}; the "
+                f"last request that this client replied to was {stored['stage']!r}"
             )
         values = {each.name: stored[each.name] for each in fields(cls)}
         return cls(**values)  # pyright: ignore[reportArgumentType]
@@ -154,36 +167,42 @@ class SumState:
 
     @property
     def scope(self) -> Scope:
-        """Digests that all secrets and signatures of the sum are bound to."""
+        """Digests of the terms and of the list of clients, part of all secrets and signatures."""
         return self.read_terms().context, self.listing
 
     @property
     def statements(self) -> Statements:
-        """Statements that clients sign."""
+        """Statements that the clients of the sum sign."""
         return Statements(self.scope, self.dealt)
 
     @property
     def graph(self) -> Graph:
-        """Rule by which clients deal shares to one another."""
+        """Rule that determines how many holders receive shares of a client's secrets."""
         return self.read_terms().graph(len(self.members), len(self.insisting))
 
     @property
     def quorum(self) -> int:
-        """Number of clients that have to agree on the sum."""
+        """Number of clients that have to agree to the sum before this client sends its shares."""
         return self.read_terms().quorum(len(self.members), len(self.insisting))
 
     def members_of(self, bits: bytes) -> list[int]:
-        """Return the clients of a bitmap."""
+        """Return the clients of the sum that a bitmap encodes."""
         return read_bitmap(bits, self.members)
 
     def signer(self, client: int) -> str:
-        """Return the public key that a client on the list signs with, in hexadecimal."""
+        """Return the public signature key of a client of the sum, in hexadecimal."""
         return self.signers[self.members.index(client)].hex()
 
     def save(self, state: RecordDict | None, stage: str) -> None:
-        """Store that a request was replied to; erase each secret after its last use."""
+        """Store the state after the reply to the request ``stage``; erase secrets after last use.
+
+        Raises
+        ------
+        UpdateError
+            If Flower keeps no state for the client.
+        """
         if state is None:
-            raise UpdateError("a client can take part in a sum only if Flower keeps a state for it")
+            raise UpdateError("a client can join a sum only if Flower keeps a state for the client")
         self.stage = stage
         if stage in ("masked", "unmask"):
             self.masking = b""
@@ -200,28 +219,35 @@ class SumState:
 _log = logging.getLogger(__name__)
 
 Train = Callable[[Content], Updates]
-"""Trains as a request says; returns one update ``[1, S + R]``, of which R entries leave without a mask."""
+"""Function that trains as a request specifies and returns the client's update.
+
+The update may have signatures and sketches, which the client sends without a mask.
+"""
 
 MOST_SOURCES = 4
-"""A client stops if more than this many times k others deal shares to it: they choose freely whom to deal to."""
+"""Limit on the clients that deal shares to one client, as a multiple of k, its number of holders.
+
+Each client chooses its holders itself, so without a limit a client could receive any number of
+shares.
+"""
 
 UNREADABLE = (b"", b"")
-"""In place of shares that cannot be read, or that differ from the ones their dealer has promised."""
+"""Value for two shares that cannot be read, or whose hashes differ from those of their dealer."""
 
 
 class Member:
-    """A client that takes part in sums.
+    """Client's side of secure aggregation: checks requests, masks updates and deals shares.
 
     Parameters
     ----------
     policy
-        Policy of the client: the number of colluding clients that a sum must withstand, and the
+        Policy of the client, with the number of colluding clients that a sum must tolerate and the
         number of honest clients that it must have.
     peers
-        Number of each other client by its public key, if the client knows them from elsewhere than
-        from the server.
+        Number of each other client by its public key, from a list that does not come from the
+        server; None if the client has no such list.
     folder
-        Folder of the client, for what must survive a restart.
+        Folder of the client, for records that must survive a restart; None if there is none.
     """
 
     def __init__(
@@ -234,16 +260,32 @@ class Member:
     # Message 1: public keys.
 
     def keys(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
-        """Take part in a new sum: draw keys, and reply with their public halves.
+        """Join a new sum: draw private keys, and reply with the signed public keys.
 
-        A sum that was begun before is forgotten.
+        This is the first request of a sum. The state of an earlier sum is discarded.
+
+        Parameters
+        ----------
+        content
+            Content of the request, with the terms of the sum.
+        state
+            State that Flower keeps for the client.
+        key
+            Signature key of the client.
+
+        Raises
+        ------
+        FedcladeError
+            If the policy forbids the sum, or the request is malformed.
         """
         terms = Terms.read(content)
         client = content.get("client", int)
         instance = content.get("instance", str)
         if key is None or instance != terms.instance or not 0 <= client < 2**63:
             raise UpdateError(
-                "a client takes part in a sum under a number, by terms of that sum, and with a key"
+                "to join a sum, a client needs a signature key, a number of at least 0, and terms "
+                f"with the name {shown(instance)} of this sum, got "
+                f"{'no key' if key is None else 'a key'}, {client} and {shown(terms.instance)}"
             )
         self._policy.check_colluders(terms.colluders)
         self._policy.check_group(terms.clients, terms.colluders)
@@ -256,12 +298,15 @@ class Member:
             seed=new_seed(),
             ticket=secrets.token_hex(16),
         )
+        min_honest = 0  # the client does not insist on secure aggregation
+        if self._policy.secure_aggregation:
+            min_honest = self._policy.min_honest
         advert = Advert(
             client=client,
             masking=public_of(part.masking),
             sealing=public_of(part.sealing),
             signer=key.public,
-            min_honest=self._policy.min_honest if self._policy.secure_aggregation else 0,
+            min_honest=min_honest,
         ).signed(terms.context, key)
         self._spent.begin(terms.question, state)
         self._save(part, state, "keys")
@@ -276,10 +321,13 @@ class Member:
             }
         )
 
-    # Message 2: the list of all clients arrives, and sealed shares leave.
+    # Message 2: the client receives the list of all clients, and sends encrypted shares.
 
     def shares(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
-        """Check the list of clients, and deal shares of the own secrets that only their holders can read."""
+        """Check the list of the sum's clients; reply with encrypted shares of the client's secrets.
+
+        This is the second request of a sum. Only the holder of a share can decrypt the share.
+        """
         part = SumState.load(state, "keys", content)
         terms = part.read_terms()
         adverts = advertising.read(content, self._known_keys(part, key))
@@ -297,7 +345,7 @@ class Member:
         self._save(part, state, "shares")
         return wire.record({"instance": part.instance, **dealt})
 
-    # Message 3: shares of others and the model arrive, and the masked vector leaves.
+    # Message 3: the client receives shares and the model, and sends its masked vector.
 
     def masked(
         self,
@@ -310,17 +358,18 @@ class Member:
     ) -> RecordDict:
         """Train, and reply with the masked update and a signature.
 
-        Nothing that depends on the client's data leaves in clear, except sketches where the method
-        compares clients.
+        This is the third request of a sum. The reply contains no values in clear that depend on the
+        client's data, except sketches for methods that compare clients.
 
         Parameters
         ----------
         content, state, key
-            The request, the state that Flower keeps, and the client's own key.
+            Content of the request, state that Flower keeps for the client, and the client's
+            signature key.
         train
-            Trains the model.
+            Function that trains the model.
         shape
-            D and S, the numbers of parameters and of entries of the model.
+            Numbers of parameters D and of entries S (parameters and buffers) of the model.
         """
         part = SumState.load(state, "shares", content)
         terms = part.read_terms()
@@ -340,28 +389,32 @@ class Member:
             vectors["clear"] = wire.raw_vector(clear)
         return wire.record(values, vectors)
 
-    # Message 4: the set of clients in the sum arrives, and a signature leaves.
+    # Message 4: the client receives the set of clients in the sum, and signs it.
 
     def agree(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
-        """Sign the set of clients in the sum, once the partners of this client have signed the same list.
+        """Check and sign the set of clients whose updates are added up.
 
-        From here on the client adds its reply to this training request to no other sum.
+        This is the fourth request of a sum. The client first checks that its partners, with which
+        it shares pairwise masks, have signed the same list of clients. After its reply the client
+        agrees to no other sum for the same training request.
         """
         part = SumState.load(state, "masked", content)
         terms = part.read_terms()
         bits = content.get("active", bytes)
         active = part.members_of(bits)
         if part.client not in active:
-            raise UpdateError("asked for shares of a sum that this client's update is not in")
+            raise UpdateError(
+                "the request is about a sum without this client's update, to which the client "
+                "cannot agree"
+            )
         strangers = sorted(set(active) - set(part.members_of(part.dealt)))
         if strangers:
             raise UpdateError(
-                f"asked to agree to a sum with clients that dealt no shares: {shown(strangers)}"
+                f"the requested sum contains clients that have dealt no shares: {shown(strangers)}"
             )
         if len(active) < part.quorum:
             raise UpdateError(
-                f"asked to unmask a sum of {len(active)} clients, and at least {part.quorum} are "
-                "needed"
+                f"the requested sum has {len(active)} clients, expected at least {part.quorum}"
             )
         self._policy.check_group(len(active), terms.colluders)
         min_honest_of = dict(zip(part.insisting, part.min_honests, strict=True))
@@ -376,13 +429,14 @@ class Member:
         signature = _sign(part.statements.agreed(bits), key)
         return wire.record({"instance": part.instance, "signature": signature})
 
-    # Message 5: agreements arrive, and opened shares leave.
+    # Message 5: the client receives signatures of agreement, and sends decrypted shares.
 
     def unmask(self, content: Content, state: RecordDict | None) -> RecordDict:
-        """Open shares, if enough clients agree to the sum.
+        """Reply with decrypted shares, if enough clients have agreed to the sum.
 
-        They are shares of the seeds of clients in the sum, and of the masking keys of the others;
-        never both of one client, or its update could be unmasked by itself.
+        This is the fifth request of a sum. The reply contains a share of the seed of each client in
+        the sum, and a share of the masking key of each client that dropped out. It never contains
+        both shares of one client, since the server could then unmask this client's update alone.
         """
         part = SumState.load(state, "agree", content)
         self._check_agreements(part, content)
@@ -398,14 +452,38 @@ class Member:
         return wire.record({"instance": part.instance, "shares": opened})
 
     def _save(self, part: SumState, state: RecordDict | None, stage: str) -> None:
-        """Store that a request is replied to, before the reply leaves; an UpdateError if it was before."""
+        """Record the reply to the request ``stage`` before it is sent.
+
+        Raises
+        ------
+        UpdateError
+            If the client has replied to this request before.
+        """
         self._spent.advance(part.ticket, part.stage, stage)
         part.save(state, stage)
 
     def _check_list(
         self, part: SumState, terms: Terms, adverts: Sequence[Advert], key: Key | None
     ) -> None:
-        """Check that a list has known clients only, each once, and this client with its own keys."""
+        """Check the list of a sum's clients and their signed keys.
+
+        Parameters
+        ----------
+        part
+            State of this client in the sum.
+        terms
+            Terms of the sum.
+        adverts
+            Public keys of all clients on the list.
+        key
+            Signature key of this client.
+
+        Raises
+        ------
+        FedcladeError
+            If this client's own keys are wrong, a key occurs twice, a signature is invalid, or the
+            policy demands more honest clients.
+        """
         self._policy.check_group(len(adverts), terms.colluders)
         check_protection(
             {advert.client: advert.min_honest for advert in adverts if advert.min_honest},
@@ -421,19 +499,27 @@ class Member:
         ]
         if len(adverts) > terms.clients or not is_listed:
             raise UpdateError(
-                f"the keys shown for the sum are not those of its {terms.clients} clients"
+                f"the list of keys should have at most {terms.clients} clients, and contain this "
+                "client with its own keys, got keys of clients "
+                f"{shown([advert.client for advert in adverts])}"
             )
         public_keys = [public for advert in adverts for public in advert.keys]
         signers = {advert.signer for advert in adverts}
         if len(set(public_keys)) != len(public_keys) or len(signers) != len(adverts):
-            raise UpdateError("two clients of the sum show the same key")
+            raise UpdateError("two clients of the sum have the same public key")
         for advert in adverts:
             advert.check(terms.context)
 
     def _known_keys(self, part: SumState, key: Key | None) -> Mapping[int, str] | None:
-        """Return the public keys of all clients by number, if this client knows them from its peers-file.
+        """Return the public keys of all clients by number, from this client's peers-file.
 
-        The file may leave out this client itself.
+        The result is None if the client has no such file. The file need not list this client
+        itself.
+
+        Raises
+        ------
+        UpdateError
+            If the server addresses this client by the number of another client.
         """
         if self._peers is None or key is None:
             return None
@@ -441,18 +527,24 @@ class Member:
         is_other = self._peers.get(key.public, part.client) != part.client
         if is_other or known.setdefault(part.client, key.public) != key.public:
             raise UpdateError(
-                f"asked as client {part.client}, who has another key on this client's list of "
-                "peers (peers-file)"
+                f"the request addresses this client as client {part.client}, which has another key "
+                "in this client's peers-file"
             )
         return known
 
     def _take_shares(self, part: SumState, content: Content) -> None:
-        """Check and store the shares that others have dealt to this client.
+        """Check, decrypt and store the shares that other clients have dealt to this client.
 
-        A client masks also with a partner whose shares it cannot read: both sides of a pair have to
-        use a mask or neither, and other holders can take it off again. A share that differs from
-        the promised one counts as unreadable, because the server would take it for a lie of its
-        holder.
+        A share that cannot be decrypted, or does not have the hash that its dealer has sent, is
+        stored as unreadable: if this client sent such a share, the server would take this client
+        for malicious. This client also masks with the dealer of an unreadable share, since either
+        both clients of a pair or neither must use the pairwise mask.
+
+        Raises
+        ------
+        UpdateError
+            If the list of dealers is wrong, or if too few holders of this client's shares have
+            dealt shares themselves.
         """
         part.dealt = content.get("dealt", bytes)
         dealt = set(part.members_of(part.dealt))
@@ -462,28 +554,35 @@ class Member:
         promises = listed(content, "promises", bytes)
         possible = dealt - {part.client}
         is_complete = graph.holders == 0
-        are_sources_right = set(sources) == possible if is_complete else set(sources) <= possible
+        are_sources_right = set(sources) <= possible
+        if is_complete:
+            are_sources_right = set(sources) == possible
         is_in_order = sorted(set(sources)) == sources
         have_shares = len(sources) == len(ciphertexts) == len(promises)
         if not (are_sources_right and is_in_order and have_shares):
             raise UpdateError(
-                f"got shares of {shown(sources)}, expected some of {shown(sorted(possible))}, each "
-                "once and in order"
+                f"the request has shares of clients {shown(sources)}, expected clients out of "
+                f"{shown(sorted(possible))}, each once, in ascending order and with its encrypted "
+                "shares and their hashes"
             )
         if part.client not in dealt:
             raise UpdateError(
-                "asked to mask for a sum in which this client's own shares are not dealt"
+                "the request is about a sum in which this client has not dealt shares"
             )
         if not is_complete and len(sources) > MOST_SOURCES * graph.holders:
             raise UpdateError(
-                f"{len(sources)} clients deal shares to this one, more than {MOST_SOURCES} times "
-                "its own"
+                f"{len(sources)} clients deal shares to this client, expected at most "
+                f"{MOST_SOURCES * graph.holders}: {MOST_SOURCES} times the number of clients to "
+                "which it deals its own shares"
             )
-        holders = dealt if is_complete else dealt.intersection(part.holders)
+        holders = dealt
+        if not is_complete:
+            holders = dealt.intersection(part.holders)
         if len(holders) < graph.needed:
             raise UpdateError(
-                f"{len(holders)} of those that hold this client's shares have dealt shares, and "
-                f"{graph.needed} are needed"
+                f"only {len(holders)} of the clients that hold shares of this client's secrets are "
+                f"still in the sum, and {graph.needed} are needed to remove its masks later, so "
+                "this client sends no update"
             )
         part.sources = sources
         part.seed_shares = []
@@ -499,50 +598,77 @@ class Member:
             part.key_shares.append(shares[1])
 
     def _check_masked_alike(self, part: SumState, content: Content, active: Sequence[int]) -> None:
-        """Check that the partners of this client in the sum have signed the same list and D."""
+        """Check that this client's partners in the sum have masked with the same list of clients.
+
+        Partners are the clients in the sum that have dealt shares to this client. Each must have
+        signed its masked vector together with the list of clients and the set D of dealers.
+
+        Raises
+        ------
+        UpdateError
+            If a signature is missing or invalid.
+        """
         partners = [dealer for dealer in part.sources if dealer in set(active)]
         digests = listed(content, "digests", bytes)
         signatures = listed(content, "signatures", bytes)
         have_all = len(digests) == len(signatures) == len(partners)
         if not have_all or any(len(digest) != DIGEST_BYTES for digest in digests):
             raise UpdateError(
-                f"got what {len(signatures)} clients have signed, expected {len(partners)}"
+                f"the request has {len(signatures)} signatures and {len(digests)} digests of "
+                f"masked vectors, expected {len(partners)} each, and digests of {DIGEST_BYTES} "
+                "bytes"
             )
         statements = part.statements
         for partner, digest, signature in zip(partners, digests, signatures, strict=True):
             if not is_signed(statements.masked(partner, digest), part.signer(partner), signature):
                 raise UpdateError(
-                    f"client {partner} has not masked for the same clients as this one"
+                    f"client {partner} has not signed that it has masked its update with the same "
+                    "clients as this client"
                 )
 
     def _check_agreements(self, part: SumState, content: Content) -> None:
-        """Check that T clients of the sum have signed the same sum as this client."""
+        """Check that enough clients have signed the same set of clients in the sum as this client.
+
+        Raises
+        ------
+        UpdateError
+            If there are fewer signatures than the quorum, or a signature is invalid.
+        """
         clients = listed(content, "clients", int)
         signatures = listed(content, "signatures", bytes)
         active = set(part.members_of(part.active))
         is_each_once = len(set(clients)) == len(clients)
         if len(clients) != len(signatures) or not is_each_once or not set(clients) <= active:
             raise UpdateError(
-                f"clients {shown(clients)} should agree to a sum of {shown(sorted(active))}, each "
-                "once"
+                f"signatures of clients {shown(clients)} should come from clients of the sum, "
+                f"{shown(sorted(active))}, each once"
             )
         if len(clients) < part.quorum:
             raise UpdateError(
-                f"{len(clients)} clients agree to the sum, and at least {part.quorum} have to"
+                f"{len(clients)} clients have agreed to the sum, expected at least {part.quorum}"
             )
         statement = part.statements.agreed(part.active)
         for client, signature in zip(clients, signatures, strict=True):
             if not is_signed(statement, part.signer(client), signature):
-                raise UpdateError(f"client {client} has not agreed to the same sum as this one")
+                raise UpdateError(
+                    f"client {client} has not signed the same sum as this client; the server may "
+                    "have shown the clients different sums"
+                )
 
     def _train(
         self, content: Content, train: Train, shape: tuple[int, int]
     ) -> tuple[Contribution, Tensor]:
-        """Train; return what the client adds to the sum, and the entries that leave without a mask.
+        """Train, and return what the client sends masked and what it sends in clear.
 
-        A client whose training failed adds nothing, and nobody can tell, because whether it fails
-        depends on its data. Where sketches leave without a mask, the client reports the failure
-        instead: a sketch of no update would mislead the method.
+        If training fails, the client adds zeros to the sum, and its masked vector looks like any
+        other vector. This hides that training failed, which depends on the client's data. If the
+        client has to send sketches in clear, it reports the failure instead, since a sketch without
+        an update would falsify the comparison of clients.
+
+        Returns
+        -------
+        tuple[Contribution, Tensor]
+            Contribution of the client to the sum, and entries that are sent without a mask.
         """
         n_parameters, size = shape
         request = training_of(content)
@@ -554,22 +680,24 @@ class Member:
             )
             if not depends_on_data or compares(request):
                 raise
-            _log.warning("training failed, and this client adds nothing to the sum: %s", error)
+            _log.warning("training failed, so this client adds zeros to the sum: %s", error)
             return Contribution.of_failed_training(size), torch.empty(0)
-        row = updates.required_deltas[0]
-        clear = row[size:]
+        clear = sent_in_clear(updates)
         self._policy.check_clear(len(clear), n_parameters)
         loss = float(updates.losses[0])
-        if math.isnan(loss):  # The client withholds it.
+        if math.isnan(loss):  # NaN means that the client withholds its loss.
             loss = 0.0
-        contribution = Contribution(update=row[:size], examples=int(updates.sizes[0]), loss=loss)
+        contribution = Contribution(
+            update=updates.required_deltas[0], examples=int(updates.sizes[0]), loss=loss
+        )
         return contribution, clear
 
 
 def _deal_shares(part: SumState) -> dict[str, object]:
-    """Split a client's secrets into shares; return the sealed shares and the promises of them.
+    """Split a client's secrets into shares for its holders, and return the values of the reply.
 
-    In a complete graph the client keeps one share of each secret itself.
+    The values are the holders, the encrypted shares, the hashes of the shares (promises), and the
+    hash of the seed. If all clients deal to all, the client also keeps one share of each secret.
     """
     graph = part.graph
     scope = part.scope
@@ -583,7 +711,9 @@ def _deal_shares(part: SumState) -> dict[str, object]:
     sealing_key_of = dict(zip(part.members, part.their_sealing, strict=True))
     ciphertexts: list[bytes] = []
     promises: list[bytes] = []
-    receivers = [*part.holders, part.client] if keeps_own else part.holders
+    receivers = list(part.holders)
+    if keeps_own:
+        receivers.append(part.client)
     for receiver, seed_share, key_share in zip(receivers, seed_shares, key_shares, strict=True):
         way = (part.client, receiver)
         promises.append(promises_of(seed_share, key_share, way, scope))
@@ -599,37 +729,50 @@ def _deal_shares(part: SumState) -> dict[str, object]:
 
 
 def check_protection(min_honests: Mapping[int, int], colluders: int) -> None:
-    """Check that enough clients of a sum insist on secure aggregation, for each client that does.
+    """Check that a sum has as many honest clients as each of its clients demands.
 
-    All clients of the sum check this for each other. If each refused for itself alone, the server
-    could put it into a sum to which the others agree without it.
+    Only clients that insist on secure aggregation count as honest. Each client checks the demands
+    of all clients. If each client checked only its own demand, a client with an unmet demand would
+    be the only one to refuse, and with the agreement of all other clients the server could still
+    unmask the update of the client that refused.
+
+    Parameters
+    ----------
+    min_honests
+        Number of honest clients that each client demands, for clients that insist on secure
+        aggregation.
+    colluders
+        Number of clients that may collude with the server.
 
     Raises
     ------
     UpdateError
-        If some client has too little protection.
+        If the demand of a client is not met.
     """
     unprotected = without_protection(min_honests, colluders)
     if unprotected:
-        raise UpdateError(f"asked for a sum {too_few_insist(unprotected, min_honests, colluders)}")
+        raise UpdateError(
+            f"this client refuses a sum {too_few_insist(unprotected, min_honests, colluders)}"
+        )
 
 
 def check_training(content: Content, terms: Terms) -> None:
-    """Check that a request trains as the terms of its sum state; an UpdateError otherwise."""
+    """Raise an UpdateError unless a training request agrees with the terms of its sum."""
     content.has_only(("model", "anchor"))
     is_same_training = digest_of(content.values) == terms.training
     is_same_question = question_of(content.values, content.vectors) == terms.question
     is_same_model = model_of(content.vectors) == terms.model
     is_same_anchor = anchor_of(content.vectors) == terms.anchor
     if not (is_same_training and is_same_question and is_same_model and is_same_anchor):
-        raise UpdateError("asked to train something else than the terms of the sum say")
+        raise UpdateError("the training request differs from the training in the terms of the sum")
 
 
 def add_masks(part: SumState, numbers: Masked) -> Masked:
-    """Add the client's own mask to its numbers, and a mask for each partner.
+    """Add the client's own mask, and a pairwise mask for each partner, to the client's vector.
 
-    Partners are its holders that have dealt shares, and all clients that have dealt shares to it.
-    Of a pair, the client with the lower number adds the mask and the other subtracts it.
+    Partners are the client's holders that have dealt shares, and all clients that have dealt shares
+    to the client. In each pair, the client with the lower number adds the mask and the other client
+    subtracts the mask, so pairwise masks cancel in the sum.
     """
     scope = part.scope
     size = len(numbers)
@@ -639,12 +782,15 @@ def add_masks(part: SumState, numbers: Masked) -> Masked:
     for other, public in zip(part.members, part.their_masking, strict=True):
         if other in partners:
             mask = pair_mask(agreed(part.masking, public), scope, (part.client, other), size)
-            total = total + mask if part.client < other else total - mask
+            if part.client < other:
+                total = total + mask
+            else:
+                total = total - mask
     return total
 
 
 def compares(request: Content) -> bool:
-    """Return whether a training request wants signatures by which clients are compared."""
+    """Return whether a training request requires sketches, by which the server compares updates."""
     has_parts = request.values.get("replicates", 1) > 1
     compares_parts = has_parts and bool(request.values.get("compares_parts"))
     return compares_parts or bool(request.values.get("signs"))
@@ -656,13 +802,21 @@ def training_of(content: Content) -> Content:
     return replace(content, values={**values, "what": "train"})
 
 
-def joined(updates: Updates, sketched: Tensor) -> Updates:
-    """Append numbers that leave without a mask, ``[1, R]``, to an update."""
-    deltas = updates.required_deltas
-    return replace(updates, deltas=torch.cat([deltas, sketched.to(deltas)], dim=1))
+def sent_in_clear(updates: Updates) -> Tensor:
+    """Return the entries that a client sends without a mask, concatenated to a vector ``[R]``.
+
+    The entries are the sketches of the updates from splits of the client's data, followed by the
+    sketch of the client's whole update. R is 0 if the query compares no updates.
+    """
+    update = updates.required_deltas[0]
+    in_clear = [
+        column[0].flatten() for column in (updates.parts, updates.sketches) if column is not None
+    ]
+    return torch.cat([update[:0], *in_clear]).to(update)
 
 
 def _sign(statement: bytes, key: Key | None) -> bytes:
+    """Sign a statement with the client's key; raise an UpdateError if the client has no key."""
     if key is None:
-        raise UpdateError("a client signs what it adds to a sum, and has no key")
+        raise UpdateError("a client needs a signature key to join a sum, and this client has none")
     return key.private.sign(statement)

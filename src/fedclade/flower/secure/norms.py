@@ -1,4 +1,7 @@
-"""Limit C on the norm of an update in a sum, which follows the updates of earlier sums."""
+"""Limit C on the norm of an update in secure aggregation, adapted to the sums of earlier rounds.
+
+Each client scales its update down to norm C, since the server cannot limit masked updates.
+"""
 
 from __future__ import annotations
 
@@ -12,88 +15,104 @@ from fedclade.core import RunError, appear
 from fedclade.flower.secure.secrets import ClusterSum
 
 NORMS = "norms.json"
-"""File of a run folder with C of each round."""
+"""File of a run folder with the limit C on the norm of updates for each round."""
 
 HEADROOM = 2.0
-"""C divided by the root mean square of the norms of earlier updates.
+"""Limit C divided by the root mean square of the norms of earlier updates.
 
-With this factor few honest updates are shortened.
+With this factor few honest updates exceed C and are scaled down.
 """
 
 SHRINKS = 0.5
 GROWS = 1.5
-"""Smallest and largest factor by which C changes from one query to the next."""
+"""Largest factor by which the limit C grows from one query to the next.
+
+:data:`SHRINKS` is the smallest factor.
+"""
 
 SMALLEST_SHARE = 0.01
-"""Smallest C, as a share of the largest C.
+"""Smallest limit C, as a share of the largest limit C.
 
-A malicious client may claim short updates, so that other clients' updates are shortened. With this
-bound it slows learning down, and does not end it.
+A malicious client may report a small norm, so that C shrinks and other clients' updates are scaled
+down. With this bound it can slow training down, but not stop it.
 """
 
 
 @dataclass(frozen=True)
 class Norms:
-    """C for the parameters and for the buffers of a model, in their units."""
+    """Limits C on the norm of an update: for the parameters and for the buffers of a model."""
 
     parameters: float
     buffers: float
 
     def follow(self, sums: Sequence[ClusterSum]) -> Norms:
-        """Return the norms after a query with these sums.
+        """Return the limits for the next query, given the sums of this query.
 
-        The median over the sums is used, so that with three or more sums one malicious client
-        cannot choose C.
+        The limits follow the median over the sums, so that with three or more sums a single
+        malicious client cannot choose the limits.
         """
         if not sums:
             return self
         return Norms(
-            _next(self.parameters, median_low(each.norm for each in sums)),
-            _next(self.buffers, median_low(each.norm_of_buffers for each in sums)),
+            _adapt_limit(self.parameters, median_low(each.norm for each in sums)),
+            _adapt_limit(self.buffers, median_low(each.norm_of_buffers for each in sums)),
         )
 
     def within(self, largest: Norms) -> Norms:
-        """Return the norms, each between a hundredth of the largest and the largest."""
+        """Return the limits, each restricted to 1 % to 100 % of the limit in ``largest``."""
         return Norms(
             _within(self.parameters, largest.parameters), _within(self.buffers, largest.buffers)
         )
 
 
-def _next(now: float, typical: float) -> float:
+def _adapt_limit(now: float, typical: float) -> float:
+    """Return the next limit C, given the current limit and the typical norm of an update."""
     return min(max(HEADROOM * typical, SHRINKS * now), GROWS * now)
 
 
 def _within(norm: float, largest: float) -> float:
+    """Return a limit C, restricted to the range from 1 % to 100 % of the limit ``largest``."""
     return min(max(norm, SMALLEST_SHARE * largest), largest)
 
 
 class NormsByRound:
-    """C of each round of a run, stored in its folder.
+    """Limits C on the norm of updates for each round of a run, stored in the run folder.
 
-    A resumed run continues with the C of its next round. Training in replicates takes fewer steps
-    than training on all examples at once, so its updates are shorter. Each number of replicates
-    therefore has a C of its own.
+    A resumed run continues with the limits of its next round. Training on splits of the data
+    (replicates) takes fewer steps than training on all examples, so its updates are shorter. So
+    each number of replicates has separate limits.
 
     Parameters
     ----------
     largest
-        C of the parameters in the first round, and largest C: ``network.secure_norm``.
+        Limit C for the parameters in the first round, and its largest value:
+        ``network.secure_norm``.
     folder
-        Folder of the run; None if it has none.
+        Folder of the run; None if the run has no folder.
     """
 
     def __init__(self, largest: float, folder: Path | None = None) -> None:
         self._largest = largest
-        self._path = None if folder is None else folder / NORMS
+        self._path: Path | None = None
+        if folder is not None:
+            self._path = folder / NORMS
         self._by_round: dict[int, dict[int, Norms]] = self._read()
-        """C by the number of replicates and the round."""
+        """Limits C by the number of replicates and the round."""
         self._now: dict[int, tuple[int, Norms]] = {}
-        """Round of the last query, and C after it, by the number of replicates."""
+        """Round of the last query, and the limits C after it, by the number of replicates."""
 
     def in_round(self, number: int, norm_of_buffers: float, replicates: int = 1) -> Norms:
-        """Return C for the next query of a round, given the norm of the buffers of its models.
+        """Return the limits C on the norm of updates for the next query of a round.
 
-        No update of the buffers may be longer than the buffers themselves.
+        Parameters
+        ----------
+        number
+            Number of the round.
+        norm_of_buffers
+            Largest norm of the buffers of the query's models, which limits updates of buffers; 0
+            without buffers.
+        replicates
+            Number of splits of the data on which clients train separately.
         """
         largest = Norms(self._largest, norm_of_buffers or self._largest)
         latest = self._now.get(replicates)
@@ -103,7 +122,9 @@ class NormsByRound:
             by_round = self._by_round.get(replicates, {})
             # Later rounds were stored before a run was interrupted; it resumed at an earlier round.
             earlier = [at for at in by_round if at <= number]
-            norms = by_round[max(earlier)] if earlier else largest
+            norms = largest
+            if earlier:
+                norms = by_round[max(earlier)]
         norms = norms.within(largest)
         self._now[replicates] = (number, norms)
         return norms
@@ -111,21 +132,33 @@ class NormsByRound:
     def take(
         self, number: int, norms: Norms, sums: Sequence[ClusterSum], replicates: int = 1
     ) -> None:
-        """Update C by the accepted sums of a query in a round, made with these norms."""
+        """Adapt the limits C to the accepted sums of a query, and store them.
+
+        Parameters
+        ----------
+        number
+            Number of the round.
+        norms
+            Limits that applied to the query.
+        sums
+            Accepted sums of the query.
+        replicates
+            Number of splits of the data on which clients trained separately.
+        """
         followed = norms.follow(sums)
         self._now[replicates] = (number, followed)
         self._by_round.setdefault(replicates, {})[number + 1] = followed
         self._write()
 
     def _write(self) -> None:
+        """Write the limits of all rounds to the run folder; raise a RunError if that fails."""
         if self._path is None:
             return
-        stored = {
-            str(replicates): {
+        stored: dict[str, dict[str, list[float]]] = {}
+        for replicates, by_round in self._by_round.items():
+            stored[str(replicates)] = {
                 str(at): [norms.parameters, norms.buffers] for at, norms in by_round.items()
             }
-            for replicates, by_round in self._by_round.items()
-        }
         text = json.dumps({"replicates": stored})
         try:
             appear(self._path, lambda beside: beside.write_text(text))
@@ -133,16 +166,17 @@ class NormsByRound:
             raise RunError(f"cannot write {self._path}: {error}") from error
 
     def _read(self) -> dict[int, dict[int, Norms]]:
+        """Read the limits of all rounds from the run folder; raise a RunError if damaged."""
         if self._path is None or not self._path.exists():
             return {}
+        found: dict[int, dict[int, Norms]] = {}
         try:
             stored = json.loads(self._path.read_text())["replicates"]
-            return {
-                int(replicates): {
+            for replicates, by_round in stored.items():
+                found[int(replicates)] = {
                     int(at): Norms(*map(float, norms)) for at, norms in by_round.items()
                 }
-                for replicates, by_round in stored.items()
-            }
+            return found
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}"
             raise RunError(

@@ -1,10 +1,11 @@
-"""Public rotation that spreads an update evenly over its entries, so that all need the same range.
+"""Public random rotation of updates, after which all entries of an update have a similar size.
 
-The entries of an update differ in size by orders of magnitude, and a malicious client may put
-everything into one. After a rotation by random signs and Hadamard matrices each entry of an update
-of norm C behaves like a normal variable of standard deviation C/√d, for every update (Suresh et al.
-2017, "Distributed mean estimation with limited communication"). Norms and sums are unchanged, so
-the server rotates only the sum back.
+Secure aggregation encodes entries as integers of a fixed range. But the entries of an update differ
+in size by orders of magnitude, and a malicious client may put its whole update into one entry.
+After a rotation by random signs and Hadamard matrices each entry of an update of norm C behaves
+like a normal variable of standard deviation C/√d, for every update (Suresh et al. 2017,
+"Distributed mean estimation with limited communication"). The rotation is linear, so the sum of
+rotated updates is the rotated sum of the updates, and the server rotates only the sum back.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ Entries = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotation of vectors ``[size]`` into vectors ``[padded_size]``.
+    """Random rotation of vectors ``[size]`` into vectors ``[padded_size]``.
 
-    It is the same for all clients of one sum. It multiplies by random signs and by a Hadamard
-    matrix in each block, transposes, and does both again. With a single pass, the weight of a heavy
-    block, such as the last layer, would stay in that block; the transposition distributes the
-    entries of each block over all blocks.
+    The rotation is the same for all clients of one sum. A first pass multiplies by random signs
+    and, in each block of entries, by a Hadamard matrix. Then the blocks are transposed, and a
+    second pass does the same. With a single pass, the norm of a block with large entries, such as
+    the last layer, would stay in that block. The transposition distributes the entries of each
+    block over all blocks.
 
     Parameters
     ----------
@@ -48,20 +50,20 @@ class Rotation:
 
     @property
     def block(self) -> int:
-        """Number of entries that a Hadamard matrix mixes.
+        """Number of entries in a block, which one Hadamard matrix mixes.
 
-        It is a power of two that needs little padding.
+        The number is a power of two that needs little padding.
         """
         most = max(1, self.size // 16)
         return min(LARGEST_BLOCK, 1 << (most.bit_length() - 1))
 
     @property
     def padded_size(self) -> int:
-        """Number of entries of a rotated vector: the next multiple of a block."""
+        """Number of entries of a rotated vector: ``size`` rounded up to a multiple of ``block``."""
         return -(-self.size // self.block) * self.block
 
     def apply(self, vector: Entries) -> Entries:
-        """Rotate a vector ``[size]``; return ``[padded_size]``."""
+        """Rotate a vector ``[size]``; return the rotated vector ``[padded_size]``."""
         padded = np.zeros(self.padded_size)
         padded[: self.size] = vector
         first, second = self._signs
@@ -70,7 +72,7 @@ class Rotation:
         return hadamard((dealt_out * second).reshape(-1, self.block)).ravel()
 
     def undo(self, rotated: Entries) -> Entries:
-        """Rotate a vector ``[padded_size]`` back; return ``[size]``."""
+        """Apply the inverse rotation to a vector ``[padded_size]``; return a vector ``[size]``."""
         first, second = self._signs
         dealt_out = hadamard(rotated.reshape(-1, self.block)).ravel() * second
         mixed = dealt_out.reshape(self.block, -1).T
@@ -80,8 +82,8 @@ class Rotation:
     @cached_property
     def _signs(self) -> tuple[Entries, Entries]:
         """Random signs of the first and of the second pass, each ``[padded_size]`` of 1 and −1."""
-        # SHAKE-256 gives the same signs on every machine. A generator of NumPy may change from one
-        # version to the next, and a client with another version would then add noise to the sum.
+        # SHAKE-256 gives the same signs on every machine. A NumPy generator may change between
+        # versions, and a client with another version would then add noise to the sum.
         n_bytes = -(-self.padded_size // 8)
         drawn = shake_256(b"fedclade signs of a rotation" + self.key).digest(2 * n_bytes)
         bits = np.unpackbits(
@@ -92,9 +94,10 @@ class Rotation:
 
 
 def hadamard(blocks: Entries) -> Entries:
-    """Multiply each row of ``[n, b]`` by the Hadamard matrix of order b over √b.
+    """Multiply each row of a matrix ``[n, b]`` by the orthonormal Hadamard matrix of order b.
 
-    The length b of a row is a power of two.
+    The number b of columns is a power of two. The fast Hadamard transform takes b·log₂ b additions
+    for each row.
     """
     n_blocks, size = blocks.shape
     width = 1

@@ -1,7 +1,9 @@
-"""The server's side of secure aggregation: five requests to all clients of a query.
+"""Server's side of secure aggregation: five requests to all clients of a training query.
 
-The clients that are sent one model form one or several groups, and each group makes one sum. Every
-request goes to all groups at the same time. ``docs/secure-aggregation.md`` describes the protocol.
+All clients that receive the same model form one or several groups, and the updates of each group
+are added up to one sum. Every request is sent to all groups at the same time. The requests are the
+rounds of Bonawitz et al. 2017.
+``docs/secure-aggregation.md`` describes the protocol.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from fedclade.core import (
     SumRejected,
     Sums,
     SumUnguarded,
+    TrainQuery,
     UpdateError,
-    UpdateQuery,
     Updates,
     row_norms,
 )
@@ -63,12 +65,12 @@ from fedclade.flower.secure.terms import (
 from fedclade.flower.wire import Content, read_vector, shown
 
 LONGEST_CIPHERTEXT = 512
-"""Bytes. Two sealed shares take about 130."""
+"""Largest number of bytes of two encrypted shares, which usually take about 130 bytes."""
 
 T = TypeVar("T")
 
 GroupOf = Mapping[int, Group]
-"""The group of each client that a request goes to."""
+"""Group of each client to which a request is sent."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,26 +78,27 @@ _log = logging.getLogger(__name__)
 def secure_updates(
     settings: SecureAggregation,
     asks: Asks,
-    query: UpdateQuery,
+    query: TrainQuery,
     sent: ModelsSent,
     values: Mapping[str, Any],
     members: Members,
     n_parameters: int,
 ) -> Updates:
-    """Let clients train, and return the sum of their updates for each cluster.
+    """Let clients train under secure aggregation; return the sum of their updates by cluster.
 
     Parameters
     ----------
     settings
-        Secure aggregation of the run. Clients that it bars take no part, and it notes new ones.
+        Secure aggregation of the run. Its barred clients are left out, and clients that break the
+        protocol in this call are added to its barred clients.
     asks
-        Sends requests to clients.
+        Sender of requests to clients.
     query
         Training query.
     sent
-        Models as they are sent.
+        Models of the query as they are sent.
     values
-        All that clients must know to train, as values of a message.
+        Values of the training request, which clients need to train.
     members
         Number of examples and public key of each client.
     n_parameters
@@ -104,24 +107,27 @@ def secure_updates(
     Returns
     -------
     Updates
-        With a sum for each cluster in place of single updates, and signatures of single clients
-        where they are compared.
+        Updates with a sum for each cluster in place of single updates, and with sketches of the
+        updates of single clients if the algorithm compares clients.
 
     Raises
     ------
     ConfigError
-        If updates of the query cannot be added up, or if signatures reveal too much of them.
+        If updates of the query cannot be added up, or if sketches reveal too much of an update.
     """
     check(query)
     values = {**values, "signs": settings.compared.dim > 0}
-    return _SecureQuery(settings, asks, query, sent, values, members, n_parameters).run()
+    return _SecureQuery(
+        settings, asks, query, sent=sent, values=values, members=members, n_parameters=n_parameters
+    ).run()
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedReply:
-    """A client's masked vector, and in clear the sketches that it is compared by, concatenated.
+    """Client's reply to the third request of secure aggregation.
 
-    No other field of the reply depends on the client's data.
+    It consists of the client's masked vector and, in clear, the concatenated sketches by which the
+    server compares clients.
     """
 
     masked: Masked
@@ -131,16 +137,16 @@ class MaskedReply:
 def read_masked(
     content: Content, length: int, clear: int, dtype: torch.dtype, expected: Mapping[str, Any]
 ) -> MaskedReply:
-    """Check and read the reply to the third request.
+    """Check and read a client's masked vector, the reply to the third request of a sum.
 
     Parameters
     ----------
     content
-        The reply.
+        Content of the reply.
     length, clear
-        Numbers of masked entries, and of entries in clear.
+        Expected numbers of masked entries, and of entries in clear.
     dtype
-        Type of the entries in clear.
+        Floating-point type of the entries in clear.
     expected
         Values that the reply must repeat from the request.
 
@@ -152,12 +158,15 @@ def read_masked(
     for name, sent in expected.items():
         got = content.get(name, type(sent))
         if got != sent:
-            raise UpdateError(f"answer of {name} {shown(got)}, expected {sent!r}")
-    content.has_only(("masked", "clear") if clear else ("masked",))
+            raise UpdateError(f"the reply has the {name} {shown(got)}, expected {sent!r}")
+    vectors = ["masked"]
+    if clear:
+        vectors.append("clear")
+    content.has_only(vectors)
     data = content.vector("masked")
     if len(data) != BYTES_PER_ENTRY * length:
         raise UpdateError(
-            f"masked update of {len(data)} bytes, expected {BYTES_PER_ENTRY * length}"
+            f"the masked update has {len(data)} bytes, expected {BYTES_PER_ENTRY * length}"
         )
     sketches = torch.empty(0, dtype=dtype)
     if clear:
@@ -165,13 +174,14 @@ def read_masked(
         not_finite = int((~torch.isfinite(sketches)).sum())
         if not_finite:
             raise UpdateError(
-                f"{not_finite} of {clear} entries of its signatures are NaN or infinite"
+                f"{not_finite} of {clear} entries of the client's unmasked sketches are NaN or "
+                "infinite"
             )
     return MaskedReply(unpack(data), sketches)
 
 
 def clients_by_row(ids: Sequence[int], assignment: Sequence[int]) -> Mapping[int, list[int]]:
-    """Return the clients that are sent each model, by the model's row."""
+    """Return the clients that receive each model, by the row of the model in the query."""
     clients_of: dict[int, list[int]] = {}
     for client, row in zip(ids, assignment, strict=True):
         clients_of.setdefault(row, []).append(client)
@@ -179,13 +189,16 @@ def clients_by_row(ids: Sequence[int], assignment: Sequence[int]) -> Mapping[int
 
 
 class _SecureQuery:
-    """One training query under secure aggregation."""
+    """Execution of one training query under secure aggregation.
+
+    The parameters are those of :func:`secure_updates`.
+    """
 
     def __init__(
         self,
         settings: SecureAggregation,
         asks: Asks,
-        query: UpdateQuery,
+        query: TrainQuery,
         sent: ModelsSent,
         values: Mapping[str, Any],
         members: Members,
@@ -208,42 +221,51 @@ class _SecureQuery:
         self._set_clear_lengths()
 
     def _weights_of(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
-        """Return the number of examples that each client counts with."""
+        """Return the weight of each client: its number of training examples, limited by the run."""
         trained_on = {
             client: examples_trained_on(self._query, size) for client, size in sizes.items()
         }
-        # A client may have registered with a size class; inside the sum it counts by its number of
-        # examples, which can be as large as the class allows.
+        # A client may have registered with a size class (a power of two). In the sum its weight is
+        # its true number of examples, which may be any number of the class.
         largest = {client: largest_of_class(size) for client, size in trained_on.items()}
         return self._settings.limiting.weights(largest)
 
     def _norms_of_round(self) -> Norms:
-        """Return the longest updates that clients may add in this round."""
-        buffers = self._query.models[:, self._n_parameters :]
-        norm_of_buffers = float(row_norms(buffers).max()) if buffers.numel() else 0.0
-        this_round = self._query.round
+        """Return the limits on the norms of updates in this round, for parameters and buffers."""
+        buffers = self._query.models.vectors[:, self._n_parameters :]
+        norm_of_buffers = 0.0
+        if buffers.numel():
+            norm_of_buffers = float(row_norms(buffers).max())
         return self._settings.norms.in_round(
-            this_round.number, norm_of_buffers, this_round.replicates
+            self._query.round.number, norm_of_buffers, self._query.work.split_count
         )
 
     def _set_clear_lengths(self) -> None:
-        """Set how many numbers each client sends in clear: sketches of its update, and of each part."""
-        this_round = self._query.round
-        sends_parts = this_round.replicates > 1 and this_round.compares_parts
-        self._parts = this_round.replicates if sends_parts else 0
+        """Set how many numbers each client sends in clear, and check that they are not too many.
+
+        They are the signs in the sketches of the client's update and of its updates from splits of
+        the data.
+
+        Raises
+        ------
+        ConfigError
+            If the numbers reveal too much of an update.
+        """
+        compared = self._query.work.compared_splits
+        self._parts = 0 if compared is None else compared.count
         self._part_dim = int(self._values["dim"])
         dim = self._settings.compared.dim
         self._clear = self._parts * self._part_dim + dim
         if CLEAR_SHARE * self._clear > self._n_parameters:
             raise ConfigError(
-                f"network.secure_aggregation = true: {self._clear} numbers of each client that are "
-                f"sent as they are tell too much of updates of {self._n_parameters} parameters; "
-                f"lower signature.dim ({self._part_dim or dim}), so that they are at most "
-                f"{self._n_parameters // CLEAR_SHARE}"
+                f"network.secure_aggregation = true: {self._clear} unmasked numbers of each client "
+                f"reveal too much of an update of {self._n_parameters} parameters; lower "
+                f"signature.dim ({self._part_dim or dim}) until there are at most "
+                f"{self._n_parameters // CLEAR_SHARE} unmasked numbers"
             )
 
     def run(self) -> Updates:
-        """Make the five requests, and return the sums."""
+        """Send the five requests of the protocol, and return the sums of the clients' updates."""
         groups = self._make_groups()
         stages = (
             self._request_keys,
@@ -256,23 +278,26 @@ class _SecureQuery:
             groups = [group for group in groups if group.alive]
             if groups:
                 stage({client: group for group in groups for client in group.alive})
-            # Whether enough shares were opened shows when the masks are taken off.
+            # After the last request, removing the masks checks whether there are enough shares.
             if stage != self._request_opened_shares:
                 groups = [group for group in groups if self._is_possible(group)]
         return self._updates_of(groups)
 
     def _make_groups(self) -> list[Group]:
-        """Deal the clients of each model into groups; leave out those that are too few for a sum."""
+        """Divide the clients of each model into groups, one for each sum.
+
+        The clients of a model are left out if they are too few for a sum.
+        """
         query = self._query
         rules = self._settings.rules
-        row_of = dict(zip(query.ids, query.assignment, strict=True))
+        row_of = dict(zip(query.ids, query.models.start, strict=True))
         ids = [client for client in query.ids if client not in self._left_out]
         groups: list[Group] = []
         for row, clients in clients_by_row(ids, [row_of[client] for client in ids]).items():
             if len(clients) < rules.fewest:
                 why = (
-                    f"{NOT_ASKED}: its cluster's {len(clients)} clients in this round are fewer "
-                    f"than a sum is of, {rules.fewest} (network.secure_fewest)"
+                    f"{NOT_ASKED}: its cluster has {len(clients)} clients in this round, and a sum "
+                    f"needs at least {rules.fewest} (network.secure_fewest)"
                 )
                 self._left_out |= dict.fromkeys(clients, why)
                 continue
@@ -283,10 +308,17 @@ class _SecureQuery:
         return groups
 
     def _note_unguarded(self, clients: Sequence[int], sums: int) -> None:
-        """Report a cluster in which a single client can choose the direction of the mean.
+        """Record an event if a single client could choose the direction of a cluster's mean update.
 
-        That is so if the cluster's clients are divided into too few sums. If the config sets one
-        sum for each cluster, it is so in every round, and reported once for the run.
+        This is possible if the clients of the cluster are divided into too few sums. If the config
+        sets one sum for each cluster, it is possible in every round, and recorded once per run.
+
+        Parameters
+        ----------
+        clients
+            Clients of the cluster.
+        sums
+            Number of sums into which they are divided.
         """
         rules = self._settings.rules
         is_noted = rules.parts == 1 and self._settings.is_unguarded_noted
@@ -300,10 +332,11 @@ class _SecureQuery:
                 "(network.secure_fewest)"
             )
         purpose = self._query.round.purpose
-        self._events.append(SumUnguarded(0, purpose, tuple(clients), sums, because))
+        event = SumUnguarded(0, purpose, tuple(clients), sums=sums, because=because)
+        self._events.append(event)
 
     def _terms_of(self, clients: Sequence[int]) -> Terms:
-        """Return the terms of a new sum of clients that are sent the same model."""
+        """Return the terms of a new sum of clients that receive the same model."""
         vectors = self._sent.vectors[clients[0]]
         training = Content.of(self._asks.content("masked", self._values, vectors))
         return Terms(
@@ -321,7 +354,7 @@ class _SecureQuery:
         )
 
     def _is_possible(self, group: Group) -> bool:
-        """Return whether a sum is still possible; leave out all clients of the group if not."""
+        """Return whether a group can still complete its sum; if not, leave its clients out."""
         why = group.why_impossible(self._settings.rules)
         if not why:
             return True
@@ -337,22 +370,24 @@ class _SecureQuery:
         read: Callable[[int, Content], T],
         largest: int = 0,
     ) -> Iterator[tuple[int, T]]:
-        """Send one request of the protocol to clients, and yield what is read of each reply.
+        """Send one request of the protocol to clients; yield each client with its parsed reply.
 
-        When the last reply has been read, clients that have not replied are no longer alive.
+        After the last reply, clients without a valid reply are removed from the ``alive`` clients
+        of their groups.
 
         Parameters
         ----------
         group_of
-            The group of each client.
+            Group of each client.
         kind
-            Name of the request. With ``masked`` the client is sent its model.
+            Name of the request. The request ``masked`` also contains the client's model.
         values
-            Returns the values for one client.
+            Function that returns the values of the request to a client.
         read
-            Reads one client's reply; an UpdateError leaves the client out.
+            Function that parses and checks a client's reply; if it raises an UpdateError, the
+            client is left out.
         largest
-            Largest number of bytes in the vectors of a reply.
+            Largest number of bytes of the vectors of a reply.
         """
         trains = kind == "masked"
         contents = {
@@ -366,7 +401,7 @@ class _SecureQuery:
 
         def read_checked(client: int, content: Content) -> T:
             if content.get("instance", str) != group_of[client].terms.instance:
-                raise UpdateError("answer about another sum than it was asked for")
+                raise UpdateError("the reply belongs to another sum than the request")
             if not trains:
                 content.has_only(())
             return read(client, content)
@@ -374,7 +409,12 @@ class _SecureQuery:
         replied = set[int]()
         number = str(self._query.round.number)
         replies = self._asks.request(
-            contents, MessageType.TRAIN, number, read_checked, self._left_out, largest=largest
+            contents,
+            MessageType.TRAIN,
+            group=number,
+            read=read_checked,
+            left_out=self._left_out,
+            largest=largest,
         )
         for client, reply in replies:
             replied.add(client)
@@ -385,6 +425,11 @@ class _SecureQuery:
     # Message 1: public keys.
 
     def _request_keys(self, group_of: GroupOf) -> None:
+        """Send the first request: clients join and reply with their public keys.
+
+        Clients with invalid keys or unmet demands are left out, and the list of clients is fixed.
+        """
+
         def values(client: int, group: Group) -> Mapping[str, Any]:
             return {"client": client, "terms": group.terms.text}
 
@@ -408,13 +453,14 @@ class _SecureQuery:
             group_of[client].adverts[client] = advert
         for group in _groups_in(group_of):
             copied = group.leave_out_copied_keys()
-            self._left_out |= dict.fromkeys(copied, "shows a key that is shown twice in the sum")
+            self._left_out |= dict.fromkeys(copied, "its public key for the sum is not unique")
             self._left_out |= group.leave_out_unprotected()
             group.settle_list()
 
-    # Message 2: the list goes out, and sealed shares come back.
+    # Message 2: the server sends the list of clients, and receives encrypted shares.
 
     def _request_shares(self, group_of: GroupOf) -> None:
+        """Send the second request: clients receive the list and reply with encrypted shares."""
         full_lists: dict[Group, Mapping[str, Any]] = {}
         lists_without_signers: dict[Group, Mapping[str, Any]] = {}
         for group in _groups_in(group_of):
@@ -423,7 +469,7 @@ class _SecureQuery:
             lists_without_signers[group] = advertising.told(adverts, has_signers=False)
 
         def values(client: int, group: Group) -> Mapping[str, Any]:
-            # A client with a peers-file knows the public keys of the others from there.
+            # A client with a peers-file takes the other clients' public keys from this file.
             return (lists_without_signers if client in self._has_peers_file else full_lists)[group]
 
         def read(client: int, content: Content) -> _DealtShares:
@@ -435,15 +481,16 @@ class _SecureQuery:
             group.promises[client] = dealt.promises
             group.commitments[client] = dealt.commitment
         for group in _groups_in(group_of):
-            why = "too many of those that it has dealt shares to have dealt none themselves"
+            why = "too many clients that hold its shares have dealt no shares themselves"
             self._left_out |= dict.fromkeys(group.settle_dealt(), why)
 
-    # Message 3: sealed shares and the model go out, and masked vectors come back.
+    # Message 3: the server sends encrypted shares and the model, and receives masked vectors.
 
     def _request_masked_vectors(self, group_of: GroupOf) -> None:
+        """Send the third request: clients train and reply with masked updates."""
         groups = _groups_in(group_of)
-        entries = self._query.models.shape[1]
-        dtype = self._query.models.dtype
+        entries = self._query.models.vectors.shape[1]
+        dtype = self._query.models.vectors.dtype
         repeated = {name: self._values[name] for name in ("round", "query", "purpose")}
         repeated["what"] = "masked"
         statements = {group: group.statements for group in groups}
@@ -469,7 +516,9 @@ class _SecureQuery:
             signature = content.get("signature", bytes)
             statement = statements[group].masked(client, digest)
             if not is_signed(statement, self._public_keys[client], signature):
-                raise UpdateError("its masked update is not signed for this sum by its key")
+                raise UpdateError(
+                    "the masked update is not signed for this sum by the client's key"
+                )
             group.signed[client] = (digest, signature)
             return reply
 
@@ -480,9 +529,10 @@ class _SecureQuery:
         for group in groups:
             group.settle_active()
 
-    # Message 4: the set of clients whose vectors are added up goes out, and signatures come back.
+    # Message 4: the server sends the set of clients in the sum, and receives signatures of it.
 
     def _request_agreements(self, group_of: GroupOf) -> None:
+        """Send the fourth request: clients sign the set of clients whose updates are added up."""
         groups = _groups_in(group_of)
         active = {group: bitmap({*group.active}, group.members) for group in groups}
         statements = {group: group.statements.agreed(active[group]) for group in groups}
@@ -494,15 +544,16 @@ class _SecureQuery:
         def read(client: int, content: Content) -> bytes:
             signature = content.get("signature", bytes)
             if not is_signed(statements[group_of[client]], self._public_keys[client], signature):
-                raise UpdateError("its key has not signed that it agrees to the sum")
+                raise UpdateError("the agreement to the sum is not signed by the client's key")
             return signature
 
         for client, signature in self._request(group_of, "agree", values, read):
             group_of[client].agreements[client] = signature
 
-    # Message 5: agreements go out, and opened shares come back.
+    # Message 5: the server sends the signatures, and receives decrypted shares.
 
     def _request_opened_shares(self, group_of: GroupOf) -> None:
+        """Send the fifth request: clients reply with decrypted shares to remove the masks."""
         agreements = {group: group.first_agreements() for group in _groups_in(group_of)}
 
         def values(_: int, group: Group) -> Mapping[str, Any]:
@@ -516,7 +567,7 @@ class _SecureQuery:
             pass
 
     def _updates_of(self, groups: Sequence[Group]) -> Updates:
-        """Take the masks off, and return each cluster's sum with the signatures of its clients."""
+        """Remove the masks of all groups; return updates that contain the sum of each cluster."""
         totals: list[Tensor] = []
         place_of: dict[int, int] = {}
         sum_of: dict[int, ClusterSum] = {}
@@ -527,10 +578,10 @@ class _SecureQuery:
             for group, _ in accepted:
                 place_of |= dict.fromkeys(group.active, len(totals))
                 sum_of |= dict.fromkeys(group.active, of_cluster)
-            totals.append(of_cluster.total.to(self._query.models))
+            totals.append(of_cluster.total.to(self._query.models.vectors))
         ids = [client for client in self._query.ids if client in sum_of]
         for client in ids:
-            # One that has not replied to the last request is left out of it, but not of the sum.
+            # A client without a reply to the last request is still part of the sum.
             self._left_out.pop(client, None)
         return self._as_updates(
             ids, totals, [place_of[client] for client in ids], [sum_of[client] for client in ids]
@@ -543,18 +594,29 @@ class _SecureQuery:
         places: Sequence[int],
         sums: Sequence[ClusterSum],
     ) -> Updates:
-        """Return updates of clients, given the totals of clusters, and of each client its cluster's.
+        """Return an object of updates with the sum of each cluster in place of single updates.
 
-        Every client counts with its share of its cluster's figures, because the server knows none
-        of a single client.
+        The server knows no number of examples, loss or norm of a single client. In their place each
+        client has the mean of its cluster.
+
+        Parameters
+        ----------
+        ids
+            Clients whose updates are part of a sum.
+        totals
+            Sum of the updates of each cluster, ``[S]``.
+        places
+            For each client, the index of its cluster's sum in ``totals``.
+        sums
+            For each client, the object with its cluster's number of examples, loss and norm.
         """
-        models = self._query.models
+        models = self._query.models.vectors
         no_totals = models.new_zeros(0, models.shape[1])
         sketches, parts = self._signatures_of(ids)
         losses = [found.loss for found in sums]
         if self._settings.withholds_losses:
             losses = [torch.nan] * len(sums)
-        return Updates(
+        return Updates.of(
             ids=tuple(ids),
             sizes=_doubles([found.weight / found.clients for found in sums]),
             losses=_doubles(losses),
@@ -571,11 +633,15 @@ class _SecureQuery:
         )
 
     def _signatures_of(self, ids: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """Return the sketches of clients, ``[n, R]``, and those of each part of their data.
+        """Return the sketches that clients have sent in clear, reduced to signs of 1 and −1.
 
-        Of a sketch only the signs count, whatever a client sends.
+        Returns
+        -------
+        tuple[Tensor, Tensor | None]
+            Sketches of the updates, ``[n, R]``, one row of R signs per client; and sketches of the
+            updates from splits of the data, ``[n, splits, R]``, or None without splits.
         """
-        clear = self._query.models.new_zeros(0, self._clear)
+        clear = self._query.models.vectors.new_zeros(0, self._clear)
         if ids:
             clear = torch.stack([self._replies[client].clear for client in ids])
         signs = torch.where(clear >= 0, 1.0, -1.0).to(clear)
@@ -588,8 +654,10 @@ class _SecureQuery:
     def _accepted_sums(
         self, groups: Sequence[Group]
     ) -> Mapping[int, list[tuple[Group, ClusterSum]]]:
-        """Return the usable sums by the row of their model; leave out the clients of the others."""
-        this_round = self._query.round
+        """Remove the masks of all groups; return the valid sums by the row of their model.
+
+        Clients of a group without a valid sum are left out.
+        """
         accepted: dict[int, list[tuple[Group, ClusterSum]]] = {}
         for group in groups:
             found = self._total_of(group)
@@ -599,15 +667,19 @@ class _SecureQuery:
             if found.clipped:
                 self._note_clipped(group, found)
         sums = [found for of_row in accepted.values() for _, found in of_row]
-        self._settings.norms.take(this_round.number, self._norms, sums, this_round.replicates)
+        number = self._query.round.number
+        self._settings.norms.take(number, self._norms, sums, self._query.work.split_count)
         return accepted
 
     def _total_of(self, group: Group) -> ClusterSum | None:
-        """Return the sum of a group; None if there is no usable one, and then leave its clients out."""
+        """Remove the masks of a group and return its sum.
+
+        If there is no valid sum, the clients of the group are left out, and the result is None.
+        """
         this_round = self._query.round
         clients = tuple(group.active)
         try:
-            return group.total(self._n_parameters, self._query.models.shape[1])
+            return group.total(self._n_parameters, self._query.models.vectors.shape[1])
         except RejectedSumError as error:
             _log.warning(
                 "round %d: a sum of %s is rejected: %s",
@@ -625,25 +697,33 @@ class _SecureQuery:
         return None
 
     def _note_clipped(self, group: Group, found: ClusterSum) -> None:
+        """Log, and record as an event, that clients of a group have clipped their updates."""
         this_round = self._query.round
         _log.warning(
-            "round %d: %d of %d clients had their update shortened to norm %.3g "
+            "round %d: %d of %d clients have scaled their update down to norm %.3g "
             "(network.secure_norm)",
             this_round.number,
             found.clipped,
             found.clients,
             self._norms.parameters,
         )
-        self._events.append(
-            SumClipped(
-                0, this_round.purpose, tuple(group.active), found.clipped, self._norms.parameters
-            )
+        event = SumClipped(
+            0,
+            this_round.purpose,
+            tuple(group.active),
+            clipped=found.clipped,
+            norm=self._norms.parameters,
         )
+        self._events.append(event)
 
 
 @dataclass(frozen=True)
 class _DealtShares:
-    """The reply to the second request: sealed shares and hashes of them by holder, and of the seed."""
+    """Client's reply to the second request of secure aggregation.
+
+    It consists of encrypted shares and of hashes of the shares, by holder, and of the hash of the
+    client's seed.
+    """
 
     ciphertexts: dict[int, bytes]
     promises: dict[int, bytes]
@@ -651,7 +731,13 @@ class _DealtShares:
 
 
 def _read_dealt_shares(client: int, content: Content, group: Group) -> _DealtShares:
-    """Check and read the shares that a client deals; an UpdateError if they are not as agreed."""
+    """Check and read the shares that a client deals, the reply to the second request of a sum.
+
+    Raises
+    ------
+    UpdateError
+        If the holders are not as the terms demand, or a share or hash is missing or too long.
+    """
     holders = listed(content, "clients", int)
     ciphertexts = listed(content, "ciphertexts", bytes)
     promises = listed(content, "promises", bytes)
@@ -663,17 +749,23 @@ def _read_dealt_shares(client: int, content: Content, group: Group) -> _DealtSha
     promised_to = [*holders, client] if is_complete else holders
     if sorted(set(holders)) != holders or not set(holders) <= others or len(holders) != count:
         raise UpdateError(
-            f"shares for other clients than {count} of those that it was shown the keys of"
+            f"the client should deal shares to {count} different clients of the sum, in ascending "
+            f"order, got {shown(holders)}"
         )
     if len(ciphertexts) != count or max(map(len, ciphertexts)) > LONGEST_CIPHERTEXT:
         raise UpdateError(
-            f"{len(ciphertexts)} sealed shares, expected {count} of at most {LONGEST_CIPHERTEXT} "
-            "bytes"
+            f"the client has dealt {len(ciphertexts)} encrypted shares, expected {count} shares of "
+            f"at most {LONGEST_CIPHERTEXT} bytes"
         )
     if len(promises) != len(promised_to) or {*map(len, promises)} != {2 * DIGEST_BYTES}:
-        raise UpdateError(f"{len(promises)} promises of shares, expected {len(promised_to)}")
+        raise UpdateError(
+            f"the client has sent hashes for {len(promises)} holders of shares, expected "
+            f"{len(promised_to)}, of {2 * DIGEST_BYTES} bytes each"
+        )
     if len(commitment) != DIGEST_BYTES:
-        raise UpdateError(f"a commitment of {len(commitment)} bytes, expected {DIGEST_BYTES}")
+        raise UpdateError(
+            f"the hash of the client's seed has {len(commitment)} bytes, expected {DIGEST_BYTES}"
+        )
     return _DealtShares(
         ciphertexts=dict(zip(holders, ciphertexts, strict=True)),
         promises=dict(zip(promised_to, promises, strict=True)),
@@ -682,9 +774,10 @@ def _read_dealt_shares(client: int, content: Content, group: Group) -> _DealtSha
 
 
 def _groups_in(group_of: GroupOf) -> list[Group]:
-    """Return the groups of some clients, each once."""
+    """Return the groups to which some clients belong, without repetition."""
     return list(dict.fromkeys(group_of.values()))
 
 
 def _doubles(values: Sequence[float]) -> Tensor:
+    """Return numbers as a float64 tensor."""
     return torch.tensor(values, dtype=torch.float64)

@@ -1,6 +1,7 @@
-"""Record of the training requests for which a client has begun or opened a sum.
+"""Record of the training requests for which a client has joined sums or agreed to a sum.
 
-An update may be part of one opened sum only.
+An update may be part of only one sum that is unmasked, since the difference of two sums could
+reveal the update.
 """
 
 from __future__ import annotations
@@ -16,27 +17,45 @@ from fedclade.flower.wire import shown
 
 FILE = "sums.json"  # in the client's folder
 PART = "part.txt"
-"""File in the same folder with the client's current sum, and its last stage with a reply."""
+"""File in the client's folder with the current sum and the last request that it replied to."""
 
 MOST_BEGUN = 3  # sums for one training request: some may fail because clients drop out
 
-_SPENT = -1  # stored in place of the count once a sum was opened
+_SPENT = -1  # stored in place of the count once the client has agreed to a sum
 
 
 class SpentQuestions:
-    """Number of begun sums for each training request, or a note that one of them was opened."""
+    """Record of the sums that a client has joined, by training request.
+
+    For each training request it contains the number of joined sums, or a mark that the client has
+    agreed to unmask a sum.
+
+    Parameters
+    ----------
+    folder
+        Folder of the client; None if the client has no folder.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._record = LastingRecord(folder, _KIND)
-        self._part = None if folder is None else folder / PART
+        self._part: Path | None = None
+        if folder is not None:
+            self._part = folder / PART
 
     def begin(self, question: str, state: RecordDict | None) -> None:
-        """Count a sum that begins.
+        """Count a sum that the client is about to join.
+
+        Parameters
+        ----------
+        question
+            Digest of the training request.
+        state
+            Record that Flower stores for the client between two messages.
 
         Raises
         ------
         UpdateError
-            If no further sum may begin for this training request.
+            If the client may not join a further sum for this training request.
         """
         with self._record.alone():
             counts = self._record.read(state)
@@ -44,18 +63,25 @@ class SpentQuestions:
             self._check_open(before)
             if before >= MOST_BEGUN:
                 raise UpdateError(
-                    f"this client has begun {before} sums of this training question already, and "
-                    "begins no more; ask with another seed"
+                    f"this client has already joined {before} sums for this training request and "
+                    "joins no more; send a request with another seed"
                 )
             self._record.write({**counts, question: before + 1}, state)
 
     def spend(self, question: str, state: RecordDict | None) -> None:
-        """Record that a sum for a training request is about to be opened.
+        """Record that the client is about to agree to unmask a sum for a training request.
+
+        Parameters
+        ----------
+        question
+            Digest of the training request.
+        state
+            Record that Flower stores for the client between two messages.
 
         Raises
         ------
         UpdateError
-            If one was opened before.
+            If the client has agreed to a sum for this training request before.
         """
         with self._record.alone():
             counts = self._record.read(state)
@@ -63,25 +89,26 @@ class SpentQuestions:
             self._record.write({**counts, question: _SPENT}, state)
 
     def advance(self, ticket: str, after: str, stage: str) -> None:
-        """Record that the client replies to a stage of a sum.
+        """Record that the client replies to a stage (one of the five requests) of a sum.
 
-        Flower may give two concurrent messages the same state, each in its own process. If both had
-        replies, masks would be used twice. Without a folder nothing is recorded.
+        Flower may pass the same state to two concurrent messages, each in its own process. If the
+        client replied to both, it would use the same masks twice. Without a folder nothing is
+        recorded.
 
         Parameters
         ----------
         ticket
-            Name of the client's part in a sum. The client draws it, since the server may choose the
-            same name for two sums.
+            Random name of the client's state in the sum. The client draws it, since the server may
+            choose the same name for two sums.
         after
-            Stage that must have been the last one with a reply; empty for the first.
+            Last stage that the client must have replied to; empty for the first stage.
         stage
             Stage of this reply.
 
         Raises
         ------
         UpdateError
-            If the last stage with a reply is not ``after``.
+            If the last stage that the client replied to is not ``after``.
         """
         if self._part is None:
             return
@@ -89,43 +116,58 @@ class SpentQuestions:
         with self._record.alone():
             if after and (not path.exists() or path.read_text() != f"{ticket} {after}"):
                 raise UpdateError(
-                    f"asked for the {stage!r} of a sum twice, or of a sum that is over"
+                    f"the request {stage!r} of a sum was received twice, or the sum has ended"
                 )
             appear(path, lambda beside: beside.write_text(f"{ticket} {stage}"), private=True)
 
     def _check_open(self, count: int) -> None:
+        """Raise an UpdateError if a training request is marked as part of an unmasked sum."""
         if count == _SPENT:
             raise UpdateError(
-                "this client's answer to this training question is part of a sum already, and "
-                "will not be of another; ask with another seed"
+                "this client's reply to this training request is already part of a sum and cannot "
+                "become part of another sum; send a request with another seed"
             )
 
 
 def _encoded(counts: dict[str, int]) -> dict[str, Any]:
+    """Convert a record of joined sums, counts by training request, to JSON values."""
     return {"questions": counts}
 
 
 def _decoded(stored: dict[str, Any]) -> dict[str, int]:
+    """Read from JSON values how many sums a client has joined, by training request.
+
+    Raise a ValueError if a value is malformed.
+    """
     counts: dict[str, Any] = stored["questions"]
     for question, count in counts.items():
         if type(count) is not int or (count < 1 and count != _SPENT):
-            raise ValueError(f"{shown(count)} sums of question {shown(question)} are no count")
+            raise ValueError(
+                f"the number of sums for request {shown(question)} should be a whole number of at "
+                f"least 1, or {_SPENT} after an agreement to a sum, got {shown(count)}"
+            )
     return counts
 
 
 def _combined(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    """Return the larger count of each request, or that it is spent if either record states so."""
+    """Combine two records of joined sums.
+
+    For each training request the result has the larger count, or the mark for a sum that the client
+    agreed to, if either record has this mark.
+    """
     together = dict(other)
     for question, count in one.items():
         known = together.get(question, 0)
-        together[question] = _SPENT if _SPENT in (count, known) else max(count, known)
+        together[question] = max(count, known)
+        if _SPENT in (count, known):
+            together[question] = _SPENT
     return together
 
 
 _KIND = RecordKind(
     file=FILE,
-    what="the list of the sums that this client has been part of",
-    consequence="nothing leaves it",
+    what="the list of the sums that this client has joined",
+    consequence="this client joins no further sum",
     empty=dict[str, int],
     encoded=_encoded,
     decoded=_decoded,

@@ -1,8 +1,8 @@
-"""Several sums for one cluster, so that a malicious client spoils only one of them.
+"""Several sums for each cluster, so that a malicious client can spoil only one of them.
 
-A malicious client under masks can turn the mean of its sum to any direction. So a cluster's clients
-are dealt at random into m disjoint sums, each mean is shortened to the median length, and a robust
-rule computes one update from the m means.
+Under secure aggregation a malicious client can turn the mean of its sum to any direction. So the
+clients of a cluster are divided at random into m disjoint sums, the mean of each sum is scaled down
+to at most the median norm, and a robust rule computes one update from the m means.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fedclade.core import Aggregation, Updates, mean, row_norms
 from fedclade.flower.secure.secrets import ClusterSum
 
 FEWEST_SUMS = 3
-"""Fewest sums for a robust rule: of two means either could be the wrong one."""
+"""Smallest number of sums for a robust rule: of two means, either could be the wrong one."""
 
 
 def deal(
     clients: Sequence[int], sums: int, fewest: int, draw: np.random.Generator
 ) -> list[list[int]]:
-    """Deal clients at random into disjoint sums of nearly equal size.
+    """Divide the clients of a cluster at random into disjoint sums of nearly equal size.
 
-    Return one list with all clients if they are too few for :data:`FEWEST_SUMS` sums.
+    If the clients are too few for :data:`FEWEST_SUMS` sums, all clients form one sum.
 
     Parameters
     ----------
@@ -37,22 +37,37 @@ def deal(
     fewest
         Smallest number of clients in a sum.
     draw
-        Generator of the random order.
+        Random generator for the order of clients.
+
+    Returns
+    -------
+    list[list[int]]
+        Clients of each sum.
     """
     count = min(sums, len(clients) // fewest)
     if count < FEWEST_SUMS:
         return [list(clients)]
     order = draw.permutation(len(clients))
-    return [
-        sorted(clients[place] for place in places.tolist())
-        for places in np.array_split(order, count)
-    ]
+    groups: list[list[int]] = []
+    for places in np.array_split(order, count):
+        members = [clients[place] for place in places.tolist()]
+        groups.append(sorted(members))
+    return groups
 
 
 def combine(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregation) -> ClusterSum:
-    """Return one sum for a cluster from several sums of its clients.
+    """Combine several sums of a cluster's clients into one sum for the cluster.
 
-    Fewer than :data:`FEWEST_SUMS` sums are added up.
+    Fewer than :data:`FEWEST_SUMS` sums are added up, since no robust rule is possible for them.
+
+    Parameters
+    ----------
+    sums
+        Sums of disjoint sets of clients.
+    n_parameters
+        Number of parameters of the model, without buffers.
+    rule
+        Aggregation rule, such as the median.
     """
     weight = sum(each.weight for each in sums)
     clients = sum(each.clients for each in sums)
@@ -64,9 +79,11 @@ def combine(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregation) ->
         total=total,
         weight=weight,
         clients=clients,
-        loss=_typical([each.loss for each in sums], [each.weight / weight for each in sums]),
-        norm=_typical([each.norm for each in sums], [each.clients / clients for each in sums]),
-        norm_of_buffers=_typical(
+        loss=_typical_value([each.loss for each in sums], [each.weight / weight for each in sums]),
+        norm=_typical_value(
+            [each.norm for each in sums], [each.clients / clients for each in sums]
+        ),
+        norm_of_buffers=_typical_value(
             [each.norm_of_buffers for each in sums], [each.clients / clients for each in sums]
         ),
         clipped=sum(each.clipped for each in sums),
@@ -74,35 +91,45 @@ def combine(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregation) ->
 
 
 def _robust_mean(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregation) -> torch.Tensor:
+    """Compute one update ``[S]`` from the means of several sums by a robust rule.
+
+    The parameters are those of :func:`combine`.
+    """
     means = torch.stack([each.total / each.weight for each in sums])
-    parts = [_shortened(part) for part in (means[:, :n_parameters], means[:, n_parameters:])]
-    # The rule "mean" is replaced by the median: a malicious client can turn the mean of m means by
-    # 1/m of what it can do to the mean of its own sum.
-    how = replace(rule, rule="median") if rule.rule == "mean" else rule
+    parts = [_limit_norms(part) for part in (means[:, :n_parameters], means[:, n_parameters:])]
+    # The rule "mean" is replaced by the median, since a malicious client that controls the mean of
+    # its own sum also has 1/m of this effect on the mean of m means.
+    if rule.rule == "mean":
+        rule = replace(rule, rule="median")
     # In the rule every sum has the same weight, regardless of its clients' examples.
     alike = torch.ones(len(sums), dtype=torch.float64)
-    as_updates = Updates(
+    as_updates = Updates.of(
         ids=tuple(range(len(sums))),
         sizes=alike,
         losses=alike,
         norms=alike,
         n_parameters=n_parameters,
         deltas=torch.cat(parts, dim=1),
-        aggregation=how,
+        aggregation=rule,
     )
     return mean(as_updates)
 
 
-def _shortened(means: torch.Tensor) -> torch.Tensor:
-    """Shorten means ``[m, d]`` to at most their median length."""
+def _limit_norms(means: torch.Tensor) -> torch.Tensor:
+    """Scale m mean updates, the rows of ``[m, d]``, down to at most their median norm."""
     norms = row_norms(means)
     typical = median_low(norms.tolist())
     scale = torch.where(norms > typical, typical / norms, torch.ones_like(norms))
     return means * scale[:, None]
 
 
-def _typical(values: Sequence[float], shares: Sequence[float]) -> float:
-    """Return the median of enough sums, since one may be false; else their weighted mean."""
+def _typical_value(values: Sequence[float], shares: Sequence[float]) -> float:
+    """Return a typical value of several sums, such as the loss.
+
+    For at least :data:`FEWEST_SUMS` sums the result is the median of their values, since a
+    malicious client may have falsified the value of its sum. For fewer sums the result is the mean,
+    weighted by ``shares``, whose total is 1.
+    """
     if len(values) >= FEWEST_SUMS:
         return median_low(values)
     return sum(value * share for value, share in zip(values, shares, strict=True))

@@ -1,4 +1,7 @@
-"""Terms of one sum, on which all its clients agree, and the rules that the run sets."""
+"""Terms of one sum under secure aggregation, and the rules and checks of a run.
+
+All clients of a sum agree on its terms: the model, the training, and the limits of the sum.
+"""
 
 from __future__ import annotations
 
@@ -15,41 +18,46 @@ from flwr.app import Array, RecordDict
 
 from fedclade.algorithms import Algorithm
 from fedclade.channel import Limiting, Sketch
-from fedclade.core import Aggregation, ConfigError, UpdateError, UpdateQuery
+from fedclade.core import Aggregation, ConfigError, TrainQuery, UpdateError
 from fedclade.flower.kinds import SKETCH
+from fedclade.flower.models_sent import anchors_of
 from fedclade.flower.secure.encoding import digest
 from fedclade.flower.secure.norms import NormsByRound
 from fedclade.flower.secure.parameters import MOST_COMPLETE, Graph, fewest_holders, quorum, suspects
 from fedclade.flower.secure.secrets import Numbers
 from fedclade.flower.secure.sums_of_cluster import FEWEST_SUMS
 from fedclade.flower.wire import PROTOCOL, Content, T, shown
+from fedclade.flower.work_sent import stores_model
 from fedclade.runs import RunSettings
 
 STAGES = ("keys", "shares", "masked", "agree", "unmask")
-"""Kinds of requests of a sum, in their order; the third one trains."""
+"""Kinds of the five requests of a sum, in their order; clients train in the third, ``masked``."""
 
 OF_STAGE = ("instance", "dealt", "sources", "ciphertexts", "promises", "client", "terms")
 """Names of values in the requests of a sum that are not part of the training request."""
 
 OF_QUESTION = ("round", "query", "purpose", "seed", "spec", "replicates", "part_size", "rule")
-"""Names of the values that determine, with the models, the update that a client computes."""
+"""Names of the values of a training request that, with the models, determine a client's update."""
 
 NORM_RULE = (
-    "set with secure_aggregation = true: the norm that no client's update may exceed, in "
-    "parameter units, since longer ones are shortened; take twice the largest max_norm of the "
-    "first rounds of a simulation (clusters.jsonl), or, without one, 10 for a model that is "
-    "trained from scratch"
+    "set with secure_aggregation = true: the largest norm of a client's update in parameter units, "
+    "to which longer updates are scaled down; use twice the largest max_norm of the first rounds "
+    "of a simulation (clusters.jsonl), or, without a simulation, 10 for a model that is trained "
+    "from scratch"
 )
 
 PARTS_RULE = f"1, or at least {FEWEST_SUMS}: of two sums either could be the wrong one"
 
 MOST_CLIENTS = 2**20
-"""Largest number of clients in one sum: with more, a number would have too few steps."""
+"""Largest number of clients in one sum: with more, an entry would have too few steps."""
 
 
 @dataclass(frozen=True)
 class SecureRules:
-    """Rules of a run: the ``secure_...`` settings of :class:`~fedclade.flower.Network`."""
+    """Rules of secure aggregation of a run.
+
+    They are the ``secure_...`` settings of :class:`~fedclade.flower.Network`, without the prefix.
+    """
 
     fewest: int
     colluders: int
@@ -58,10 +66,17 @@ class SecureRules:
     parts: int = 1
 
     def checks(self, clients: int | None) -> list[tuple[str, object, bool, str]]:
-        """Return the checks for :func:`~fedclade.core.require`.
+        """Return checks of the rules, in the form that :func:`~fedclade.core.require` takes.
 
-        ``clients`` is the number of clients at the start of the run; None without secure
-        aggregation.
+        Parameters
+        ----------
+        clients
+            Number of clients at the start of the run; None if secure aggregation is off.
+
+        Returns
+        -------
+        list[tuple[str, object, bool, str]]
+            For each check: the setting, its value, whether the value is valid, and the expectation.
         """
         few = self.fewest
         colluders = self.colluders
@@ -79,7 +94,7 @@ class SecureRules:
                 "network.secure_fewest",
                 few,
                 few <= most,
-                f"at most network.clients, {most}: no sum could be had",
+                f"at most network.clients, {most}, since otherwise no sum would be possible",
             ),
             ("network.secure_neighbours", near, near >= 0, "at least 0"),
             (
@@ -109,30 +124,33 @@ class SecureRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """Terms of one sum. Every mask, share and signature is bound to all of them.
+    """Terms of one sum, on which all its clients agree.
+
+    Every mask, share and signature of the sum is bound to the digest of all terms.
 
     Parameters
     ----------
     instance
         Random name of the sum.
     clients
-        Number of clients that are requested to take part.
+        Number of clients that are requested to join.
     colluders
         c, the number of clients that may collude with the server.
     neighbours
-        k, the number of other clients to which a client on a long list deals shares; 0 for all.
+        k, the number of other clients to which a client deals shares in a sum of many clients; 0
+        for all.
     norm, norm_of_buffers
         C, the largest norm of an update of the parameters, and of the buffers.
     weight
-        Number of examples with the weight 1; more examples add no weight.
+        Number of examples at which a client has the largest weight, 1; more examples add no weight.
     training
         Digest of the whole training request: the run, the round, the structure of the model, the
         local training, and the sketch for comparisons (:func:`digest_of`).
     question
-        Digest of the values that determine a client's update, which may be part of one sum only
-        (:func:`question_of`).
+        Digest of the values that determine a client's update, which may be part of one unmasked sum
+        only (:func:`question_of`).
     model, anchor
-        Digests of the model and of the anchor; the latter is empty if there is none.
+        Digests of the model and of the anchor; the digest of the anchor is empty if there is none.
     """
 
     instance: str
@@ -149,17 +167,17 @@ class Terms:
 
     @property
     def text(self) -> str:
-        """The terms as JSON, for a message."""
+        """The terms of the sum as JSON, for a message."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @cached_property
     def context(self) -> bytes:
-        """ctx, the digest that all secrets and signatures are bound to."""
+        """Digest ctx of the terms, which is part of all secrets and signatures of the sum."""
         return digest("terms", PROTOCOL, *(getattr(self, each.name) for each in fields(self)))
 
     @classmethod
     def read(cls, content: Content) -> Terms:
-        """Return the terms in a request; raise an UpdateError if they are malformed."""
+        """Read the terms of a sum from a request; raise an UpdateError if they are malformed."""
         told = content.json("terms")
         kinds = {
             **dict.fromkeys(("instance", "training", "question", "model", "anchor"), str),
@@ -169,7 +187,10 @@ class Terms:
         if told.keys() != kinds.keys() or any(
             type(told[name]) is not kind for name, kind in kinds.items()
         ):
-            raise UpdateError(f"{shown(told)} are no terms of a sum")
+            expected = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
+            raise UpdateError(
+                f"the terms of a sum should have the keys {expected}, got {shown(told)}"
+            )
         terms = cls(**told)
         possible = 2 <= terms.clients <= MOST_CLIENTS and 0 <= terms.colluders < terms.clients
         possible = possible and 0 <= terms.neighbours <= MOST_CLIENTS and 1 <= terms.weight < 2**63
@@ -177,11 +198,23 @@ class Terms:
             0 < norm < math.inf for norm in (terms.norm, terms.norm_of_buffers)
         )
         if not possible:
-            raise UpdateError(f"terms of a sum out of range: {shown(told)}")
+            raise UpdateError(
+                f"the terms of a sum should have 2 to {MOST_CLIENTS} clients, fewer colluders than "
+                f"clients, 0 to {MOST_CLIENTS} neighbours, a weight of at least 1, and finite "
+                f"norms above 0, got {shown(told)}"
+            )
         return terms
 
     def numbers(self, parameters: int, entries: int) -> Numbers:
-        """Return the encoding of updates, of a model with D ``parameters`` and S ``entries``."""
+        """Return the encoding of updates as integers for the clients of the sum.
+
+        Parameters
+        ----------
+        parameters
+            Number D of parameters of the model.
+        entries
+            Number S of all entries of the model, parameters and buffers.
+        """
         return Numbers(
             clients=self.clients,
             parameters=parameters,
@@ -195,19 +228,35 @@ class Terms:
         )
 
     def graph(self, members: int, insisting: int) -> Graph:
-        """Return the rule for dealing shares on a list of clients.
+        """Return the rule by which clients deal shares of their secrets.
 
-        ``members`` is the number of clients on the list, and ``insisting`` of them insist on sums.
+        Parameters
+        ----------
+        members
+            Number of clients on the list of the sum.
+        insisting
+            Number of these clients that insist on secure aggregation.
         """
         return Graph.of(members, suspects(members, insisting, self.colluders), self.neighbours)
 
     def quorum(self, members: int, insisting: int) -> int:
-        """Return the number of listed clients that must agree on a sum before it is opened."""
+        """Return the number of clients that must agree to the sum before it is unmasked.
+
+        Parameters
+        ----------
+        members
+            Number of clients on the list of the sum.
+        insisting
+            Number of these clients that insist on secure aggregation.
+        """
         return quorum(members, suspects(members, insisting, self.colluders))
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
-    """Return a digest of a training request, independent of the other values of its message."""
+    """Return a digest of all values of a training request, for the terms of a sum.
+
+    Values of the message that belong only to the protocol of secure aggregation are left out.
+    """
     told = {
         name: value for name, value in values.items() if name not in (*OF_STAGE, "what", "protocol")
     }
@@ -215,47 +264,64 @@ def digest_of(values: Mapping[str, Any]) -> str:
 
 
 def question_of(values: Mapping[str, Any], vectors: Mapping[str, bytes]) -> str:
-    """Return a digest of the values that determine a client's update."""
+    """Return a digest of the values and models of a training request that determine an update.
+
+    Clients record this digest, since an update may be part of one unmasked sum only.
+    """
     told = {name: values[name] for name in OF_QUESTION if name in values}
     return _digest_of_json("question", told | {"models": [model_of(vectors), anchor_of(vectors)]})
 
 
 def model_of(vectors: Mapping[str, bytes]) -> str:
-    """Return the digest of the model in a request."""
+    """Return the digest of the model in a training request."""
     return sha256(vectors.get("model", b"")).hexdigest()
 
 
 def anchor_of(vectors: Mapping[str, bytes]) -> str:
-    """Return the digest of the anchor in a request; an empty text if there is no anchor."""
-    return sha256(vectors["anchor"]).hexdigest() if "anchor" in vectors else ""
+    """Return the digest of the anchor, towards which a proximal term pulls, in a training request.
+
+    The digest is empty if the request has no anchor.
+    """
+    if "anchor" not in vectors:
+        return ""
+    return sha256(vectors["anchor"]).hexdigest()
 
 
 def listed(content: Content, name: str, kind: type[T]) -> list[T]:
-    """Return a list of a message; raise an UpdateError if it is missing or of another type."""
+    """Return the list ``name`` of a message, whose entries must have the type ``kind``.
+
+    Raises
+    ------
+    UpdateError
+        If the list is missing, or an entry has another type.
+    """
     values = content.values.get(name)
     if not isinstance(values, list) or not all(
         type(value) is kind for value in cast("list[Any]", values)
     ):
-        raise UpdateError(f"{name!r} should be a list of {kind.__name__}, got {shown(values)}")
+        raise UpdateError(
+            f"{name!r} should be a list of values of type {kind.__name__}, got {shown(values)}"
+        )
     return list(cast("Sequence[T]", values))
 
 
 def _digest_of_json(purpose: str, values: Mapping[str, Any]) -> str:
+    """Return the digest of values in JSON form for one purpose, in hexadecimal."""
     return digest(purpose, json.dumps(values, sort_keys=True)).hex()
 
 
-# Settings of the server's side of secure aggregation in a run, and the queries that it supports.
+# Settings of secure aggregation on the server, and a check of the queries that it supports.
 
 Value = TypeVar("Value")
 
 
 class Asks(Protocol):
-    """Sender of requests to clients: :class:`~fedclade.flower.GridClients`."""
+    """Interface of a sender of requests to clients, see :class:`~fedclade.flower.GridClients`."""
 
     def content(
         self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
     ) -> RecordDict:
-        """Return the content of a request."""
+        """Return the content of a request of some kind, with plain values and vectors by name."""
         ...
 
     def request(
@@ -267,13 +333,16 @@ class Asks(Protocol):
         left_out: dict[int, str],
         largest: int = 0,
     ) -> Iterator[tuple[int, Value]]:
-        """Send requests; yield the parsed replies."""
+        """Send requests to clients; yield each client with its parsed reply.
+
+        See :meth:`GridClients.request <fedclade.flower.GridClients.request>`.
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """Registered properties of clients: number of training examples, and public key."""
+    """Registered properties of each client: its number of training examples, and its public key."""
 
     sizes: Mapping[int, int]
     keys: Mapping[int, str]
@@ -281,14 +350,14 @@ class Members:
 
 @dataclass
 class SecureAggregation:
-    """Settings and state of a run that receives sums of updates in place of updates.
+    """Settings and state of secure aggregation in a run.
 
     Parameters
     ----------
     rules
         Rules of the run.
     compared
-        Sketch by which updates are compared; it leaves its client unmasked.
+        Sketch by which updates are compared; clients send it unmasked.
     limiting
         Limit on the weight of an update.
     norms
@@ -307,57 +376,67 @@ class SecureAggregation:
     withholds_losses: bool = False
     is_unguarded_noted: bool = False
     barred: dict[int, str] = field(default_factory=dict[int, str])
-    """Reason of each client that is excluded because its shares were wrong.
+    """Reason of each client that is excluded from further sums because its shares were invalid.
 
-    No sum with such a client could be opened.
+    No sum with such a client could be unmasked.
     """
 
 
-def check(query: UpdateQuery) -> None:
-    """Check that the updates of a query can be added up; raise a ConfigError if not."""
+def check(query: TrainQuery) -> None:
+    """Check that the updates of a training query can be added up under secure aggregation.
+
+    Raises
+    ------
+    ConfigError
+        If clients reply with anything else than updates of one model, or if clients with the same
+        model have different anchors.
+    """
     what = ""
-    if query.kind != "train":
+    if query.work.is_gradient:
         what = "gradients"
-    elif query.mixture is not None:
+    elif query.work.mixture is not None:
         what = "the models of a mixture"
-    elif query.own:
+    elif stores_model(query.work):
         what = "models of clients"
     if what:
         raise ConfigError(
-            "network.secure_aggregation = true adds up updates of one model for each cluster, and "
-            f"is asked for {what}; take another algorithm, or leave it out"
+            "network.secure_aggregation = true supports only updates of one model for each "
+            f"cluster, but the algorithm queries {what}; use another algorithm, or leave "
+            "network.secure_aggregation out"
         )
-    anchors = query.assignment if query.anchors is None else query.anchors
-    if query.round.uses_anchors and len(set(zip(query.assignment, anchors, strict=True))) > len(
-        set(query.assignment)
-    ):
+    rows = query.models.start
+    if len(set(zip(rows, anchors_of(query), strict=True))) > len(set(rows)):
         raise ConfigError(
-            "network.secure_aggregation = true adds up updates of clients that train alike, and "
-            "some that train the same model are drawn to different ones; take another algorithm, "
-            "or leave it out"
+            "network.secure_aggregation = true supports only clients with the same anchor for the "
+            "same model, but the proximal terms of some clients have different anchors; use "
+            "another algorithm, or leave network.secure_aggregation out"
         )
 
 
-# Checks that secure aggregation fits a run, and the data that single clients disclose in addition
-# to sums.
+# Checks that a run is possible with secure aggregation, and descriptions of the data that single
+# clients disclose in addition to sums.
 
 REVEALS = {
     SKETCH: (
-        "the signs of {dim} random projections of each update that is compared: {dim} bits of it, and cosines between "
-        "clients to about {error:.2f}"
+        "the signs of {dim} random projections of each update that is compared: {dim} bits of it, "
+        "and cosines between clients to about {error:.2f}"
     ),
-    "statistics": "means and squares of each client's inputs, and how many examples of each label it has",
-    "choice": "which of the models that it is sent has the lowest loss on each client's training data, once a round",
-    "descriptors": "means and directions of each client's inputs, as a model sees them",
-    "subspaces": "directions of each client's inputs, which are close to their means",
+    "statistics": (
+        "means and squared deviations of each client's inputs, and how many examples of each label "
+        "it has"
+    ),
+    "choice": "which of the models has the lowest loss on each client's training data, once a round",
+    "descriptors": "means and directions of each client's inputs in the feature space of a model",
+    "subspaces": "directions of each client's inputs, which are close to the means of inputs",
 }
-"""Description of the data that each name in a policy's ``disclose`` stands for."""
+"""Description of the data for each name in the setting ``disclose`` of a client's policy."""
 
 
 def with_signs(settings: RunSettings) -> RunSettings:
-    """Return the settings with signs in place of sketches.
+    """Return a run's settings in which clients are compared only by the signs of projections.
 
-    Only signs of masked updates can be compared.
+    Under secure aggregation the server can compare only signs of random projections of updates,
+    which clients send in clear.
     """
     if settings.signature.kind != "projected":
         return settings
@@ -367,7 +446,7 @@ def with_signs(settings: RunSettings) -> RunSettings:
 def disclosures_of(
     settings: RunSettings, algorithm: Algorithm, *, statistics: bool = False
 ) -> dict[str, str]:
-    """Return the data that single clients must disclose in a run of sums.
+    """Return the data that single clients must disclose in a run with secure aggregation.
 
     Parameters
     ----------
@@ -383,11 +462,11 @@ def disclosures_of(
     dict[str, str]
         Description of the disclosed data, by its name in ``disclose``.
     """
-    names = [
-        *([SKETCH] if algorithm.compares else []),
-        *algorithm.discloses,
-        *(["statistics"] if statistics else []),
-    ]
+    names = list(algorithm.requires.disclosures)
+    if algorithm.requires.signatures:
+        names.insert(0, SKETCH)
+    if statistics:
+        names.append("statistics")
     dim = settings.signature.dim
     return {
         name: REVEALS.get(name, name).format(dim=dim, error=math.pi / (2 * math.sqrt(dim)))
@@ -396,24 +475,26 @@ def disclosures_of(
 
 
 def announcement(settings: RunSettings, algorithm: Algorithm, *, statistics: bool = False) -> str:
-    """Return the server's warning about data that clients disclose in addition to sums.
+    """Return the server's warning about data that clients must disclose in addition to sums.
 
-    It is empty if clients disclose no such data.
+    The warning is empty if clients need not disclose such data. The parameters are those of
+    :func:`disclosures_of`.
     """
     disclosed = disclosures_of(settings, algorithm, statistics=statistics)
     if not disclosed:
         return ""
     told = "; ".join(f"{name}: {what}" for name, what in disclosed.items())
     return (
-        f"this run of {type(algorithm).__name__} needs more of each client than sums ({told}); a client with "
-        f'secure-aggregation=true takes part only with disclose="{" ".join(disclosed)}" in its node config'
+        f"this run of {type(algorithm).__name__} needs more data of each client than sums "
+        f"({told}); a client with "
+        f'secure-aggregation=true can join only with disclose="{" ".join(disclosed)}" in its node config'
     )
 
 
 def check_sums(
     settings: RunSettings, algorithm: Algorithm, clients: int = 0, *, parts: int = 1
 ) -> None:
-    """Check that a run can work with sums of updates, and with signs if it compares updates.
+    """Check that a run is possible with secure aggregation, which gives only sums of updates.
 
     Parameters
     ----------
@@ -422,46 +503,50 @@ def check_sums(
     algorithm
         Algorithm of the run.
     clients
-        Number of clients.
+        Number of clients of the run.
     parts
-        Number of sums for each cluster; robust rules need several.
+        Number of sums for each cluster, since robust rules need several sums.
 
     Raises
     ------
     ConfigError
-        If it cannot; one line for each reason.
+        If the run is not possible; the error has one line for each reason.
     """
     name = type(algorithm).__name__
     problems = list[str]()
-    asked = algorithm.asks(clients, settings.client_fraction)
-    if algorithm.needs_updates:
+    requires = algorithm.requires
+    asked = requires.reports_in(clients, settings.client_fraction)
+    if requires.updates:
         problems.append(
-            f"{name} needs the updates of single clients; take another algorithm, or leave it out"
+            f"{name} needs the updates of single clients; use another algorithm, or leave "
+            "network.secure_aggregation out"
         )
-    elif algorithm.compares and settings.signature.kind == "full":
+    elif requires.signatures and settings.signature.kind == "full":
         problems.append(
-            f"{name} compares whole updates, which would be sent; set signature.kind = 'projected'"
+            f"{name} would compare whole updates, which clients would have to send unmasked; set "
+            "signature.kind = 'projected'"
         )
-    elif algorithm.compares and algorithm.compares_lengths:
+    elif requires.signatures and requires.lengths:
         problems.append(
-            f"{name} compares how long updates are, and signs of sketches tell their directions "
-            "alone; set algorithm.metric = 'cosine'"
+            f"{name} compares the norms of updates, but signs of sketches give only their "
+            "directions; set algorithm.metric = 'cosine'"
         )
-    if algorithm.asks_for_gradients:
+    if requires.gradients:
         problems.append(
-            f"{name} asks for gradients, which leave without masks; take updates in place of them"
+            f"{name} queries gradients, which clients would send unmasked; configure it to use "
+            "updates instead"
         )
-    if asked and not algorithm.discloses:
+    if asked and not requires.disclosures:
         problems.append(
-            f"{name} asks each client for {asked}, from which its training data can be read; take "
-            "another algorithm, or settings with which it does not (docs/secure-aggregation.md "
-            "has a table of methods), or leave it out"
+            f"{name} queries {asked} of each client, which reveal its training data; use another "
+            "algorithm or other settings (docs/secure-aggregation.md has a table of methods), or "
+            "leave network.secure_aggregation out"
         )
     if settings.aggregate.is_robust and parts == 1:
         rule = settings.aggregate.rule
         problems.append(
             f"aggregate.rule = {rule!r} needs the updates of single clients, or several sums for "
-            "each cluster; set network.secure_parts to at least 3, or leave it out"
+            "each cluster; set network.secure_parts to at least 3, or leave aggregate.rule out"
         )
     if settings.aggregate.leave_out_opposed is True:
         problems.append(
@@ -469,11 +554,12 @@ def check_sums(
         )
     if settings.aggregate.clip_above not in ("auto", math.inf):
         problems.append(
-            "nobody can shorten an update that is part of a sum; leave aggregate.clip_above out"
+            "the server cannot scale down single updates of a sum; leave aggregate.clip_above out"
         )
     if settings.stream is False:
         problems.append(
-            "the server has sums alone, as a run that streams; leave out stream = false"
+            "the server stores only sums of updates, as in a streaming run; leave stream = false "
+            "out"
         )
     if problems:
         raise ConfigError(
@@ -485,11 +571,25 @@ def check_sums(
 
 
 def draw_holders(client: int, members: Sequence[int], graph: Graph) -> list[int]:
-    """Return the other clients that a client deals shares to, in ascending order.
+    """Return the holders of a client's shares: the other clients to which it deals shares.
 
-    They are all others, or as many as the graph requires. The client draws them from the operating
-    system, after it has seen the list. So neither the server nor other clients can choose them, or
-    try lists until the draw suits them.
+    They are all other clients, or a random selection of the size that ``graph`` states. The client
+    draws them with randomness of the operating system after it has received the list. So neither
+    the server nor other clients can choose the holders, or try lists until a draw suits them.
+
+    Parameters
+    ----------
+    client
+        Number of the client that deals shares.
+    members
+        All clients on the list of the sum.
+    graph
+        Rule for dealing shares.
+
+    Returns
+    -------
+    list[int]
+        Holders in ascending order.
     """
     others = [member for member in members if member != client]
     if graph.holders == 0:

@@ -1,7 +1,11 @@
-"""Report of a run, or of several, as one HTML page without other files."""
+"""HTML reports: the page of a run, of a comparison of runs, of an inspection, and of a live run.
+
+Each page is one HTML file that needs no other files and no network connection.
+"""
 
 from fedclade.report.page.comparison import REPORT, comparison_page, run_labels
 from fedclade.report.page.dashboard import PORT, Dashboard
+from fedclade.report.page.inspection import describe_inspection, inspection_page, inspection_tables
 from fedclade.report.page.one_run import run_page, write_report
 from fedclade.report.page.section import (
     Card,
@@ -25,6 +29,9 @@ __all__ = [
     "Section",
     "Table",
     "comparison_page",
+    "describe_inspection",
+    "inspection_page",
+    "inspection_tables",
     "page_html",
     "run_labels",
     "run_page",

@@ -1,4 +1,4 @@
-"""Page that compares several runs: their results, their course, and the settings that differ."""
+"""HTML page that compares several runs: results, scores over the rounds, and differing settings."""
 
 from __future__ import annotations
 
@@ -25,51 +25,56 @@ from fedclade.report.score import Score, compared_by, in_common
 from fedclade.report.style import FEW_ROUNDS
 
 REPORT = "report.html"
-"""File name of a run's own page, in its folder."""
+"""File name of the page of a single run, in the run's folder."""
 
 BASELINE = "fedavg"
-"""Algorithm with whose score the others are compared, if it is among them."""
+"""Algorithm with whose scores all other runs are compared, if exactly one run used it."""
 
 LISTED = 25
-"""Approximate number of rounds in a table."""
+"""Approximate number of rounds that are listed in a table."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A run in a comparison, with its label and colour."""
+    """Run in a comparison, with its label, colour and the metric that all compared runs have."""
 
     label: str
     view: RunView
     entry: LegendEntry
     score: Score
-    """Metric that all runs have."""
+    """Metric that all compared runs have."""
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """The run's summary."""
+        """Summary of the run (content of ``summary.json``)."""
         return self.view.run.summary
 
     @property
     def mean(self) -> float | None:
-        """Mean score of the clients that have one; None if no client has."""
+        """Mean score of the run's clients that have a score; None if no client has a score."""
         return self.score.mean(self.summary)
 
     @cached_property
+    def by_client(self) -> dict[int, float]:
+        """Last score of each client that has a finite score, by client id."""
+        scores = self.score.by_client(self.view.outcome.rows.values())
+        return {client: score for client, score in scores.items() if isfinite(score)}
+
+    @cached_property
     def scores(self) -> list[float]:
-        """Last score of each client that has one, ascending."""
-        scores = [self.score.of(row) for row in self.view.outcome.rows.values()]
-        return sorted(score for score in scores if isfinite(score))
+        """Last scores of all clients that have a finite score, in ascending order."""
+        return sorted(self.by_client.values())
 
 
 def comparison_page(views: Sequence[RunView], beside: Path) -> Page:
-    """Return a page that compares at least two runs.
+    """Return the HTML page that compares at least two runs.
 
     Parameters
     ----------
     views
         The runs.
     beside
-        Folder of the page, for relative links to the runs' own pages.
+        Folder of the page, from which relative links lead to the pages of the single runs.
 
     Raises
     ------
@@ -102,7 +107,7 @@ def comparison_page(views: Sequence[RunView], beside: Path) -> Page:
 
 
 def run_labels(views: Sequence[RunView]) -> list[str]:
-    """Return a unique label for each run: its algorithm, with seed and folder if necessary."""
+    """Return a unique label for each run: its algorithm and, if necessary, seed and folder."""
     folders = _shorten_paths([view.folder for view in views])
     candidates: list[list[str]] = []
     for view, folder in zip(views, folders, strict=True):
@@ -120,7 +125,7 @@ def run_labels(views: Sequence[RunView]) -> list[str]:
 
 
 def _shorten_paths(folders: Sequence[Path | None]) -> list[str]:
-    """Return paths without the parts at the beginning and at the end that all have in common."""
+    """Remove from paths the beginning and the end that all paths have in common."""
     paths = [(str(folder),) if folder is None else folder.parts for folder in folders]
     for _ in range(2):  # the common beginning, and then, reversed, the common end
         n_shared = _count_shared_parts(paths)
@@ -129,7 +134,7 @@ def _shorten_paths(folders: Sequence[Path | None]) -> list[str]:
 
 
 def _count_shared_parts(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return the number of leading parts that all paths share; each keeps at least one part."""
+    """Return the number of leading parts that all paths share, not counting their last parts."""
     n_shared = 0
     for parts in zip(*(path[:-1] for path in paths), strict=False):
         if len(set(parts)) > 1:
@@ -139,23 +144,24 @@ def _count_shared_parts(paths: Sequence[tuple[str, ...]]) -> int:
 
 
 def _list_cards(runs: Sequence[Compared]) -> list[Card]:
-    """Return a card for each run: its score, and the difference to FedAvg if that is included."""
+    """Return a card for each run: its score, and the difference to FedAvg if FedAvg is included."""
     baselines = [run for run in runs if run.summary["algorithm"] == BASELINE]
     baseline = baselines[0] if len(baselines) == 1 else None
     cards: list[Card] = []
     for run in runs:
         note = run.score.label
         trend = ""
-        other = None if baseline is None or run is baseline else baseline.mean
-        if baseline is not None and run.mean is not None and other is not None:
-            gain, trend = run.score.gain(run.mean, other)
-            note = f"{gain} against {baseline.label}"
+        if baseline is not None and run is not baseline:
+            difference, trend = run.score.compare(run.by_client, baseline.by_client)
+            if difference:
+                note = f"{difference} against {baseline.label}"
         value = run.score.text(run.mean)
         cards.append(Card(run.label, value, note, trend=trend, colour=run.entry.colour))
     return cards
 
 
 def _overview_section(runs: Sequence[Compared], beside: Path) -> Section:
+    """Return the page section with the results of each run, in a table."""
     summaries = [run.summary for run in runs]
     score = runs[0].score
     others = [other for other in compared_by(summaries) if other != score]
@@ -166,25 +172,7 @@ def _overview_section(runs: Sequence[Compared], beside: Path) -> Section:
     columns.append("worst tenth")
     columns += [other.label for other in others]
     columns += ["clusters", "ARI", "traffic", "time", "rounds"]
-    rows: list[list[str]] = []
-    for run in runs:
-        summary = run.summary
-        clusters = summary["clusters"]
-        true = "" if clusters["true"] is None else f" of {clusters['true']}"
-        cells = [run.label, _write_mean(score, summary)]
-        if has_chosen:
-            cells.append(score.text(score.of_chosen(summary)))
-        cells.append(score.text(score.worst_tenth(summary)))
-        cells += [_write_mean(other, summary) for other in others]
-        cells += [f"{clusters['found']}{true}", number(clusters["ari"])]
-        cells.append(traffic(summary["bytes_up"] + summary["bytes_down"]))
-        cells += [duration(summary["seconds"]["total"]), str(summary["rounds"])]
-        rows.append(cells)
-    links: dict[str, str] = {}
-    for run in runs:
-        link = _find_page(run, beside)
-        if link is not None:
-            links[run.label] = link
+    rows = [_overview_row(run, others, has_chosen=has_chosen) for run in runs]
     sentences = ["Results of each run; means over the clients."]
     if note := note_of_chosen(summaries):
         sentences.append(note)
@@ -192,22 +180,63 @@ def _overview_section(runs: Sequence[Compared], beside: Path) -> Section:
         sentences.append(SCORED)
     table = Table("", columns, rows)
     caption = " ".join(sentences)
+    links = _link_pages(runs, beside)
     return Section("overview", "The runs", caption, open_tables=[table], links=links)
 
 
+def _link_pages(runs: Sequence[Compared], beside: Path) -> dict[str, str]:
+    """Return the links to the pages of the runs that have one, by the runs' labels."""
+    pages = {run.label: _find_page(run, beside) for run in runs}
+    return {label: page for label, page in pages.items() if page is not None}
+
+
+def _overview_row(run: Compared, others: Sequence[Score], *, has_chosen: bool) -> list[str]:
+    """Return the cells of a run in the table of results.
+
+    Parameters
+    ----------
+    run
+        The run.
+    others
+        Metrics other than the common metric of the compared runs.
+    has_chosen
+        Whether the table has a column for the round that is best on validation data.
+    """
+    summary = run.summary
+    clusters = summary["clusters"]
+    if clusters["true"] is None:
+        true = ""
+    else:
+        true = f" of {clusters['true']}"
+    cells = [run.label, _write_mean(run.score, summary)]
+    if has_chosen:
+        cells.append(run.score.text(run.score.of_chosen(summary)))
+    cells.append(run.score.text(run.score.worst_tenth(summary)))
+    cells += [_write_mean(other, summary) for other in others]
+    cells += [f"{clusters['found']}{true}", number(clusters["ari"])]
+    cells.append(traffic(summary["bytes_up"] + summary["bytes_down"]))
+    cells += [duration(summary["seconds"]["total"]), str(summary["rounds"])]
+    return cells
+
+
 def _has_missing_scores(summary: Mapping[str, Any]) -> bool:
+    """Return whether some clients of a run have no score by some of its metrics."""
     return any(score.clients(summary).without for score in Score.all_of(summary))
 
 
 def _write_mean(score: Score, summary: Mapping[str, Any]) -> str:
-    """Write a run's mean score, with the number of clients that have one if some have none."""
+    """Return a run's mean score as text, with the number of clients that have a score.
+
+    The number is left out if all clients have a score. The text is a dash if the run lacks the
+    metric.
+    """
     if not score.is_of(summary):
         return NONE
     return score.clients(summary).after(score.text(score.mean(summary)))
 
 
 def _find_page(run: Compared, beside: Path) -> str | None:
-    """Return the link from a folder to the run's own page; None if it has not been written."""
+    """Return the link from a folder to the page of a single run; None if there is no such page."""
     if run.view.folder is None:
         return None
     page = run.view.folder / REPORT
@@ -217,7 +246,7 @@ def _find_page(run: Compared, beside: Path) -> str | None:
 
 
 def _select_column(run: Compared, column: str) -> dict[int, float]:
-    """Return the values of a column of ``metrics.parquet`` by round, missing ones left out."""
+    """Return the values of a column of ``metrics.parquet`` by round, without missing values."""
     rows = run.view.run.metric_rows
     return {row["round"]: row[column] for row in rows if row.get(column) is not None}
 
@@ -225,7 +254,19 @@ def _select_column(run: Compared, column: str) -> dict[int, float]:
 def _draw_lines(
     runs: Sequence[Compared], column: str, hover: str, *, steps: bool = False
 ) -> list[Line]:
-    """Return a line over the rounds for each run that has numbers in a column."""
+    """Return a line over the rounds for each run that has numbers in a column.
+
+    Parameters
+    ----------
+    runs
+        Compared runs.
+    column
+        Column of ``metrics.parquet``.
+    hover
+        Plotly's template for the text that is shown at the mouse pointer.
+    steps
+        Whether a value is drawn as a horizontal line up to the next round, instead of a slope.
+    """
     lines: list[Line] = []
     for run in runs:
         values = _select_column(run, column)
@@ -252,7 +293,7 @@ def _draw_panels(
     height: int,
     x: Axis | None = None,
 ) -> Picture:
-    """Return a picture with a legend of the runs, over the rounds unless ``x`` is given."""
+    """Return a picture with a legend of the runs, over the rounds unless an axis ``x`` is given."""
     x_axis = x or rounds_axis(max(run.view.rounds for run in runs))
     return Picture(title, panels, x_axis, height, legend=[run.entry for run in runs])
 
@@ -260,12 +301,13 @@ def _draw_panels(
 def _rounds_table(
     runs: Sequence[Compared], column: str, write: Callable[[float], str], title: str
 ) -> Table:
+    """Return a table of a column of ``metrics.parquet`` by round, with one column per run."""
     columns = {run.label: _select_column(run, column) for run in runs}
     return table_by_round(title, columns, write, longest=LISTED)
 
 
 def _scores_section(runs: Sequence[Compared]) -> Section | None:
-    """Return the mean scores over the rounds; None if no run has one."""
+    """Return the page section with mean scores over the rounds; None if no run has a score."""
     score = runs[0].score
     column = f"{score.name}_mean"
     lines = _draw_lines(runs, column, f"{score.label} {score.hover()}")
@@ -280,7 +322,10 @@ def _scores_section(runs: Sequence[Compared]) -> Section | None:
 
 
 def _clusters_section(runs: Sequence[Compared]) -> Section | None:
-    """Return the number of clusters over the rounds and, if the truth is known, their ARI."""
+    """Return the page section with the number of clusters over the rounds.
+
+    If the true clusters are known, it includes the ARI. None if no run has two clusters.
+    """
     if max(run.summary["clusters"]["found"] for run in runs) < 2:
         return None
     cluster_lines = _draw_lines(runs, "clusters", "%{y} clusters", steps=True)
@@ -301,7 +346,7 @@ def _clusters_section(runs: Sequence[Compared]) -> Section | None:
 
 
 def _traffic_section(runs: Sequence[Compared]) -> Section | None:
-    """Return the score over the transferred bytes; None if no run has sent any."""
+    """Return the page section with the score over the transferred bytes; None without any bytes."""
     score = runs[0].score
     lines: list[Line] = []
     for run in runs:
@@ -332,19 +377,25 @@ def _traffic_section(runs: Sequence[Compared]) -> Section | None:
         summary = run.summary
         rows.append([run.label, traffic(summary["bytes_up"]), traffic(summary["bytes_down"])])
     table = Table("Traffic", ["run", "from clients", "to clients"], rows)
-    caption = f"Mean test {score.label} after the traffic of all rounds so far. Methods without traffic have no line."
+    caption = (
+        f"Mean test {score.label} after the traffic of all rounds so far. Methods without traffic "
+        "have no line."
+    )
     return Section.of("traffic", caption, picture, [table])
 
 
 def _spread_section(runs: Sequence[Compared]) -> Section:
-    """Return the distribution of the clients' scores in each run, as cumulative shares."""
+    """Return the page section with the distribution of the clients' scores in each run."""
     score = runs[0].score
     x_axis = score.axis("test")
     scores: list[float] = []
     for run in runs:
         scores += run.scores
     if scores and not x_axis.log:
-        width = 1 if score.share else max(scores) - min(scores) or 1
+        if score.share:
+            width = 1
+        else:
+            width = max(scores) - min(scores) or 1
         margin = 0.02 * width
         x_axis = replace(x_axis, range=(min(scores) - margin, max(scores) + margin))
     panel = Panel([_draw_distribution(run) for run in runs], Axis("share of the clients", "share"))
@@ -362,6 +413,7 @@ def _spread_section(runs: Sequence[Compared]) -> Section:
 
 
 def _draw_distribution(run: Compared) -> Line:
+    """Return the cumulative distribution of a run's scores over its clients, as a line."""
     scores = run.scores
     return Line(
         x=scores,
@@ -375,6 +427,7 @@ def _draw_distribution(run: Compared) -> Line:
 
 
 def _trees_section(runs: Sequence[Compared]) -> Section:
+    """Return the page section with the parameter tree of each run."""
     caption = (
         "The parameter tree of each run: a bar for each cluster, from its first round to its "
         "split. Select one with a click, or with Tab and the arrow keys. Colours distinguish the "
@@ -385,7 +438,7 @@ def _trees_section(runs: Sequence[Compared]) -> Section:
 
 
 def _settings_section(runs: Sequence[Compared]) -> Section:
-    """Return the settings that differ, and the command that repeats each run."""
+    """Return the page section with differing settings, and the commands that repeat the runs."""
     settings = [as_texts(run.view.run.config) for run in runs]
     keys: dict[str, None] = {}
     for config in settings:

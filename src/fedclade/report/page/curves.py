@@ -1,4 +1,4 @@
-"""Sections of a run's scores, update norms, similarities, dendrogram, clients and checks."""
+"""Page sections on a run's scores, update norms, similarities, dendrogram, clients and checks."""
 
 from __future__ import annotations
 
@@ -25,20 +25,29 @@ from fedclade.report.page.section import Section, Table, table_by_round
 from fedclade.report.picture import Axis, Dots, LegendEntry, Line, Panel, Picture, rounds_axis
 from fedclade.report.queries import Series
 from fedclade.report.run_view import RunView
-from fedclade.report.tables import CHECK_COLUMNS, check_rows, clusters_text
+from fedclade.report.tables import (
+    CHECK_COLUMNS,
+    SMALLEST_GROUP_NOTE,
+    UNIT_OF_GAIN,
+    check_rows,
+    clusters_text,
+)
 from fedclade.runs import events_of
 
-# Similarities of the last updates in each cluster, clients in the order of the tree.
+# Similarities of the last updates in each cluster, with clients in the order of the tree.
 
 SIDE = 100
-"""Rows of a drawn matrix; a matrix of more clients is drawn as means over neighbours."""
+"""Largest number of rows of a drawn matrix; for more clients, means over neighbours are drawn."""
 
 MATRICES = 8
-"""Largest number of clusters with a matrix: the root first, then the largest clusters."""
+"""Largest number of clusters whose matrix is drawn: first the root, then the largest clusters."""
 
 
 def similarity_section(view: RunView) -> Section | None:
-    """Return heat maps of cosine similarities, one for each cluster; None if there is none."""
+    """Return the page section with a heat map of cosine similarities for each cluster.
+
+    None for a run without recorded similarities.
+    """
     matrices = sorted(
         view.run.similarities,
         key=lambda matrix: (matrix.node != 0, -len(matrix.clients), matrix.node),
@@ -76,7 +85,7 @@ def similarity_section(view: RunView) -> Section | None:
 
 
 def _summarize_similarities(alpha: Similarity) -> list[str]:
-    """Return the minimum, mean and maximum similarity of two different clients."""
+    """Return the minimum, mean and maximum similarity of two different clients as texts."""
     pairs = alpha[~np.eye(len(alpha), dtype=bool)]
     return [number(float(value)) for value in (pairs.min(), pairs.mean(), pairs.max())]
 
@@ -84,11 +93,14 @@ def _summarize_similarities(alpha: Similarity) -> list[str]:
 # The dendrogram of a step of hierarchical clustering (FL+HC).
 
 MERGES_LISTED = 15
-"""Number of merges that are listed, the last ones first."""
+"""Largest number of merges that are listed, the last merges first."""
 
 
 def dendrogram_section(view: RunView) -> Section | None:
-    """Return the dendrogram of the last hierarchical clustering; None for a run without one."""
+    """Return the page section with the dendrogram of the last hierarchical clustering.
+
+    None for a run without hierarchical clustering.
+    """
     last_step = clustering_step(view.run)
     if last_step is None:
         return None
@@ -127,16 +139,18 @@ def dendrogram_section(view: RunView) -> Section | None:
 # The score of each client, compared with another run or with the root's model.
 
 CLIENTS_LISTED = 25
-"""Number of clients that are listed, those with the largest loss first."""
+"""Largest number of clients that are listed, the clients with the largest loss first."""
 
 MOST = 3000
-"""Number of clients that are drawn; of more, a regular sample is drawn."""
+"""Largest number of clients that are drawn; of more clients, a regular sample is drawn."""
 
 
 def spread_section(view: RunView) -> Section | None:
-    """Return the score of every client, worst first; None if no client has a score.
+    """Return the page section with the score of every client, the worst first.
 
-    If the run is compared with another, or with the root's model, the scores there are included.
+    If the report compares the run with another run, or with the model of the parameter tree's root,
+    the section includes the clients' scores in that run or with that model. None if no client has a
+    score.
     """
     if not view.scores:
         return None
@@ -163,7 +177,11 @@ def spread_section(view: RunView) -> Section | None:
 
 
 def _spread_picture(view: RunView) -> Picture:
-    """Return a dot for every client, and a ring for its score in the compared run."""
+    """Return a picture with a dot for the score of every client, and a ring for comparison.
+
+    If the report compares the run with another run, or with the model of the parameter tree's root,
+    the ring is the client's score in that run or with that model.
+    """
     ordered = sorted(
         view.scores, key=lambda client: (view.score.sign * view.scores[client], client)
     )
@@ -175,19 +193,7 @@ def _spread_picture(view: RunView) -> Picture:
     marks: list[Dots] = []
     if view.before is not None:
         label, before = view.before
-        places = [place for place, client in enumerate(ordered, start=1) if client in before]
-        clients = [client for client in ordered if client in before]
-        rings = Dots(
-            x=places,
-            y=[before[client] for client in clients],
-            texts=[view.outcome.name(client) for client in clients],
-            colour="@muted",
-            size=size,
-            ring=True,
-            name=label,
-            hover=f"%{{text}} with {{name}}{hover}",
-        )
-        marks.append(rings)
+        marks.append(_draw_rings(view, ordered, label, before))
         legend.append(LegendEntry("@muted", label, "ring"))
     nodes = [view.run.tree.leaf_of.get(client, 0) for client in ordered]
     names = [view.outcome.name(client) for client in ordered]
@@ -205,15 +211,49 @@ def _spread_picture(view: RunView) -> Picture:
     return Picture("Scores of the clients", [panel], x_axis, height=380, legend=legend)
 
 
+def _draw_rings(
+    view: RunView, ordered: Sequence[int], label: str, before: Mapping[int, float]
+) -> Dots:
+    """Return rings for the scores to compare with, at the horizontal positions of the clients.
+
+    ``before`` has these scores by client id, and ``label`` is the name of their run or model.
+    """
+    places = [place for place, client in enumerate(ordered, start=1) if client in before]
+    clients = [client for client in ordered if client in before]
+    return Dots(
+        x=places,
+        y=[before[client] for client in clients],
+        texts=[view.outcome.name(client) for client in clients],
+        colour="@muted",
+        size=_dot_size(len(ordered)),
+        ring=True,
+        name=label,
+        hover=f"%{{text}} with {{name}}<br>{view.score.label} {view.score.hover()}",
+    )
+
+
 def _dot_size(n_dots: int) -> int:
-    """Return a diameter in pixels at which dots hardly overlap."""
+    """Return a diameter in pixels at which this number of dots hardly overlaps."""
     if n_dots <= 60:
         return 9
     return 6 if n_dots <= 300 else 4
 
 
 def _find_losers(view: RunView, before: Mapping[int, float]) -> list[tuple[float, int]]:
-    """Return the clients with a worse score than before, with its (negative) gain, worst first."""
+    """Return the clients with a worse score than before, the largest loss first.
+
+    Parameters
+    ----------
+    view
+        The run.
+    before
+        Scores to compare with, by client id.
+
+    Returns
+    -------
+    list of tuple
+        Gain of the client, which is negative, and its id.
+    """
     losers: list[tuple[float, int]] = []
     for client, score in view.scores.items():
         if client in before:
@@ -226,6 +266,19 @@ def _find_losers(view: RunView, before: Mapping[int, float]) -> list[tuple[float
 def _loser_table(
     view: RunView, label: str, before: Mapping[int, float], losers: Sequence[tuple[float, int]]
 ) -> Table:
+    """Return a table of the clients with a worse score than before.
+
+    Parameters
+    ----------
+    view
+        The run.
+    label
+        Name of the run or model that the run is compared with.
+    before
+        Scores to compare with, by client id.
+    losers
+        Clients to list: gain and id, as :func:`_find_losers` returns them.
+    """
     title = f"Clients with a worse score than with {label}"
     metric = view.score.label
     columns = ["client", "cluster", f"{metric} with {label}", f"{metric} in this run"]
@@ -240,7 +293,7 @@ def _loser_table(
 
 
 def _quantile_table(view: RunView) -> Table:
-    """Return quantiles of the clients' scores."""
+    """Return a table with quantiles of the clients' scores."""
     spread = view.run.summary[view.score.name]
     names = {
         "min": "minimum",
@@ -260,17 +313,20 @@ def _quantile_table(view: RunView) -> Table:
 # The checks of replicated clustering, or of CFL with its test.
 
 Checks: TypeAlias = Sequence[tuple[int, Check]]
-"""Checks with their rounds."""
+"""Checks (tests of the clusters) with their rounds."""
 
 SMALLEST = 1e-6
-"""Smallest drawn p-value: the axis is logarithmic, and smaller ones are drawn here."""
+"""Smallest p-value on the logarithmic axis; smaller p-values are drawn at this value."""
 
 CHECKS_LISTED = 60
-"""Number of checks that are listed."""
+"""Largest number of checks that are listed."""
 
 
 def checks_section(view: RunView) -> Section | None:
-    """Return p-value and gain of every check over the rounds; None for a run without checks."""
+    """Return the page section with p-value and gain of every check over the rounds.
+
+    A check is a statistical test of the clusters. None for a run without checks.
+    """
     checks = events_of(view.run.events, Tested, Checked, Regrouped)
     if not checks:
         return None
@@ -284,9 +340,9 @@ def checks_section(view: RunView) -> Section | None:
     caption = (
         "Checks of the clusters on updates from parts of each client’s data. Above: the p-value, "
         "the probability of such clusters if all clients have the same distribution. It must be "
-        "below the significance level (line). Below: the gain of the clusters found (dots) and of "
-        f"the current clusters (rings). After {sum(changes)} of {len(checks)} checks {change} "
-        "(large dots)."
+        "at most the significance level (line). Below: the gain of the clusters found (dots) and of "
+        f"the current clusters (rings). {UNIT_OF_GAIN} After {sum(changes)} of {len(checks)} checks "
+        f"{change} (large dots). {SMALLEST_GROUP_NOTE}"
     )
     rows = check_rows(checks)
     table = Table.first("Checks", CHECK_COLUMNS, rows, limit=CHECKS_LISTED, noun="later check")
@@ -294,6 +350,17 @@ def checks_section(view: RunView) -> Section | None:
 
 
 def _checks_picture(view: RunView, checks: Checks, changes: Sequence[bool]) -> Picture:
+    """Return a picture of p-values and gains of checks over the rounds.
+
+    Parameters
+    ----------
+    view
+        The run.
+    checks
+        Checks (tests of the clusters) with their rounds.
+    changes
+        Whether the clusters were changed after each check.
+    """
     rounds = [round_number for round_number, _ in checks]
     levels = [check.level for _, check in checks]
     p_values = [max(check.p_value, SMALLEST) for _, check in checks]
@@ -332,7 +399,23 @@ def _check_dots(
     colour: str = "@c0",
     ring: bool = False,
 ) -> Dots:
-    """Return a dot for the value of each check, large where the clusters changed."""
+    """Return one dot for each check, at its value. Dots of checks that changed clusters are larger.
+
+    Parameters
+    ----------
+    checks
+        Checks (tests of the clusters) with their rounds.
+    changes
+        Whether the clusters were changed after each check.
+    values
+        Value of each check, such as its p-value.
+    label
+        Plotly's template for the text that is shown at the mouse pointer.
+    colour
+        Colour of the dots.
+    ring
+        Whether to draw rings in place of dots.
+    """
     return Dots(
         x=[round_number for round_number, _ in checks],
         y=values,
@@ -347,18 +430,18 @@ def _check_dots(
 # Scores and norms over the rounds.
 
 LONGEST_TABLE = 30
-"""Number of clusters or rounds that are listed in a table."""
+"""Largest number of clusters or rounds that are listed in a table."""
 
 SPLITS_NAMED = 8
-"""Number of rounds with splits that a caption names."""
+"""Largest number of rounds with splits that a caption names."""
 
 LEAVES_LISTED = 10
 SPLIT_CLUSTERS_LISTED = 4
-"""Columns of the table of scores."""
+"""Largest numbers of current and of split clusters with a column in the table of scores."""
 
 
 def scores_section(view: RunView) -> Section:
-    """Return the score of every cluster over the rounds, and the separation gap g(α)."""
+    """Return the page section with each cluster's score and separation gap g(α) over the rounds."""
     picture = score_picture(view)
     sentences = [
         f"Mean test {view.score.label} of the clients in every cluster after each "
@@ -388,7 +471,10 @@ def scores_section(view: RunView) -> Section:
 
 
 def norms_section(view: RunView) -> Section | None:
-    """Return the two norms of CFL over the rounds; None for a run that compared no updates."""
+    """Return the page section with the two update norms of CFL over the rounds.
+
+    None for a run without recorded norms.
+    """
     picture = norms_picture(view)
     if picture is None:
         return None
@@ -411,7 +497,10 @@ def norms_section(view: RunView) -> Section | None:
     mean = queries.criterion_series(view.run, "mean_norm")
     rows: list[list[str]] = []
     for node, series in list(mean.items())[:LONGEST_TABLE]:
-        largest_norm = largest[node].values[-1] if node in largest else None
+        if node in largest:
+            largest_norm = largest[node].values[-1]
+        else:
+            largest_norm = None
         rows.append([str(node), number(largest_norm), number(series.values[-1])])
     columns = ["cluster", "largest norm", "norm of the mean"]
     table = Table("Norms in the last round of each cluster", columns, rows)
@@ -419,7 +508,7 @@ def norms_section(view: RunView) -> Section | None:
 
 
 def _score_table(view: RunView, scores: Mapping[int, Series]) -> Table:
-    """Return the scores of current clusters and of some earlier ones, by round."""
+    """Return a table of scores by round: a column for each current and some split clusters."""
     leaves = [leaf for leaf in view.colours.leaves if leaf in scores][:LEAVES_LISTED]
     nodes = view.run.tree.nodes
     split = [node for node in scores if node not in leaves and nodes[node].split_in]

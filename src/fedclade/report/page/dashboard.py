@@ -1,4 +1,4 @@
-"""Live report of a run in progress, served to browsers on this machine only."""
+"""Dashboard: live report of a run in progress, for browsers on the same machine only."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ PORT = 8321
 TIMES_A_BUILD = 100
 """Pause between two builds of the page, as a multiple of the duration of a build.
 
-Builds thus take at most 1 % of a run's time. The pause is measured by the clock, as a build blocks
-all threads of a run while it holds Python's lock. The build itself is measured in processor time,
-so that other load on the machine does not prolong the pause.
+Builds thus take at most 1 % of a run's time. The pause is measured in wall-clock time, as a build
+blocks all threads of the run while it holds Python's global interpreter lock. The build itself is
+measured in processor time, so that other load on the machine does not prolong the pause.
 """
 
 WATCHED = 5.0
-"""Seconds after its last request during which a browser is assumed to be open."""
+"""Seconds after a browser's last request during which the browser is assumed to be open."""
 
 PATIENCE = 3.0
-"""Seconds that the server waits at the end of a run for an open browser."""
+"""Seconds that the server waits at the end of a run for an open browser to fetch the end."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -44,16 +44,21 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+"""HTTP headers of every response.
+
+They keep browsers from caching the page, and websites from embedding or reading it.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 class Dashboard(Callback):
-    """Callback that serves the page of a run at 127.0.0.1; to be used as a context manager.
+    """Callback that serves a live report of a run at 127.0.0.1; to be used as a context manager.
 
-    After every round it only copies the lists of the run. The page is built when a browser requests
-    it, in a thread of its own, and not more often than :data:`TIMES_A_BUILD` allows. The numbers at
-    its head are always those of the last round.
+    After every round, the callback only copies the lists of the run's records. The report is built
+    when a browser requests it, in a thread of the server. After each build there is a pause of
+    :data:`TIMES_A_BUILD` times its duration. The numbers at the head of the page are always from
+    the last round.
 
     Parameters
     ----------
@@ -64,14 +69,14 @@ class Dashboard(Callback):
     folder
         Folder of the run.
     port
-        Port to listen on; 0 for any free one.
+        Port to listen on; 0 for any free port.
 
     Raises
     ------
     MissingExtraError
         If jinja2 or plotly is not installed.
     RunError
-        If the port is in use.
+        If the port cannot be used, for example because another program uses it.
     """
 
     def __init__(self, name: str, rounds: int, folder: Path, port: int = PORT) -> None:
@@ -81,12 +86,12 @@ class Dashboard(Callback):
         self._run: Run | None = None
         self._over = False
         self._built: tuple[int, str] = (0, "{}")
-        """Round for which the page was last built, and its parts as JSON."""
+        """Round for which the page was last built, and the parts of this page as JSON."""
         self._built_end = False
         self._not_before = 0.0
-        """Time at which the page may be built again."""
+        """Monotonic time from which on the page may be built again."""
         self._head: tuple[Run | None, dict[str, Any]] = (None, {})
-        """Run for which the page's head was last written, and the head."""
+        """Run for which the head of the page was last written, and this head."""
         self._last_request = -WATCHED
         self._building = Lock()
         self._sent = Condition()
@@ -95,7 +100,8 @@ class Dashboard(Callback):
             self._server = ThreadingHTTPServer((HOST, port), _make_handler(self))
         except OSError as error:
             raise RunError(
-                f"cannot listen on port {port}: {error}; choose another with --port"
+                f"the dashboard cannot listen on port {port}: {error}; choose another port with "
+                "--port"
             ) from error
         self._server.daemon_threads = True
         serve = self._server.serve_forever
@@ -114,39 +120,47 @@ class Dashboard(Callback):
 
     @property
     def url(self) -> str:
-        """Address of the dashboard."""
+        """Address of the dashboard for browsers."""
         return f"http://{HOST}:{self.port}/"
 
     @property
     def port(self) -> int:
-        """Port on which the server listens."""
+        """Port on which the dashboard's server listens."""
         return self._server.server_port
 
     def show(self, run: Run, *, over: bool = False) -> None:
-        """Show the current state of the run, or its end."""
+        """Replace the state of the run that the dashboard displays.
+
+        Parameters
+        ----------
+        run
+            Records of the run so far.
+        over
+            Whether the run has ended.
+        """
         self._run = run
         self._over = over
 
     def on_round(self, record: RoundRecord, /) -> None:
-        """Show the current state of the run, from its first evaluation on."""
+        """Display the state of the run after a round, from the first evaluated round on."""
         if (run := record.so_far()) is not None:
             self.show(run)
 
     def on_end(self, record: EndRecord, /) -> None:
-        """Show the end of a finished run."""
+        """Display the final state of a run that has finished."""
         if record.reason == "finished" and record.run is not None:
             self.show(record.run, over=True)
 
     def state(self, seen: str) -> str:
-        """Return the updates of a page as JSON.
+        """Return the updates of a page as JSON, for the script that runs in the browser.
 
         Parameters
         ----------
         seen
-            Version of the run that the page shows; empty for none.
+            Version of the run that the page displays; empty if it displays none.
         """
         self._last_request = monotonic()
-        # Read once: the run's thread can replace them at any time.
+        # Each attribute is read only once, as the run's thread can replace it at any time.
         run = self._run
         over = self._over
         if run is None:
@@ -165,7 +179,10 @@ class Dashboard(Callback):
         return f'{head_json[:-1]}, "page": {parts}}}'
 
     def _build_parts(self, run: Run, over: bool) -> tuple[int, str]:
-        """Return the parts of the page with their round, built again if the pause is over."""
+        """Return the round and the parts of the page as JSON; build them if they are outdated.
+
+        During the pause after a build, outdated parts are returned.
+        """
         with self._building:
             number = run.summary["rounds"]
             # The page of the last round may have been built before its evaluation, or the run
@@ -182,7 +199,7 @@ class Dashboard(Callback):
             return self._built
 
     def _write_head(self, run: Run, over: bool) -> dict[str, Any]:
-        """Return the head of the page, which is written once for every round."""
+        """Return the head of the page: status and cards, written only once for every round."""
         if self._head[0] is not run:
             number = run.summary["rounds"]
             score = Score.of_run(run)
@@ -202,24 +219,35 @@ class Dashboard(Callback):
 
 
 def _write_version(number: int, over: bool) -> str:
+    """Return a text that identifies a state of the run, by which a browser detects updates.
+
+    Parameters
+    ----------
+    number
+        Round of the state.
+    over
+        Whether the run has ended.
+    """
     return f"{number}{' over' if over else ''}"
 
 
 def _make_handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
-    """Return the class that handles requests to a dashboard."""
+    """Return the class that handles HTTP requests to a dashboard."""
 
     class Handler(BaseHTTPRequestHandler):
+        """Handler of HTTP requests for the page (``/``) and the state of a run (``/state``)."""
+
         protocol_version = "HTTP/1.1"
         server_version = "fedclade"
         sys_version = ""
 
         def do_GET(self) -> None:
-            """Send the page or its state."""
-            # Other host names are refused: a website could bind its own name to 127.0.0.1 and read
-            # the page with a script (DNS rebinding).
+            """Send the page or its state as the response to a GET request."""
+            # Requests with other host names are refused: a website could bind its own name to
+            # 127.0.0.1 and read the page with a script (DNS rebinding).
             known_hosts = [f"{name}:{dashboard.port}" for name in (HOST, "localhost")]
             if self.headers.get("Host", "") not in known_hosts:
-                body = f"open {dashboard.url}".encode()
+                body = f"this host name is not allowed: open {dashboard.url}".encode()
                 self._reply(HTTPStatus.FORBIDDEN, body, "text/plain")
                 return
             url = urlsplit(self.path)
@@ -233,14 +261,16 @@ def _make_handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
                 self._reply(HTTPStatus.NOT_FOUND, body, "text/plain")
 
         def _read_state(self, query: str) -> tuple[HTTPStatus, bytes]:
+            """Return the status and body of the response to a request for the state of the run."""
             seen = parse_qs(query).get("seen", [""])[0]
             try:
                 return HTTPStatus.OK, dashboard.state(seen).encode()
             except Exception:  # an error of the dashboard must not end the run
-                _log.exception("the dashboard cannot be drawn")
+                _log.exception("the dashboard cannot build its page; the run continues")
                 return HTTPStatus.INTERNAL_SERVER_ERROR, b"{}"
 
         def _reply(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
+            """Send an HTTP response with this status and body."""
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
@@ -250,6 +280,6 @@ def _make_handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- named by the standard library
-            """Print nothing: the terminal belongs to the run."""
+            """Suppress the log lines of requests: the terminal shows the progress of the run."""
 
     return Handler

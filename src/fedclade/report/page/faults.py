@@ -1,4 +1,4 @@
-"""Sections of adversaries, newcomers, and clients' replies that were left out or limited."""
+"""Page sections on adversaries, newcomers, divergence, and replies left out or limited."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from fedclade.core import (
+    Diverged,
     Joined,
     Left,
     LeftOut,
@@ -25,17 +26,20 @@ from fedclade.report.picture import FEW_ROUNDS, Axis, Bars, Dots, Line, Panel, P
 from fedclade.report.queries import leaves_in_tree_order
 from fedclade.report.run_view import RunView
 from fedclade.report.score import Score
-from fedclade.runs import Row, events_of, score_columns
+from fedclade.runs import ADVICE, Row, events_of, score_columns
 from fedclade.tasks import OLD_METRIC, RIGHT
 
-# Adversaries of a simulation: their scores and those of honest clients, and their clusters.
+# Adversaries of a simulation: scores of adversaries and honest clients, and their clusters.
 
 CLUSTERS_LISTED = 40
-"""Number of clusters that are listed."""
+"""Largest number of clusters that are listed."""
 
 
 def adversaries_section(view: RunView) -> Section | None:
-    """Return scores and clusters of adversaries and honest clients; None without adversaries."""
+    """Return the page section with scores and clusters of adversaries and honest clients.
+
+    None for a run without adversaries.
+    """
     adversary = view.run.summary.get("adversary")
     if adversary is None:
         return None
@@ -58,7 +62,7 @@ def adversaries_section(view: RunView) -> Section | None:
 
 
 def _describe_adversary(adversary: Mapping[str, Any]) -> str:
-    """Describe the attack: its kind, and the false statements about clients."""
+    """Describe an attack: its kind, and the false statements that adversaries make."""
     words: list[str] = []
     if adversary["kind"]:
         words.append(f"of kind {adversary['kind']}")
@@ -68,6 +72,10 @@ def _describe_adversary(adversary: Mapping[str, Any]) -> str:
 
 
 def _adversary_picture(view: RunView) -> Picture:
+    """Return a picture of the mean scores of honest clients and adversaries over the rounds.
+
+    If the attack is a backdoor, its success rate is drawn below.
+    """
     name = view.score.name
     columns = {"honest clients": f"{name}_honest", "adversaries": f"{name}_adversaries"}
     lines = _draw_lines(view, columns, view.score.hover())
@@ -81,7 +89,17 @@ def _adversary_picture(view: RunView) -> Picture:
 
 
 def _draw_lines(view: RunView, columns: Mapping[str, str], hover: str) -> list[Line]:
-    """Return a line for each column of ``metrics.parquet`` that has numbers, by its label."""
+    """Return a line over the rounds for each column of ``metrics.parquet`` that has numbers.
+
+    Parameters
+    ----------
+    view
+        The run.
+    columns
+        Columns by the labels of their lines.
+    hover
+        Plotly's template for the text that is shown at the mouse pointer.
+    """
     lines: list[Line] = []
     for entry, column in zip(series(list(columns)), columns.values(), strict=True):
         rows = [row for row in view.run.metric_rows if row.get(column) is not None]
@@ -99,6 +117,10 @@ def _draw_lines(view: RunView, columns: Mapping[str, str], hover: str) -> list[L
 
 
 def _adversary_table(view: RunView, ids: Collection[int]) -> Table:
+    """Return a table of the numbers of honest clients and adversaries in each cluster.
+
+    ``ids`` are the ids of the adversaries.
+    """
     rows: list[list[str]] = []
     for leaf in leaves_in_tree_order(view.run.tree):
         names = [view.outcome.name(client) for client in leaf.members if client in ids]
@@ -110,10 +132,37 @@ def _adversary_table(view: RunView, ids: Collection[int]) -> Table:
     )
 
 
+# Clients whose training diverged.
+
+
+def divergence_section(view: RunView) -> Section | None:
+    """Return the page section with the clients whose training diverged; None if no client's did.
+
+    The training of a client diverges if its loss grows a thousandfold or is no longer a number.
+    """
+    events = events_of(view.run.events, Diverged)
+    if not events:
+        return None
+    caption = (
+        "Clients whose loss on held-out data grew a thousandfold, or is no longer a number: "
+        f"training diverged. Advice: {ADVICE}."
+    )
+    if view.run.has_diverged:
+        caption += (
+            " With so many diverged clients, neither the models nor the clusters carry information."
+        )
+    rows: list[list[str]] = []
+    for round_number, event in events:
+        rows += [[str(round_number), view.outcome.name(client)] for client in event.clients]
+    columns = ["round", "client"]
+    table = Table.first("Diverged clients", columns, rows, limit=FAULTS_LISTED, noun="more client")
+    return Section("diverged", "Diverged", caption, tables=[table])
+
+
 # Newcomers: clients that joined or left during the run, and the scores of models for new clients.
 
 MODELS = ("assigned model", "root model", "trained alone", "assigned and fine-tuned")
-"""Names of the models whose scores newcomers have."""
+"""Names of the models with which newcomers are evaluated."""
 
 SYMBOLS: Mapping[str, Literal["circle", "diamond", "square", "cross"]] = {
     "dot": "circle",
@@ -121,17 +170,20 @@ SYMBOLS: Mapping[str, Literal["circle", "diamond", "square", "cross"]] = {
     "box": "square",
     "cross": "cross",
 }
-"""Symbol of each model's points, by the shape of its legend entry."""
+"""Symbol of the points of each model, by the shape of the model's legend entry."""
 
 DRAWN = 200
-"""Number of newcomers that are drawn and listed."""
+"""Largest number of newcomers that are drawn and listed."""
 
 NAMED = 30
-"""With up to this number of newcomers, their names are below the picture."""
+"""Largest number of newcomers with which their names are written below the picture."""
 
 
 def newcomers_section(view: RunView) -> Section | None:
-    """Return the clients that joined or left, and scores of newcomers; None if there are none."""
+    """Return the page section with clients that joined or left the run, and scores of newcomers.
+
+    None if no client joined or left and no newcomers were evaluated.
+    """
     tables = _move_tables(view)
     if view.newcomers is not None:
         summary = view.newcomers["summary"]
@@ -150,7 +202,7 @@ def newcomers_section(view: RunView) -> Section | None:
 
 
 def _move_tables(view: RunView) -> list[Table]:
-    """Return a table of the clients that joined or left; nothing if there were none."""
+    """Return a table of the clients that joined or left the run; empty if no client did."""
     rows: list[list[str]] = []
     for round_number, event in events_of(view.run.events, Joined, Left):
         if event.clients:
@@ -163,11 +215,20 @@ def _move_tables(view: RunView) -> list[Table]:
 
 
 def _describe_newcomers(summary: Row, score: Score) -> str:
+    """Return the caption on the evaluated newcomers.
+
+    Parameters
+    ----------
+    summary
+        Summary of the newcomers in ``newcomers.json``.
+    score
+        Metric of the newcomers' scores.
+    """
     total = summary["newcomers"]
     sentences = [f"Test {score.label} of {count(total, 'newcomer')} with four models."]
     if summary[RIGHT] is not None:
         sentences.append(
-            f"{percent(summary[RIGHT], 0)} were assigned to a cluster of their true one."
+            f"{percent(summary[RIGHT], 0)} were assigned to clients of the same true cluster."
         )
     if without := summary.get("without_score", 0):
         have = "has" if without == 1 else "have"
@@ -185,7 +246,7 @@ def _describe_newcomers(summary: Row, score: Score) -> str:
 
 
 def _newcomers_picture(rows: Sequence[Row], score: Score) -> Picture:
-    """Return a dot for the score of each newcomer with each model."""
+    """Return a picture with a dot for the score of each newcomer with each model."""
     entries = zip(series(MODELS), SYMBOLS, strict=True)
     legend = [replace(entry, shape=shape) for entry, shape in entries]
     marks: list[Dots] = []
@@ -211,6 +272,20 @@ def _newcomers_picture(rows: Sequence[Row], score: Score) -> Picture:
 
 
 def _newcomers_table(summary: Row, rows: Sequence[Row], score: Score) -> Table:
+    """Return a table of newcomers: path in the tree, smallest margin on it, score with each model.
+
+    The margin of a step on the path is the difference between the chosen branch and the second
+    best.
+
+    Parameters
+    ----------
+    summary
+        Summary of the newcomers in ``newcomers.json``.
+    rows
+        Row of each newcomer in ``newcomers.json``.
+    score
+        Metric of the newcomers' scores.
+    """
     score_names = score_columns(score.name)
     lines: list[list[str]] = []
     for row in rows[:DRAWN]:
@@ -228,16 +303,20 @@ def _newcomers_table(summary: Row, rows: Sequence[Row], score: Score) -> Table:
 # Replies that were left out, and updates and sums that were limited.
 
 FAULTS_LISTED = 20
-"""Number of clients that are listed, the most affected first."""
+"""Largest number of clients that are listed, the most affected clients first."""
 
 REASONS = 6
-"""Number of reasons with a colour of their own."""
+"""Largest number of reasons with a distinct colour; further reasons have one common colour."""
 
 OTHER = "other reasons"
+"""Label of the bars that count all further reasons."""
 
 
 def faults_section(view: RunView) -> Section | None:
-    """Return replies left out, and limited updates and sums; None without any."""
+    """Return the page section with replies left out, and with limited updates and sums.
+
+    None for a run in which all replies were used unchanged.
+    """
     lost: list[tuple[int, int, str]] = []
     for round_number, event in events_of(view.run.events, LeftOut):
         for client, reason in event.clients.items():
@@ -265,7 +344,17 @@ def faults_section(view: RunView) -> Section | None:
 def _faults_picture(
     view: RunView, lost: Sequence[tuple[int, int, str]], by_reason: Counter[str]
 ) -> Picture:
-    """Return stacked bars of the replies left out in each round, by reason."""
+    """Return a picture with stacked bars of the replies left out in each round, by reason.
+
+    Parameters
+    ----------
+    view
+        The run.
+    lost
+        Replies left out: round, client id and reason.
+    by_reason
+        Number of replies left out for each reason.
+    """
     reasons = [reason for reason, _ in by_reason.most_common(REASONS)]
     if len(by_reason) > REASONS:
         reasons[-1] = OTHER
@@ -290,17 +379,30 @@ def _faults_picture(
 
 
 def _list_counts(counts: Counter[str], limit: int | None = None) -> list[list[str]]:
+    """Return table rows of names and counts, the largest count first."""
     return [[name, str(n)] for name, n in counts.most_common(limit)]
 
 
 def _client_table(view: RunView, title: str, noun: str, by_client: Counter[int]) -> Table:
-    """Return a table of clients with their numbers of some events, the most affected first."""
+    """Return a table of clients with a count for each client, the largest count first.
+
+    Parameters
+    ----------
+    view
+        The run.
+    title
+        Title of the table.
+    noun
+        Heading of the counts.
+    by_client
+        Count of each client, such as its number of replies left out.
+    """
     rows = [[view.outcome.name(client), str(n)] for client, n in by_client.most_common()]
     return Table.first(title, ["client", noun], rows, limit=FAULTS_LISTED, noun="more client")
 
 
 def _limited_tables(view: RunView) -> list[Table]:
-    """Return the numbers of limited updates by measure and by client; nothing if there are none."""
+    """Return tables of limited updates by measure and by client; empty if there are none."""
     by_client: Counter[int] = Counter()
     by_measure: Counter[str] = Counter()
     for _, event in events_of(view.run.events, Limited):
@@ -318,7 +420,11 @@ def _limited_tables(view: RunView) -> list[Table]:
 
 
 def _sum_tables(view: RunView) -> list[Table]:
-    """Return the sums of updates that were rejected, clipped or unguarded; nothing if none were."""
+    """Return a table of the sums of updates that were rejected, clipped or not protected.
+
+    A sum is not protected if the server has too few sums of a cluster to detect an outlier. Only
+    runs with secure aggregation have sums of updates. Empty if there are no such sums.
+    """
     rows: list[list[str]] = []
     for round_number, event in events_of(view.run.events, SumRejected):
         n_clients = str(len(event.clients))
@@ -337,9 +443,9 @@ def _sum_tables(view: RunView) -> list[Table]:
 
 
 def _generalize_reason(reason: str) -> str:
-    """Return a reason without its numbers, so that similar ones are counted together.
+    """Return a reason without its numbers, so that similar reasons are counted together.
 
-    A limit, which is a number of ``times``, stays.
+    The number of a limit, which is followed by ``times``, is not removed.
     """
     general = re.sub(r"(?<![\d.])\d[\d.e+]*(?![\d.e+]| times)", "#", reason)
     return re.sub(r"^(norm|norm of its buffers) #, (.*?)(, #)?$", r"\1 \2", general)

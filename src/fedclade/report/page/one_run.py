@@ -1,4 +1,4 @@
-"""Page of one run: main results, sections, and the command that repeats it."""
+"""HTML page of one run: main results as cards, sections, and the command that repeats the run."""
 
 from __future__ import annotations
 
@@ -21,23 +21,29 @@ from fedclade.report.page.curves import (
     similarity_section,
     spread_section,
 )
-from fedclade.report.page.faults import adversaries_section, faults_section, newcomers_section
+from fedclade.report.page.faults import (
+    adversaries_section,
+    divergence_section,
+    faults_section,
+    newcomers_section,
+)
+from fedclade.report.page.gains import distinction_section, gain_cards, gains_section
 from fedclade.report.page.sankey import sankey_section
 from fedclade.report.page.section import Card, Page, Section, Table, write_page
 from fedclade.report.page.tree import tree_section
 from fedclade.report.queries import personal_part
 from fedclade.report.run_view import Outcome, RunView
 from fedclade.report.score import Score
-from fedclade.runs import CONFIG, Run, to_toml
+from fedclade.runs import ADVICE, CONFIG, Run, to_toml
 
 # The config with every default, and the command that repeats the run.
 
 LONGEST_LIST = 80
-"""Largest number of characters of a list in one line."""
+"""Largest number of characters of a list that is written in one line."""
 
 
 def setting_section(view: RunView) -> Section:
-    """Return the resolved config, the versions, and the command that repeats the run."""
+    """Return the page section with the resolved config, versions, and command to repeat the run."""
     run = view.run
     versions = run.config.get("versions", {})
     tables: list[Table] = []
@@ -50,44 +56,58 @@ def setting_section(view: RunView) -> Section:
         texts["The command that repeats the run"] = command
         caption = "The complete configuration of the run. The same seed gives the same run."
     else:
-        caption = "The complete configuration of the run. It was started from Python, and the same call repeats it."
+        caption = (
+            "The complete configuration of the run. It was started from Python, and the same call "
+            "repeats it."
+        )
     texts["Config, with every default filled in"] = _SPREAD_LIST.sub(_join_lines, _as_toml(run))
     return Section("config", "Config", caption, tables=tables, texts=texts)
 
 
 def repeat_command(view: RunView) -> str | None:
-    """Return the command that repeats a run; None for one that was not made from a config."""
+    """Return the command that repeats a run; None for a run that no config describes completely.
+
+    A run that was started from Python, for example with a user's own model, may have no such
+    config.
+    """
     if not _is_config(_as_toml(view.run)):
         return None
-    config = CONFIG if view.folder is None else str(view.folder / CONFIG)
+    if view.folder is None:
+        config = CONFIG
+    else:
+        config = str(view.folder / CONFIG)
     return f"fedclade run {shlex.quote(config)}"
 
 
 _SPREAD_LIST = re.compile(r"\[\n((?: {4}[^\n]*[^\n\[{],\n)+)\]")
-"""A list in TOML with one entry a line, none of which has several lines."""
+"""Pattern of a list in TOML that has one line for each entry."""
 
 
 def _join_lines(found: re.Match[str]) -> str:
-    """Return a list in one line if it is short, and unchanged otherwise."""
+    """Return a matched list in one line if it is short, and unchanged otherwise.
+
+    It is the replacement function for the pattern ``_SPREAD_LIST``.
+    """
     entries = [line.strip().removesuffix(",") for line in found[1].splitlines()]
     line = f"[{', '.join(entries)}]"
     return line if len(line) <= LONGEST_LIST else found[0]
 
 
 def _as_toml(run: Run) -> str:
-    """Return a run's config without the keys that only run folders have."""
+    """Return a run's config as TOML, without the keys that only run folders have."""
     config = {key: value for key, value in run.config.items() if key not in WRITTEN_ONLY}
     return to_toml(config).strip()
 
 
 @lru_cache
 def _is_config(toml: str) -> bool:
-    """Return whether a run can be made from a config.
+    """Return whether a text in TOML is a valid config, from which a run can be started.
 
-    Cached because the page of a run in progress is built often.
+    The result is cached because the page of a run in progress is built often.
     """
     try:
-        # Showing a page must not run code that the author of the folder has named in its config.
+        # Building a page must not run code that the author of the run folder named in its config,
+        # as importing ``module:name`` would.
         with reading_folder(trust=False):
             check_config(tomllib.loads(toml))
     except UntrustedNameError:
@@ -98,7 +118,7 @@ def _is_config(toml: str) -> bool:
 
 
 def as_texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a config as text, by dotted names.
+    """Return the settings of a config as texts, by dotted names.
 
     >>> as_texts({"seed": 1, "model": {"freeze": ["conv1.*", "conv2.*"], "adapter": {"rank": 8}}})
     {'seed': '1', 'model.freeze': 'conv1.*, conv2.*', 'model.adapter.rank': '8'}
@@ -108,6 +128,7 @@ def as_texts(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _write_setting(value: object) -> str:
+    """Return the value of a setting as text; the entries of a list are separated by commas."""
     if isinstance(value, list):
         entries = [str(entry) for entry in cast("list[Any]", value)]
         return ", ".join(entries) or NONE
@@ -118,10 +139,11 @@ def _write_setting(value: object) -> str:
 
 
 def run_cards(view: RunView) -> list[Card]:
-    """Return the main results of a run: scores, clusters, traffic, time and, if set, privacy."""
+    """Return cards with a run's main results: scores, clusters, traffic, time and privacy."""
     summary = view.run.summary
     return [
         *_score_cards(view),
+        *gain_cards(view),
         *_round_cards(view),
         *_cluster_cards(summary),
         *_model_cards(view),
@@ -130,7 +152,7 @@ def run_cards(view: RunView) -> list[Card]:
 
 
 def _score_cards(view: RunView) -> list[Card]:
-    """Return the mean score, that of the worst tenth, and the means of all other metrics."""
+    """Return cards with the mean score, the worst tenth of the clients, and all other metrics."""
     summary = view.run.summary
     score, *others = Score.all_of(summary)
     n_worst = -(-len(view.scores) // 10)
@@ -143,22 +165,24 @@ def _score_cards(view: RunView) -> list[Card]:
 
 
 def _mean_card(view: RunView) -> Card:
-    """Return the mean score, with the difference to the run that it is compared with, if any."""
+    """Return a card with the mean score and, if set, the difference to the run to compare with."""
     summary = view.run.summary
     score = view.score
     mean = score.mean(summary)
-    if view.against is not None and mean is not None:
-        other = Outcome.of(view.against)
-        other_mean = other.mean_score(other.rows)
-        if other_mean is not None:
-            gain, trend = score.gain(mean, other_mean)
-            note = f"{gain} against {view.against_label}"
+    if view.against is not None:
+        other = Outcome.of(view.against).rows.values()
+        difference, trend = score.compare(view.scores, score.by_client(other))
+        if difference:
+            note = f"{difference} against {view.against_label}"
             return Card(score.title, score.text(mean), note, trend)
     return Card(score.title, score.text(mean), _describe_spread(score, summary))
 
 
 def _describe_spread(score: Score, summary: Mapping[str, Any]) -> str:
-    """Return the standard deviation over the clients, or that no client has a score."""
+    """Return a text with the standard deviation of a score over the clients.
+
+    If no client has a score, the text states so.
+    """
     scored = score.clients(summary)
     if score.mean(summary) is None:
         return f"undefined for {count(scored.without, 'client')}"
@@ -167,7 +191,10 @@ def _describe_spread(score: Score, summary: Mapping[str, Any]) -> str:
 
 
 def _round_cards(view: RunView) -> list[Card]:
-    """Return the round that is best on validation data, and an early stop, if any."""
+    """Return cards with the round that is best on validation data, and the round of an early stop.
+
+    Empty for a run with neither.
+    """
     summary = view.run.summary
     score = Score.all_of(summary)[0]
     cards: list[Card] = []
@@ -186,7 +213,14 @@ def _round_cards(view: RunView) -> list[Card]:
 
 
 def _cluster_cards(summary: Mapping[str, Any]) -> list[Card]:
-    """Return the number of clusters and, if the true ones are known, their agreement with them."""
+    """Return cards with the number of clusters and their agreement with the true clusters.
+
+    If the true clusters are unknown, the agreement is left out. For a run that diverged, there is
+    only one card, with the number of diverged clients.
+    """
+    if diverged := summary.get("diverged"):
+        note = f"of {count(diverged['of'], 'client')}, from round {diverged['round']} on: {ADVICE}"
+        return [Card("Diverged", f"{diverged['clients']:,}", note, "bad")]
     clusters = summary["clusters"]
     sizes = clusters["sizes"]
     notes: list[str] = []
@@ -210,7 +244,7 @@ def _cluster_cards(summary: Mapping[str, Any]) -> list[Card]:
 
 
 def _model_cards(view: RunView) -> list[Card]:
-    """Return the personal part of the models, and the clients with a model of their own."""
+    """Return cards with the personal part of the models, and the number of clients' own models."""
     summary = view.run.summary
     cards: list[Card] = []
     if personal := personal_part(view.run):
@@ -223,7 +257,7 @@ def _model_cards(view: RunView) -> list[Card]:
 
 
 def _cost_cards(summary: Mapping[str, Any]) -> list[Card]:
-    """Return traffic, time and, if there is a budget, privacy."""
+    """Return cards with traffic, time and, if there is a privacy budget, privacy."""
     up = summary["bytes_up"]
     down = summary["bytes_down"]
     seconds = summary["seconds"]
@@ -240,6 +274,9 @@ def _cost_cards(summary: Mapping[str, Any]) -> list[Card]:
 
 
 SECTIONS = (
+    divergence_section,
+    gains_section,
+    distinction_section,
     scores_section,
     tree_section,
     similarity_section,
@@ -253,11 +290,22 @@ SECTIONS = (
     newcomers_section,
     setting_section,
 )
-"""Functions of the sections in the order of the page; each returns None without content."""
+"""Functions that return the sections, in the order of the page; None for an empty section."""
+
+
+CLUSTER_SECTIONS = (
+    distinction_section,
+    tree_section,
+    similarity_section,
+    dendrogram_section,
+    sankey_section,
+    checks_section,
+)
+"""Functions that return sections about clusters, which the page of a diverged run leaves out."""
 
 
 def run_page(view: RunView) -> Page:
-    """Return the page of a run; sections without content are left out."""
+    """Return the HTML page of a run; sections without content are left out."""
     summary = view.run.summary
     name, _, details = summary["data"].partition(", ")
     parts = [
@@ -267,7 +315,8 @@ def run_page(view: RunView) -> Page:
         f"seed {summary['seed']}",
         summary["device"],
     ]
-    sections = [make(view) for make in SECTIONS]
+    has_clusters = not view.run.has_diverged
+    sections = [make(view) for make in SECTIONS if has_clusters or make not in CLUSTER_SECTIONS]
     return Page(
         title=f"{summary['algorithm']} on {name}",
         subtitle=", ".join(part for part in parts if part),
@@ -284,12 +333,12 @@ def write_report(run: Run, path: str | Path = "report.html") -> Path:
     run
         The run.
     path
-        File to write; an existing one is replaced.
+        File to write; an existing file is replaced.
 
     Returns
     -------
     Path
-        The file.
+        The written file.
 
     Raises
     ------

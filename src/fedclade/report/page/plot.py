@@ -1,7 +1,7 @@
-"""Conversion of pictures into Plotly's JSON.
+"""Conversion of pictures (descriptions of figures) into Plotly's JSON for HTML pages.
 
-Plain dictionaries are built instead of Plotly's own objects, which are slow to create: the page of
-a run in progress is built often.
+The result consists of plain dictionaries and not of Plotly's own objects, which are slow to create:
+the page of a run in progress is built often.
 """
 
 from __future__ import annotations
@@ -30,24 +30,28 @@ from fedclade.report.picture import (
 )
 
 Figure = dict[str, Any]
-"""Figure in Plotly's JSON, with the keys ``data`` and ``layout``, and with colours by name."""
+"""Figure in Plotly's JSON, with the keys ``data`` and ``layout``.
+
+Colours are names such as ``@ink``, which the script of the page replaces by colours.
+"""
 
 LONGEST = 500
-"""Largest number of points of a line; a longer one is thinned out."""
+"""Largest number of points of a line; of a longer line, a regular sample of points is drawn."""
 
 LETTER = 0.024
-"""Width of a letter above a figure, as a share of the width of a phone."""
+"""Width of a letter in a label above a figure, as a share of the figure's width on a phone."""
 
 LABEL_HEIGHT = 13
-"""Height of a row of labels in pixels."""
+"""Height of a row of labels above a figure, in pixels."""
 
 GAP = 0.09
-"""Gap between two panels, as a share of the height."""
+"""Gap between two panels, as a share of the height of a figure."""
 
 SCALE = [[0, "@low2"], [0.25, "@low1"], [0.5, "@middle"], [0.75, "@high1"], [1, "@high2"]]
+"""Colour scale of heat maps."""
 
 HIDDEN = {"visible": False, "type": "category", "constrain": "domain"}
-"""Axis of a heat map: its categories are names of clients, which are shown at the pointer only."""
+"""Axis of a heat map, which is invisible: names of clients are shown only at the pointer."""
 
 TRANSPARENT = "rgba(0,0,0,0)"
 
@@ -55,7 +59,7 @@ FONT = "system-ui, -apple-system, Segoe UI, Roboto, sans-serif"
 
 
 def draw(picture: Picture) -> Figure:
-    """Convert a picture into a Plotly figure."""
+    """Convert a picture (description of a figure) into a Plotly figure."""
     traces: list[Figure] = []
     axes: dict[str, Figure] = {}
     shapes = [_vertical_line(x) for x in picture.uprights]
@@ -74,9 +78,7 @@ def draw(picture: Picture) -> Figure:
             traces += [trace | {"yaxis": name} for trace in _convert_mark(mark)]
             shapes += _convert_to_shapes(mark, name)
             if isinstance(mark, Rule) and mark.label:
-                # Annotations on a logarithmic axis take the logarithm as their place.
-                y = log10(max(mark.y, 1e-12)) if panel.y.log else mark.y
-                notes.append(note(mark.label, 1, y, yref=name, xanchor="right", yanchor="bottom"))
+                notes.append(_label_rule(mark, panel.y, name))
     n_label_rows = 1 + max((row for *_, row in labels), default=-1)
     margin = {"l": 60, "r": 16, "t": 16 + LABEL_HEIGHT * n_label_rows, "b": 44}
     x_axis = _convert_axis(picture.x) | {"anchor": list(axes)[-1]}
@@ -94,8 +96,31 @@ def draw(picture: Picture) -> Figure:
     return figure(traces, picture.height, shapes=shapes, annotations=notes, **layout)
 
 
+def _label_rule(rule: Rule, axis: Axis, axis_name: str) -> Figure:
+    """Return the label of a horizontal line as a Plotly annotation above its right end.
+
+    Parameters
+    ----------
+    rule
+        The horizontal line.
+    axis
+        The y axis of its panel.
+    axis_name
+        Plotly's name of this axis.
+    """
+    # Plotly expects the position of an annotation on a logarithmic axis as a logarithm.
+    if axis.log:
+        y = log10(max(rule.y, 1e-12))
+    else:
+        y = rule.y
+    return note(rule.label, 1, y, yref=axis_name, xanchor="right", yanchor="bottom")
+
+
 def _place_panels(panels: Sequence[Panel]) -> list[list[float]]:
-    """Return the lower and upper end of each panel from top to bottom, as shares of the height."""
+    """Return the lower and upper end of each panel, as shares of the height of the figure.
+
+    Panels are placed from top to bottom.
+    """
     height = (1 - GAP * (len(panels) - 1)) / sum(panel.share for panel in panels)
     domains: list[list[float]] = []
     top = 1.0
@@ -107,6 +132,7 @@ def _place_panels(panels: Sequence[Panel]) -> list[list[float]]:
 
 
 def _find_heat_map(picture: Picture) -> HeatMap | None:
+    """Return the heat map in a picture; None if it has no heat map."""
     for panel in picture.panels:
         for mark in panel.marks:
             if isinstance(mark, HeatMap):
@@ -115,7 +141,7 @@ def _find_heat_map(picture: Picture) -> HeatMap | None:
 
 
 def figure(traces: Sequence[Figure], height: int, **layout: Any) -> Figure:
-    """Return a figure in the common style.
+    """Return a Plotly figure in the common style.
 
     Parameters
     ----------
@@ -124,7 +150,7 @@ def figure(traces: Sequence[Figure], height: int, **layout: Any) -> Figure:
     height
         Height in pixels.
     **layout
-        Entries of Plotly's layout, in addition to the common ones or in place of them.
+        Entries of Plotly's layout, in addition to the common entries or in place of them.
     """
     common: Figure = {
         "height": height,
@@ -145,7 +171,17 @@ def figure(traces: Sequence[Figure], height: int, **layout: Any) -> Figure:
 
 
 def note(text: str, x: float, y: float, **changes: Any) -> Figure:
-    """Return a small text in a figure, by default at shares of its width and height."""
+    """Return a Plotly annotation: a small text, by default placed at shares of the figure.
+
+    Parameters
+    ----------
+    text
+        The text.
+    x, y
+        Position, by default as shares of the figure's width and height.
+    **changes
+        Entries of the annotation that replace the default entries.
+    """
     annotation: Figure = {
         "text": escaped(text),
         "x": x,
@@ -159,13 +195,13 @@ def note(text: str, x: float, y: float, **changes: Any) -> Figure:
 
 
 def escaped(text: str) -> str:
-    """Escape a text for Plotly, which interprets some tags and ``%{`` in labels and hovers."""
+    """Escape a text for Plotly, which interprets some tags and ``%{`` in labels and hover texts."""
     html = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return html.replace("%{", "% {")
 
 
 def _convert_axis(axis: Axis) -> Figure:
-    """Return an axis with a faint grid."""
+    """Convert the axis of a picture into a Plotly axis with a faint grid."""
     result: Figure = {
         "title": {"text": escaped(axis.title), "standoff": 8},
         "showgrid": axis.grid,
@@ -186,7 +222,8 @@ def _convert_axis(axis: Axis) -> Figure:
     if axis.from_zero:
         result["rangemode"] = "tozero"
     if axis.log:
-        # Without a format Plotly writes 0.005 as a small 5; with more ticks it writes 1, 2, ... 9.
+        # Without a format, Plotly writes 0.005 as a small 5; with more ticks, it labels them
+        # 1, 2, ..., 9 without the power of ten.
         result.setdefault("tickformat", "~g")
         result |= {"type": "log", "nticks": 3}
     if axis.ticks is not None:
@@ -197,7 +234,7 @@ def _convert_axis(axis: Axis) -> Figure:
 
 
 def _convert_mark(mark: Mark) -> list[Figure]:
-    """Return the traces of a mark; rules and boxes have none, as they are shapes."""
+    """Return the Plotly traces of a mark; empty for rules and boxes, which are shapes in Plotly."""
     match mark:
         case Line():
             return [_convert_line(mark)]
@@ -215,6 +252,7 @@ def _convert_mark(mark: Mark) -> list[Figure]:
 
 
 def _convert_line(mark: Line) -> Figure:
+    """Convert a line into a Plotly trace with the text that is shown at the mouse pointer."""
     trace = _line_trace(mark)
     if mark.dots:
         trace |= {"mode": "lines+markers", "marker": {"size": 5, "color": mark.colour}}
@@ -222,12 +260,17 @@ def _convert_line(mark: Line) -> Figure:
 
 
 def _line_trace(mark: Line) -> Figure:
-    """Return a line without a hover; a long one without gaps is thinned out."""
+    """Convert a line into a Plotly trace without the text that is shown at the mouse pointer.
+
+    Of a long line without gaps, only a regular sample of points is drawn.
+    """
     n = len(mark.x)
     step = max(1, -(-n // LONGEST))
     if None in mark.x:
         step = 1  # a gap must not be skipped
-    kept = sorted({*range(0, n, step), n - 1}) if n else []
+    kept = []
+    if n:
+        kept = sorted({*range(0, n, step), n - 1})
     return {
         "type": "scatter",
         "mode": "lines",
@@ -243,6 +286,7 @@ def _line_trace(mark: Line) -> Figure:
 
 
 def _convert_dots(mark: Dots) -> Figure:
+    """Convert points into a Plotly trace of markers."""
     marker: Figure = {"size": mark.size, "symbol": mark.symbol, "opacity": 1, "color": mark.colour}
     if mark.ring:
         marker |= {"color": TRANSPARENT, "line": {"color": mark.colour, "width": 1.5}}
@@ -258,7 +302,10 @@ def _convert_dots(mark: Dots) -> Figure:
 
 
 def _convert_band(mark: Band) -> list[Figure]:
-    """Return the two edges of a band; Plotly fills the area from one trace to the next."""
+    """Convert a band into two Plotly traces, its lower and its upper edge.
+
+    Plotly fills the area from the first trace to the second.
+    """
     low = _line_trace(Line(x=mark.x, y=mark.low, colour=mark.colour, width=0))
     high = _line_trace(Line(x=mark.x, y=mark.high, colour=mark.colour, width=0))
     high |= {"fill": "tonexty", "fillcolor": f"{mark.colour}/0.25"}
@@ -266,6 +313,7 @@ def _convert_band(mark: Band) -> list[Figure]:
 
 
 def _convert_heat_map(mark: HeatMap) -> Figure:
+    """Convert a heat map into a Plotly trace."""
     names = [escaped(name) for name in mark.names]
     return {
         "type": "heatmap",
@@ -286,11 +334,19 @@ def _convert_heat_map(mark: HeatMap) -> Figure:
 
 
 def _round_row(row: Sequence[float]) -> list[float | None]:
-    return [None if np.isnan(value) else round(float(value), 2) for value in row]
+    """Return the values of a matrix row with two decimals; None for NaN, which JSON lacks."""
+    return [_round_value(value) for value in row]
+
+
+def _round_value(value: float) -> float | None:
+    """Return a value with two decimals; None for NaN, which JSON lacks."""
+    if np.isnan(value):
+        return None
+    return round(float(value), 2)
 
 
 def _convert_hover(mark: Marked) -> Figure:
-    """Return the name of a mark and the text that is shown at the pointer."""
+    """Return the entries of a Plotly trace for its name and for the text at the mouse pointer."""
     name = escaped(mark.name)
     if not mark.hover:
         return {"name": name, "hoverinfo": "skip"}
@@ -299,22 +355,32 @@ def _convert_hover(mark: Marked) -> Figure:
 
 
 def _convert_to_shapes(mark: Mark, axis: str) -> list[Figure]:
-    """Return the shapes of rules and boxes; other marks have none."""
+    """Return the Plotly shapes of a rule or box; empty for all other marks.
+
+    Parameters
+    ----------
+    mark
+        Element of a picture.
+    axis
+        Plotly's name of the y axis.
+    """
     match mark:
         case Rule():
             dash = "dash" if mark.dashed else "solid"
             line = {"color": "@ink", "width": 1, "dash": dash}
-            return [_shape("line", (0, 1), (mark.y, mark.y), xref="paper", yref=axis, line=line)]
+            return [
+                _make_shape("line", (0, 1), (mark.y, mark.y), xref="paper", yref=axis, line=line)
+            ]
         case Box() if mark.x0 == mark.x1 or mark.y0 == mark.y1:
             xs = (mark.x0, mark.x1)
             ys = (mark.y0, mark.y1)
             line = {"color": mark.colour, "width": 2}
-            return [_shape("line", xs, ys, xref="x", yref=axis, line=line)]
+            return [_make_shape("line", xs, ys, xref="x", yref=axis, line=line)]
         case Box():
             xs = (mark.x0, mark.x1)
             ys = (mark.y0, mark.y1)
-            rectangle = _shape("rect", xs, ys, xref="x", yref=axis, line={"width": 0})
-            # Dark text by day and night: colours of boxes are pale.
+            rectangle = _make_shape("rect", xs, ys, xref="x", yref=axis, line={"width": 0})
+            # The text is dark on light and on dark pages, as the colours of boxes are always pale.
             font = {"color": "#222222", "size": 11}
             label = {"text": escaped(mark.label), "font": font}
             return [rectangle | {"fillcolor": mark.colour, "label": label}]
@@ -322,18 +388,29 @@ def _convert_to_shapes(mark: Mark, axis: str) -> list[Figure]:
             return []
 
 
-def _shape(kind: str, xs: tuple[float, float], ys: tuple[float, float], **look: Any) -> Figure:
-    """Return a shape between two corners."""
+def _make_shape(kind: str, xs: tuple[float, float], ys: tuple[float, float], **look: Any) -> Figure:
+    """Return a Plotly shape (line or rectangle) between two corners."""
     return {"type": kind, "x0": xs[0], "x1": xs[1], "y0": ys[0], "y1": ys[1], **look}
 
 
 def _vertical_line(x: float) -> Figure:
+    """Return a dotted vertical line through a whole figure as a Plotly shape."""
     line = {"color": "@muted", "width": 1, "dash": "dot"}
-    return _shape("line", (x, x), (0, 1), xref="x", yref="paper", layer="below", line=line)
+    return _make_shape("line", (x, x), (0, 1), xref="x", yref="paper", layer="below", line=line)
 
 
 def _write_names_below(picture: Picture, n: int) -> list[Figure]:
-    """Return the tick labels below a heat map, whose own axis has the names of clients."""
+    """Return the tick labels and the axis title below a heat map as Plotly annotations.
+
+    The axis itself cannot have them, as its categories are the names of the clients.
+
+    Parameters
+    ----------
+    picture
+        Picture with the heat map.
+    n
+        Number of rows of the heat map.
+    """
     place = {"xref": "x", "yref": "y", "yanchor": "top"}
     bottom = n - 0.5
     names = [

@@ -1,4 +1,8 @@
-"""Sankey diagram of the clients' moves between clusters over the rounds."""
+"""Sankey diagram of the clients' moves between clusters over the rounds.
+
+A stage is a column of the diagram: the cluster of each client in one round, or its true cluster. A
+band connects clusters of two consecutive stages.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,16 @@ from fedclade.report.page.section import Section, Table
 from fedclade.report.run_view import RunView
 
 STAGES = 7
-"""Number of drawn stages: the first, the last, and regularly selected ones between them."""
+"""Largest number of drawn rounds: the first, the last, and regularly selected rounds between."""
 
 WIDEST = 12
-"""Number of clusters in a column; the smaller ones are merged."""
+"""Largest number of clusters in a column; the smallest clusters of a larger column are merged."""
 
 LISTED = 60
-"""Number of bands that are listed."""
+"""Largest number of bands that are listed in a table."""
 
 REST = -1
-"""Id of the merged smaller clusters."""
+"""Id that stands for the merged smallest clusters of a column."""
 
 GAP = 0.04
 """Gap between two clusters, as a share of the height; all gaps take at most a third of it."""
@@ -31,15 +35,20 @@ GAP = 0.04
 
 @dataclass(frozen=True)
 class Stage:
-    """Cluster of each client in a round, or its true cluster."""
+    """Column of a Sankey diagram: the cluster of each client in one round, or its true cluster."""
 
     name: str
     place: Mapping[int, int]
+    """Cluster by client id."""
     truth: bool = False
+    """Whether the clusters are the true clusters."""
 
 
 def sankey_section(view: RunView) -> Section | None:
-    """Return the moves between clusters; None for a run that never had two clusters."""
+    """Return the page section with the moves of clients between clusters.
+
+    None for a run that never had two clusters.
+    """
     stages, n_left_out = _list_stages(view)
     numbers_of_clusters = [len(set(stage.place.values())) for stage in stages if not stage.truth]
     if len(stages) < 2 or max(numbers_of_clusters) < 2:
@@ -65,7 +74,15 @@ def sankey_section(view: RunView) -> Section | None:
 
 
 def _list_stages(view: RunView) -> tuple[list[Stage], int]:
-    """Return the stages to draw, and the number of changes between them that are left out."""
+    """Return the columns of a Sankey diagram: rounds in which clients changed their cluster.
+
+    If the true clusters are known, they are the last column.
+
+    Returns
+    -------
+    tuple
+        The stages (columns), and the number of rounds with changes that are left out.
+    """
     places: dict[int, dict[int, int]] = defaultdict(dict)
     for row in view.run.client_rows:
         places[row["round"]][row["client"]] = row["cluster"]
@@ -85,14 +102,17 @@ def _list_stages(view: RunView) -> tuple[list[Stage], int]:
 
 
 def _select_regularly(numbers: Sequence[int], limit: int) -> list[int]:
-    """Return at most ``limit`` of some numbers, including the first and the last."""
+    """Return at most ``limit`` regularly spaced entries, including the first and the last."""
     if len(numbers) <= limit:
         return list(numbers)
     return [numbers[round(i * (len(numbers) - 1) / (limit - 1))] for i in range(limit)]
 
 
 def _merge_small_clusters(stage: Stage) -> Stage:
-    """Return a stage with at most ``WIDEST`` clusters."""
+    """Return a stage (column of a Sankey diagram) in which the smallest clusters are merged.
+
+    The result has at most ``WIDEST`` clusters.
+    """
     sizes = Counter(stage.place.values())
     if len(sizes) <= WIDEST:
         return stage
@@ -106,7 +126,10 @@ def _merge_small_clusters(stage: Stage) -> Stage:
 
 @dataclass(frozen=True)
 class _Link:
-    """Clients that went from a cluster of one stage to a cluster of the next."""
+    """Band of a Sankey diagram: clients that moved from a cluster to one of the next stage.
+
+    A stage is a column of the diagram, with the clusters of one round.
+    """
 
     stage: int
     source: int
@@ -115,7 +138,7 @@ class _Link:
 
 
 def _list_links(stages: Sequence[Stage]) -> list[_Link]:
-    """Return the links from each stage to the next."""
+    """Return the bands of a Sankey diagram from each stage to the next."""
     links: list[_Link] = []
     for i, (stage, following) in enumerate(pairwise(stages)):
         both = [client for client in stage.place if client in following.place]
@@ -126,6 +149,7 @@ def _list_links(stages: Sequence[Stage]) -> list[_Link]:
 
 
 def _draw_moves(view: RunView, stages: Sequence[Stage]) -> Figure:
+    """Return the Sankey diagram of these stages (columns) as a Plotly figure."""
     nodes: list[tuple[int, int]] = []
     heights: list[float] = []
     for i, stage in enumerate(stages):
@@ -169,12 +193,16 @@ def _draw_moves(view: RunView, stages: Sequence[Stage]) -> Figure:
 
 
 def _order_clusters(view: RunView, stage: Stage) -> list[int]:
-    """Return the clusters of a stage in the order of the tree, so that few bands cross."""
+    """Return the clusters of a Sankey diagram's column in the order of the parameter tree.
+
+    With this order, few bands between columns cross.
+    """
     leaves = view.colours.leaves
     rank = {leaf: place for place, leaf in enumerate(leaves)}
     leaf_of = view.run.tree.leaf_of
 
     def mean_place(cluster: int) -> tuple[float, int]:
+        """Return a cluster's sort key: mean position of its clients' leaves in the tree, id."""
         members = [client for client, place in stage.place.items() if place == cluster]
         ranks = [rank.get(leaf_of.get(client, 0), 0) for client in members]
         return sum(ranks) / len(ranks), cluster
@@ -183,7 +211,15 @@ def _order_clusters(view: RunView, stage: Stage) -> list[int]:
 
 
 def _place_clusters(stage: Stage, column: Sequence[int]) -> dict[int, float]:
-    """Return the middle of each cluster in its column, from 0 at the top to 1."""
+    """Return the vertical middle of each cluster in a column, from 0 at the top to 1.
+
+    Parameters
+    ----------
+    stage
+        Column of the Sankey diagram.
+    column
+        Clusters of the stage from top to bottom.
+    """
     sizes = Counter(stage.place.values())
     gap = min(GAP, 1 / (3 * len(column)))
     scale = (1 - gap * (len(column) - 1)) / sum(sizes.values())
@@ -197,18 +233,25 @@ def _place_clusters(stage: Stage, column: Sequence[int]) -> dict[int, float]:
 
 
 def _write_label(stage: Stage, cluster: int) -> str:
+    """Return the label of a cluster in a Sankey diagram."""
     if cluster == REST:
         return "others"
-    return f"true {cluster}" if stage.truth else str(cluster)
+    if stage.truth:
+        return f"true {cluster}"
+    return str(cluster)
 
 
 def _choose_colour(view: RunView, stage: Stage, cluster: int) -> str:
+    """Return the colour name of a cluster in a Sankey diagram."""
     if stage.truth:
         return truth_colour(cluster)
-    return "@muted" if cluster == REST else view.colours.of(cluster)
+    if cluster == REST:
+        return "@muted"
+    return view.colours.of(cluster)
 
 
 def _moves_table(stages: Sequence[Stage]) -> Table:
+    """Return a table of the bands of a Sankey diagram, with their numbers of clients."""
     rows: list[list[str]] = []
     for link in _list_links(stages):
         stage = stages[link.stage]

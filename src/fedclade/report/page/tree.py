@@ -17,27 +17,30 @@ from fedclade.report.run_view import RunView
 from fedclade.report.tables import criterion_text
 
 DRAWN = 40
-"""Number of current clusters that are drawn, the largest ones."""
+"""Largest number of current clusters that are drawn; the smallest clusters are left out."""
 
 ROW = 46
-"""Height of a row in pixels."""
+"""Height of a row of the picture, which contains one current cluster, in pixels."""
 
 HEAD = 30
 """Height above the first row in pixels."""
 
 LEFT = 6.0
 RIGHT = 98.5
-"""Start of the first round and end of the last, in per cent of the width."""
+"""Start of the first round and end of the last round, in per cent of the width."""
 
 THIN = 4.0
 THICK = 18.0
-"""Thickness in pixels of a bar without clients and with all; between, by the root of the share."""
+"""Thickness in pixels of a bar without clients and of a bar with all clients.
+
+In between, the thickness grows with the square root of the share of the clients.
+"""
 
 ROOM = 14.0
-"""Shortest bar with a full label, in per cent of the width; leaves always have one."""
+"""Shortest bar with a full label, in per cent of the width; leaves always have a full label."""
 
 MEMBERS = 60
-"""Number of members that are named."""
+"""Largest number of a cluster's members that are named."""
 
 TICKS = 6
 """Approximate number of rounds that are named on the axis."""
@@ -45,61 +48,64 @@ TICKS = 6
 
 @dataclass(frozen=True)
 class Share:
-    """A true cluster within a found one."""
+    """Number of a cluster's clients that belong to one true cluster."""
 
     label: int
+    """Number of the true cluster."""
     inside: int
-    """Number of the cluster's clients in it."""
+    """Number of the cluster's clients in the true cluster."""
     overall: int
-    """Number of all clients in it."""
+    """Number of all clients in the true cluster."""
     width: float
-    """Share of the cluster, in per cent."""
+    """Share of the cluster's clients that are in the true cluster, in per cent."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A cluster in the picture, with the details that are shown when it is selected."""
+    """Cluster in the picture of a parameter tree: its bar, and the details shown on selection."""
 
     id: int
     parent: int | None
     level: int
     start: float
-    """Left end of the bar, in per cent of the width, as is ``end``."""
+    """Left end of the bar, in per cent of the width."""
     end: float
+    """Right end of the bar, in per cent of the width."""
     y: float
-    """Middle of the bar, in pixels, as is ``thickness``."""
+    """Vertical middle of the bar, in pixels."""
     thickness: float
+    """Thickness of the bar, in pixels."""
     colour: str
     label: str
-    """Text after the id, if the space allows."""
+    """Text after the cluster's id; empty if there is not enough space."""
     side: str
-    """Anchor of the label: the bar's ``start``, ``end`` or ``middle``."""
+    """Part of the bar at which the label is anchored: ``start``, ``end`` or ``middle``."""
     spoken: str
     """Text for screen readers."""
     facts: Sequence[tuple[str, str]]
-    """Names and values."""
+    """Names and values of the cluster's properties."""
     members: str
     truth: Sequence[Share]
-    """True clusters of the members; empty if they are not known."""
+    """True clusters of the members; empty if no true cluster is known."""
     is_leaf: bool
 
 
 @dataclass(frozen=True)
 class TreePicture:
-    """Layout of a parameter tree."""
+    """Layout of the picture of a parameter tree."""
 
     branches: Sequence[Branch]
-    """Parents before children."""
+    """Bars of the clusters, parents before children."""
     height: float
     """Height in pixels."""
     ticks: Sequence[tuple[str, float]]
-    """Named rounds on the axis, with their places in per cent of the width."""
+    """Named rounds on the axis, with their positions in per cent of the width."""
     note: str
     """Remark on clusters that are not drawn."""
 
 
 def tree_section(view: RunView) -> Section:
-    """Return the parameter tree of a run."""
+    """Return the page section with the parameter tree of a run."""
     picture = tree_picture(view)
     caption = (
         "All clusters of the run, each as a bar from its first round to its split; a thicker bar "
@@ -110,7 +116,7 @@ def tree_section(view: RunView) -> Section:
 
 
 def tree_picture(view: RunView) -> TreePicture:
-    """Lay out the tree of a run."""
+    """Compute the layout of the picture of a run's parameter tree."""
     layout = _Layout(view)
     n_leaves = len(view.colours.leaves)
     n_empty = sum(not leaf.members for leaf in view.run.tree.leaves)
@@ -129,13 +135,16 @@ def tree_picture(view: RunView) -> TreePicture:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Places of clusters: leaves in rows, every other cluster at the mean of its children."""
+    """Positions of clusters in the picture of a parameter tree.
+
+    Each leaf has a row; every other cluster is at the mean height of its children.
+    """
 
     view: RunView
 
     @cached_property
     def leaves(self) -> list[int]:
-        """The largest leaves, in the order of the tree."""
+        """Ids of the leaves that are drawn (the largest ones), in the order of the tree."""
         nodes = self.view.run.tree.nodes
         leaves = self.view.colours.leaves
         largest = sorted(leaves, key=lambda leaf: -len(nodes[leaf].members))[:DRAWN]
@@ -143,7 +152,7 @@ class _Layout:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """The drawn clusters, parents before children."""
+        """Clusters that are drawn, parents before children."""
         tree = self.view.run.tree
         drawn = {0}
         for leaf in self.leaves:
@@ -152,7 +161,7 @@ class _Layout:
 
     @cached_property
     def y(self) -> dict[int, float]:
-        """Vertical place of each drawn cluster, in pixels."""
+        """Vertical position of each drawn cluster in pixels, by node id."""
         places = {leaf: HEAD + ROW * (i + 0.5) for i, leaf in enumerate(self.leaves)}
         children_places: dict[int, list[float]] = {}
         for node in reversed(self.nodes):
@@ -164,37 +173,43 @@ class _Layout:
 
     @cached_property
     def scores(self) -> dict[int, Series]:
-        """Mean score of each cluster over the rounds."""
+        """Mean score of each cluster over the rounds, by node id."""
         return queries.score_series(self.view.run)
 
     @cached_property
     def children_born(self) -> dict[int | None, list[int]]:
-        """Rounds in which the children of each split cluster were created."""
+        """Rounds in which the children of each split cluster were created, by node id."""
         born: dict[int | None, list[int]] = {}
         for node in self.view.run.tree.nodes:
             born.setdefault(node.parent, []).append(node.born)
         return born
 
     def scale_x(self, round_number: float) -> float:
-        """Return the end of a round, in per cent of the width."""
+        """Return the horizontal position of the end of a round, in per cent of the width."""
         return LEFT + (RIGHT - LEFT) * round_number / self.view.model_round
 
     @property
     def ticks(self) -> list[tuple[str, float]]:
-        """Named rounds with their places on the axis."""
+        """Rounds that are named on the axis, with their positions in per cent of the width."""
         rounds = self.view.model_round
         step = _round_up_step(rounds / TICKS)
         return [(str(i), self.scale_x(i)) for i in range(step, rounds + 1, step)]
 
     def place_branch(self, node: Node) -> Branch:
-        """Return a cluster's bar, and the details that are shown when it is selected."""
+        """Return the bar of a cluster in the picture, with the details shown on selection."""
         tree = self.view.run.tree
         is_leaf = node.id not in self.children_born
         is_root = node.parent is None
         # Clusters that replace all earlier ones train in the round of that decision, so a cluster
         # ends when its first child is created.
-        last = self.view.model_round if is_leaf else min(self.children_born[node.id])
-        start = 0.6 if is_root else self.scale_x(node.born)
+        if is_leaf:
+            last = self.view.model_round
+        else:
+            last = min(self.children_born[node.id])
+        if is_root:
+            start = 0.6
+        else:
+            start = self.scale_x(node.born)
         end = max(start + 0.6, self.scale_x(last))
         share = len(node.members) / max(1, len(tree.nodes[0].members))
         is_roomy = is_leaf or end - start >= ROOM
@@ -204,6 +219,10 @@ class _Layout:
         facts = self._list_facts(node, is_leaf=is_leaf)
         spoken_facts = ", ".join(f"{name} {value}" for name, value in facts if value != NONE)
         names = [self.view.outcome.name(client) for client in node.members]
+        label = ""
+        if is_roomy:
+            label = f" · {count(len(node.members), 'client')}"
+        kind = "root" if is_root else "cluster"
         return Branch(
             id=node.id,
             parent=node.parent,
@@ -213,9 +232,9 @@ class _Layout:
             y=self.y[node.id],
             thickness=round(THIN + (THICK - THIN) * sqrt(min(1.0, share)), 1),
             colour=self.view.colours.of(node.id),
-            label=f" · {count(len(node.members), 'client')}" if is_roomy else "",
+            label=label,
             side=side,
-            spoken=f"{'root' if is_root else 'cluster'} {node.id}: {spoken_facts}",
+            spoken=f"{kind} {node.id}: {spoken_facts}",
             facts=facts,
             members=shortened(names, MEMBERS),
             truth=self._list_true_clusters(node),
@@ -223,11 +242,13 @@ class _Layout:
         )
 
     def _list_facts(self, node: Node, *, is_leaf: bool) -> list[tuple[str, str]]:
-        """Return a cluster's size, rounds, score, purity, and the criteria of its split."""
+        """Return a cluster's properties: size, rounds, score, purity, and criteria of its split."""
         last = self.view.model_round
         if not is_leaf and node.split_in is not None:
             last = node.split_in
-        lifetime = f"{node.born + 1} to {last}" if last > node.born else NONE
+        lifetime = NONE
+        if last > node.born:
+            lifetime = f"{node.born + 1} to {last}"
         facts = [("clients", f"{len(node.members):,}"), ("rounds", lifetime)]
         if node.id in self.scores:
             score = self.view.score
@@ -242,7 +263,7 @@ class _Layout:
         return facts
 
     def _list_true_clusters(self, node: Node) -> list[Share]:
-        """Return the true clusters in a cluster, the largest first; nothing if none is known."""
+        """Return the true clusters of a cluster's members, the largest first; empty if unknown."""
         truth = self.view.outcome.truth
         if truth is None:
             return []
@@ -256,7 +277,7 @@ class _Layout:
 
 
 def _round_up_step(step: float) -> int:
-    """Return the first of 1, 2, 5, 10, 20, 50, ... that is at least ``step``.
+    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is at least ``step``, for axis ticks.
 
     >>> _round_up_step(0.3), _round_up_step(6.7), _round_up_step(41)
     (1, 10, 50)

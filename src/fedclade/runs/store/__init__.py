@@ -1,4 +1,8 @@
-"""Results of a run, in memory and on disk."""
+"""Results of a run, in memory and on disk.
+
+A run folder contains a run's config, its checkpoints while the run is in progress, and its results:
+tables, events, the parameter tree with the clusters' models, and a summary.
+"""
 
 from fedclade.runs.store.checkpoint import Checkpoint
 from fedclade.runs.store.export import export_adapter, export_model

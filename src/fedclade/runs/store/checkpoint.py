@@ -1,15 +1,15 @@
-"""Checkpoints: everything that a run needs to continue after a round, as a folder of files.
+"""Checkpoints: the state with which a run can continue after a round, as a folder of files.
 
 ```
 round-000012/
   checkpoint.json       format, and the SHA-256 of every other file
   run.json              round, config, execution (device, versions), fingerprint of the data,
                         description of the tensors
-  record/               rows of all rounds so far, see write_segments
-  tensors.safetensors   the algorithm's memory, similarity matrices, tensors that clients store
-  tree/                 the parameter tree, as in a run folder
-  best/                 the best round so far, if the run stores it; see kept_round.py
-  members/              members of large clusters, see write_members
+  record/               table rows of all rounds so far, see write_segments
+  tensors.safetensors   tensors of the algorithm's state, similarity matrices, clients' tensors
+  tree/                 the parameter tree, in the format of a run folder
+  best/                 the best round so far, if the run has keep_best; see kept_round.py
+  members/              client ids of large clusters, see write_members
 ```
 
 JSON preserves every bit of a float64: Python writes the shortest decimal that reads back as the
@@ -44,9 +44,10 @@ from fedclade.runs.store.tree_files import DAMAGES, SimilarityMatrix, read_tree,
 # The rows of a checkpoint are in several files, so that the next checkpoint writes little more than
 # the rows of the new rounds.
 #
-# ``000001-000256.jsonl`` has the rows of all tables of 256 rounds: each line has the name of a
-# table, and one of its rows. A new file replaces the files before it that cover no more rounds than
-# the new file. So there are few files, and each row is written about as often as there are files.
+# ``000001-000256.jsonl`` has the rows of all tables for 256 rounds: each line has the name of a
+# table and a row of this table. A new file replaces the files before it that cover no more rounds
+# than the new file. So there are few files, and each row is written about as often as there are
+# files.
 
 _NAME = re.compile(r"(\d+)-(\d+)\.jsonl")
 
@@ -54,9 +55,10 @@ _NAME = re.compile(r"(\d+)-(\d+)\.jsonl")
 def write_segments(
     folder: Path, rows: Mapping[str, Sequence[Row]], last: int, earlier: Sequence[Path] = ()
 ) -> list[Path]:
-    """Write the rows of all rounds up to the ``last`` into a new folder.
+    """Write the rows of all rounds up to the ``last`` into a new folder, divided into files.
 
-    Files of an ``earlier`` checkpoint of the same run are shared with the new one where possible.
+    A file contains the rows of consecutive rounds. Files of an ``earlier`` checkpoint of the same
+    run are reused for the new checkpoint where possible, without writing them again.
 
     Parameters
     ----------
@@ -67,25 +69,28 @@ def write_segments(
     last
         The last round to write.
     earlier
-        Files of an earlier checkpoint.
+        Files of an earlier checkpoint of the same run.
 
     Returns
     -------
     list of Path
-        The earlier files that are shared.
+        The earlier files that are reused: both checkpoints share them.
     """
     folder.mkdir()
-    kept = sorted((path for path in earlier if _NAME.fullmatch(path.name)), key=_rounds)
-    if [first for first, _ in map(_rounds, kept)] != [
-        1,
-        *(end + 1 for _, end in map(_rounds, kept)),
-    ][: len(kept)]:
-        kept = []  # rounds are missing between the files
-    if kept and _rounds(kept[-1])[1] >= last:
+    kept = sorted((path for path in earlier if _NAME.fullmatch(path.name)), key=_rounds_of_file)
+    first = 1  # the first round that is not in the earlier files
+    for path in kept:
+        begin, end = _rounds_of_file(path)
+        if begin != first:
+            kept = []  # rounds are missing between the files
+            first = 1
+            break
+        first = end + 1
+    if first > last:
         kept = []
-    first = _rounds(kept[-1])[1] + 1 if kept else 1
-    while kept and _length(kept[-1]) <= last - first + 1:
-        first = _rounds(kept.pop())[0]
+        first = 1
+    while kept and _count_rounds(kept[-1]) <= last - first + 1:
+        first = _rounds_of_file(kept.pop())[0]
     for path in kept:
         share(path, folder / path.name)
     with (folder / f"{first:06d}-{last:06d}.jsonl").open("w", encoding="utf-8") as file:
@@ -97,9 +102,12 @@ def write_segments(
 
 
 def read_segments(files: Iterable[Path], tables: Iterable[str]) -> dict[str, list[Row]]:
-    """Read the rows of some tables from the files of a checkpoint."""
+    """Read the rows of the given tables from the files that :func:`write_segments` wrote.
+
+    The result has a list of rows for each table, by its name.
+    """
     rows: dict[str, list[Row]] = {name: [] for name in tables}
-    for path in sorted(files, key=_rounds):
+    for path in sorted(files, key=_rounds_of_file):
         for line in path.read_text(encoding="utf-8").splitlines():
             name, row = json.loads(line)
             rows[name].append(row)
@@ -107,23 +115,28 @@ def read_segments(files: Iterable[Path], tables: Iterable[str]) -> dict[str, lis
 
 
 def share(path: Path, other: Path) -> None:
-    """Give a file that never changes a second name, or copy it if the disk cannot do that."""
+    """Make a file available under a second path, as a hard link or, if impossible, as a copy.
+
+    The file must never be changed, since a change would affect both paths.
+    """
     try:
         os.link(path, other)
     except OSError:  # the file system has no hard links
         shutil.copyfile(path, other)
 
 
-def _rounds(path: Path) -> tuple[int, int]:
-    """Return the first and the last round of a file."""
+def _rounds_of_file(path: Path) -> tuple[int, int]:
+    """Return the first and the last round in a file of rows, according to the file's name."""
     match = _NAME.fullmatch(path.name)
     if match is None:
-        raise ValueError(f"{path.name} is no file of rows")
+        raise ValueError(
+            f"the name of a file of rows should be like 000001-000256.jsonl, got {path.name}"
+        )
     return int(match[1]), int(match[2])
 
 
-def _length(path: Path) -> int:
-    first, last = _rounds(path)
+def _count_rounds(path: Path) -> int:
+    first, last = _rounds_of_file(path)
     return last - first + 1
 
 
@@ -131,11 +144,11 @@ def _round_of(row: Row) -> int:
     return row["round"]
 
 
-# The members of large clusters are in separate files, so that a checkpoint only writes those of
-# clusters that changed.
+# The members of each large cluster are in a separate file, so that a checkpoint only writes the
+# members of clusters that have changed.
 
 LARGE = 10_000
-"""Number of members from which on a cluster has a separate file for them."""
+"""Number of members from which on a cluster's members are stored in a separate file."""
 
 _MEMBERS_NAME = re.compile(r"[0-9a-f]{32}\.npy")
 
@@ -143,24 +156,24 @@ _MEMBERS_NAME = re.compile(r"[0-9a-f]{32}\.npy")
 def write_members(
     tree: ParameterTree, folder: Path, earlier: Sequence[Path] = ()
 ) -> tuple[dict[int, str], list[Path]]:
-    """Write the members of large clusters into a new folder.
+    """Write the client ids of large clusters into a new folder, with one file for each cluster.
 
-    The files are named by their content.
+    A file is named by the hash of its content, so that an ``earlier`` file with the same content
+    can be reused without writing it again.
 
     Parameters
     ----------
     tree
         The clusters.
     folder
-        Folder to make, if a cluster is large.
+        Folder to create, if the tree has a large cluster.
     earlier
-        Files of an earlier checkpoint.
+        Files of an earlier checkpoint of the same run.
 
     Returns
     -------
     tuple
-        The name of the file of each large cluster, by node; and the earlier files that are shared,
-        as they have the same content.
+        The name of the file of each large cluster, by node; and the earlier files that are reused.
     """
     known = {path.name: path for path in earlier if _MEMBERS_NAME.fullmatch(path.name)}
     names: dict[int, str] = {}
@@ -182,16 +195,25 @@ def write_members(
 
 
 def read_members(folder: Path, name: str) -> list[int]:
-    """Read the members of a cluster from its file; raises OSError or ValueError."""
+    """Read the client ids of a cluster from a file that :func:`write_members` wrote.
+
+    Raises
+    ------
+    OSError, ValueError
+        If ``name`` is not the name of such a file, or the file is damaged.
+    """
     if not _MEMBERS_NAME.fullmatch(name):
-        raise ValueError(f"members should be a list, or the name of a file of them, got {name!r}")
+        raise ValueError(
+            f"members should be a list of client ids, or the name of a file with them, got {name!r}"
+        )
     return np.load(folder / name, allow_pickle=False).tolist()
 
 
 FORMAT = 2
-"""Version of a checkpoint's layout.
+"""Version of the format of a checkpoint.
 
-Checkpoints of other versions are not read: a checkpoint is needed only until its run is finished.
+Checkpoints of other versions are not read, since a checkpoint is needed only until the run is
+finished.
 """
 
 _MANIFEST = "checkpoint.json"
@@ -200,12 +222,11 @@ _BEST = "best"
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """State of a run after one of its rounds.
+    """State of a run after a round, from which the run can continue.
 
-    It contains no random state: every draw is keyed by (seed, purpose, round, client), see
-    :mod:`fedclade.core.rng`.
-
-    The algorithm's state, ``tree`` and ``memory``, is as the server sees it.
+    It contains no state of random generators: every random draw is determined by the seed, the
+    purpose, the round and the client, see :mod:`fedclade.core.rng`. If clients permute the entries
+    of models, ``tree`` and ``memory`` are in permuted order.
     """
 
     round: int  #: number of the last finished round
@@ -215,33 +236,36 @@ class Checkpoint:
     fingerprint: str  #: fingerprint of the federation
     tree: ParameterTree  #: clusters and their models
     memory: Mapping[str, Tensor]  #: other tensors of the algorithm's state, by name
-    on_cpu: frozenset[str]  #: names in ``memory`` of tensors on the CPU, wherever the models are
+    on_cpu: frozenset[str]  #: names of tensors in ``memory`` that are always on the CPU
     #: rows of the history, by table: ``metrics``, ``clusters``, ``clients``, ``events``
     rows: Mapping[str, list[Row]]
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
     #: tensors that simulated clients store, see ``ClientStore.tensors``
     stores: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    #: why the run is finished after this round; None if it is not
+    #: reason for finishing the run after this round; None if it continues
     stopped: Mapping[str, Any] | None = None
     best: KeptRound | None = None  #: the best round so far, in a run that stores it
 
     def write(self, folder: Path, earlier: Path | None = None) -> None:
-        """Write the checkpoint into a new folder, its manifest last.
+        """Write the checkpoint into a new folder.
 
-        Files with the same content as in an ``earlier`` checkpoint are shared with it.
+        Files with the same content as in an ``earlier`` checkpoint are shared with that checkpoint.
+        The manifest is written last.
         """
         folder.mkdir(parents=True)
         private = is_private(self.config)
-        known = {} if earlier is None else _files_of(earlier)
+        known: dict[Path, str] = {}
+        if earlier is not None:
+            known = _files_of(earlier)
         members, unchanged = write_members(self.tree, folder / "members", list(known))
-        write_tree(self.tree, folder / "tree", None, private, members)
+        write_tree(self.tree, folder / "tree", private=private, members=members)
         tensors = {
             f"memory/{name}": tensor.detach().cpu().clone() for name, tensor in self.memory.items()
         }
         tensors |= {f"similarity/{s.node}": torch.tensor(s.alpha) for s in self.similarities}
         tensors |= {f"store/{name}": tensor.cpu() for name, tensor in self.stores.items()}
         write_tensors(folder / "tensors.safetensors", tensors, private=private)
-        run = {
+        run: dict[str, Any] = {
             "round": self.round,
             "config": self.config,
             "made_with": self.made_with,
@@ -251,8 +275,9 @@ class Checkpoint:
                 {"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities
             ],
             "tables": list(self.rows),
-            **({} if self.stopped is None else {"stopped": self.stopped}),
         }
+        if self.stopped is not None:
+            run["stopped"] = self.stopped
         if self.best is not None:
             self.best.write(folder / _BEST, private=private)
         _write_json(folder / "run.json", run)
@@ -261,26 +286,28 @@ class Checkpoint:
         write_manifest(folder / _MANIFEST, FORMAT, sums)
 
     def moved(self, device: str) -> Checkpoint:
-        """Return the checkpoint with its tensors on a device.
+        """Return the checkpoint with its tensors on a device, such as ``cuda``.
 
-        Tensors that the algorithm stores on the CPU stay there.
+        Tensors that the algorithm stores on the CPU remain there.
         """
         tree = self.tree.map_vectors(*[lambda tensor: tensor.to(device)] * 2)
-        memory = {
-            name: t if name in self.on_cpu else t.to(device) for name, t in self.memory.items()
-        }
+        memory = dict(self.memory)
+        for name in memory.keys() - self.on_cpu:
+            memory[name] = memory[name].to(device)
         stores = {name: tensor.to(device) for name, tensor in self.stores.items()}
-        best = None if self.best is None else self.best.moved(device)
+        best = self.best
+        if best is not None:
+            best = best.moved(device)
         return replace(self, tree=tree, memory=memory, stores=stores, best=best)
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """Read a checkpoint onto the CPU.
+        """Read a checkpoint from its folder, with all tensors on the CPU.
 
         Raises
         ------
         CheckpointError
-            If it has another format, or a file is missing or damaged.
+            If the checkpoint has another format, or a file is missing or damaged.
         """
         try:
             names = check_manifest(folder / _MANIFEST, FORMAT)
@@ -291,8 +318,8 @@ class Checkpoint:
             rows = read_segments(
                 [folder / name for name in names if name.startswith("record/")], run["tables"]
             )
-            # Cloned, since all tensors of a file share one piece of memory, so that they can have
-            # any alignment, and rounding can depend on that.
+            # Cloned, since all tensors of a file share one buffer with arbitrary alignment, and the
+            # rounding of vectorized operations can depend on the alignment.
             tensors = {
                 name: tensor.clone()
                 for name, tensor in load_file(folder / "tensors.safetensors").items()
@@ -306,14 +333,9 @@ class Checkpoint:
                 )
                 for s in run["similarities"]
             ]
-            memory, stores = (
-                {
-                    name.removeprefix(kind): tensor
-                    for name, tensor in tensors.items()
-                    if name.startswith(kind)
-                }
-                for kind in ("memory/", "store/")
-            )
+            best: KeptRound | None = None
+            if (folder / _BEST).is_dir():
+                best = KeptRound.read(folder / _BEST)
             return cls(
                 round=run["round"],
                 config=run["config"],
@@ -322,22 +344,33 @@ class Checkpoint:
                 tree=read_tree(
                     folder / "tree", partial(read_members, folder / "members")
                 ).map_vectors(torch.clone, torch.clone),
-                memory=memory,
+                memory=_select_tensors(tensors, "memory/"),
                 on_cpu=frozenset(run["on_cpu"]),
                 rows=rows,
                 similarities=similarities,
-                stores=stores,
+                stores=_select_tensors(tensors, "store/"),
                 stopped=run.get("stopped"),
-                best=KeptRound.read(folder / _BEST) if (folder / _BEST).is_dir() else None,
+                best=best,
             )
         except (*DAMAGES, RunError) as error:
-            raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
+            raise CheckpointError(
+                f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _select_tensors(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, by their names without the prefix."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def _files_of(folder: Path) -> dict[Path, str]:
-    """Return the files of a checkpoint that may be shared, with their SHA-256.
+    """Return the files of a checkpoint that a later checkpoint may share, with their SHA-256.
 
-    None may be shared if the manifest cannot be read or a file is missing.
+    The result is empty if the manifest cannot be read or a file is missing.
     """
     try:
         sums = read_manifest(folder / _MANIFEST, FORMAT)
@@ -348,7 +381,9 @@ def _files_of(folder: Path) -> dict[Path, str]:
         for name, each in sums.items()
         if name.startswith(("record/", "members/"))
     }
-    return found if all(path.is_file() for path in found) else {}
+    if not all(path.is_file() for path in found):
+        return {}
+    return found
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,4 +1,8 @@
-"""Contents of the files of a run folder: their required structure, and how values are written."""
+"""Contents of the files of a run folder: their required structure, and the types of their values.
+
+The module reads and writes tables of rows, checks the structure of JSON and TOML files (their
+"shape"), and converts rows of events to typed events.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# Rows of a long table are stored as columns: as dicts, those of a million clients would take
+# The rows of a long table are stored as columns: the rows of a million clients as dicts would take
 # gigabytes.
 
 Row = dict[str, Any]
 
 Column = NDArray[Any] | list[Any]
-"""Values of equal type as an array; other values, such as names or optional ones, as a list."""
+"""Values of a column: an array for numbers, a list for other values, such as names or None."""
 
 Block = Mapping[str, Column]
 
@@ -39,43 +43,44 @@ AT_A_TIME = 65_536
 
 
 class RowTable(Sequence[Row]):
-    """Rows that are added in blocks of columns and read like a list of dicts.
+    """Table of rows that stores blocks of columns, and can be read like a list of dicts.
 
-    Each dict is made when it is read.
+    A row's dict is created when the row is read. This takes less memory than a list of dicts.
 
     Parameters
     ----------
     blocks
-        Columns by name, all columns of a block of one length; empty blocks are left out.
+        Blocks of consecutive rows, each as a mapping from column names to columns of equal length.
+        Empty blocks are left out.
     """
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
-        self.blocks: tuple[Block, ...] = tuple(block for block in blocks if _length(block))
-        """Columns of each block by name, all of one length."""
-        self._ends = list(accumulate(map(_length, self.blocks)))
+        self.blocks: tuple[Block, ...] = tuple(block for block in blocks if _count_rows(block))
+        """Blocks of consecutive rows, as columns of equal length by name."""
+        self._ends = list(accumulate(map(_count_rows, self.blocks)))
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> RowTable:
-        """Return a table of rows, with a block for each round's rows that have the same keys."""
+        """Convert rows to a table.
+
+        Consecutive rows of the same round with the same keys form a block.
+        """
         if isinstance(rows, RowTable):
             return rows
         together = groupby(rows, key=lambda row: (row.get("round"), *row))
-        blocks = ((list(kind[1:]), list(some)) for kind, some in together)
-        return cls(
-            {name: _column([row[name] for row in some]) for name in names} for names, some in blocks
-        )
+        return cls(_read_block(kind[1:], list(some)) for kind, some in together)
 
     def with_block(self, block: Block) -> RowTable:
-        """Return these rows, followed by those of a block."""
+        """Return a new table with the rows of a block added at the end."""
         return RowTable((*self.blocks, block))
 
     def column(self, name: str) -> list[Any]:
-        """Return the values of a column, one for each row."""
-        return [value for block in self.blocks for value in _values(block[name])]
+        """Return the values of a column as a list, with one value for each row."""
+        return [value for block in self.blocks for value in _to_list(block[name])]
 
     @property
     def last(self) -> RowTable:
-        """Rows of the last block."""
+        """Table with the rows of the last block only, such as the last evaluation's rows."""
         return RowTable(self.blocks[-1:])
 
     def __len__(self) -> int:
@@ -91,13 +96,13 @@ class RowTable(Sequence[Row]):
         place = range(len(self))[at]
         number = bisect_right(self._ends, place)
         block = self.blocks[number]
-        within = place - (self._ends[number] - _length(block))
-        return {name: _values(values[within : within + 1])[0] for name, values in block.items()}
+        within = place - (self._ends[number] - _count_rows(block))
+        return {name: _to_list(values[within : within + 1])[0] for name, values in block.items()}
 
     def __iter__(self) -> Iterator[Row]:
         for block in self.blocks:
-            for start in range(0, _length(block), AT_A_TIME):
-                some = [_values(values[start : start + AT_A_TIME]) for values in block.values()]
+            for start in range(0, _count_rows(block), AT_A_TIME):
+                some = [_to_list(values[start : start + AT_A_TIME]) for values in block.values()]
                 yield from (dict(zip(block, row, strict=True)) for row in zip(*some, strict=True))
 
     def __eq__(self, other: object) -> bool:
@@ -109,35 +114,45 @@ class RowTable(Sequence[Row]):
         return f"RowTable({list(self)!r})"
 
 
-def _length(block: Block) -> int:
+def _read_block(names: Iterable[str], rows: Sequence[Row]) -> Block:
+    """Convert rows with the same keys to a block of columns."""
+    return {name: _to_column([row[name] for row in rows]) for name in names}
+
+
+def _count_rows(block: Block) -> int:
     return len(next(iter(block.values()), ()))
 
 
-def _values(column: Column) -> list[Any]:
-    return column if isinstance(column, list) else column.tolist()
+def _to_list(column: Column) -> list[Any]:
+    if isinstance(column, list):
+        return column
+    return column.tolist()
 
 
-def _column(values: list[Any]) -> Column:
-    """Return values as an array if all are whole numbers or all are floats, or else as a list."""
+def _to_column(values: list[Any]) -> Column:
+    """Return values as an array if all are integers or all are floats, otherwise as a list."""
     kinds = {type(value) for value in values}
     if kinds == {int}:
         return np.array(values, dtype=np.int64)
-    return np.array(values, dtype=np.float64) if kinds == {float} else values
+    if kinds == {float}:
+        return np.array(values, dtype=np.float64)
+    return values
 
 
-# Shapes: the keys and types of a file's content, which are checked before any other code relies on
-# them.
+# Shapes: descriptions of the keys and types of a file's content. The content is checked against its
+# shape before any other code relies on it.
 
 LARGEST = 2**53
-"""Largest whole number that is read: a float cannot represent all larger ones exactly."""
+"""Largest integer that is accepted: a float cannot represent all larger integers exactly."""
 
 Shape = Any
-"""Structure that a value must have.
+"""Description of the structure that a value must have.
 
-``str``, ``bool``; ``int`` for a whole number of at least 0; ``float`` for any number, and
-``complex`` for one that is finite; ``object`` for anything; ``None``; a tuple of alternatives;
-``[shape]`` for a list; ``{"key": shape}`` for a table, in which ``"key?"`` is optional and other
-keys are allowed; ``{...: shape}`` for the shape of all other keys.
+A shape is one of: ``str``, ``bool``; ``int`` for an integer of at least 0; ``float`` for any
+number, ``complex`` for a finite number; ``object`` for any value; ``None``; a tuple of
+alternatives; ``[shape]`` for a list of values with this shape; ``{"key": shape}`` for a table, in
+which a key ``"key?"`` is optional and further keys are allowed; ``{...: shape}`` for the values of
+all keys that are not named.
 """
 
 _NAMES = {
@@ -152,7 +167,9 @@ _NAMES = {
 
 
 def check_shape(value: object, shape: Shape, where: str) -> None:
-    """Check that a value from JSON, TOML or a table has a shape.
+    """Check that a value from JSON, TOML or a table has a required structure.
+
+    See :data:`Shape` for the description of a structure.
 
     Parameters
     ----------
@@ -166,7 +183,7 @@ def check_shape(value: object, shape: Shape, where: str) -> None:
     Raises
     ------
     ValueError
-        If the value has another structure.
+        If the value has another structure; the message names the first difference.
     """
     if isinstance(shape, dict):
         _check_table(value, cast("dict[Any, Shape]", shape), where)
@@ -176,19 +193,21 @@ def check_shape(value: object, shape: Shape, where: str) -> None:
             raise ValueError(f"{where} should be a list, got {shown(value)}")
         for i, entry in enumerate(cast("list[object]", value)):
             check_shape(entry, each, f"{where}[{i}]")
-    elif not any(_is(value, each) for each in _alternatives(shape)):
+    elif not any(_has_type(value, each) for each in _alternatives(shape)):
         expected = " or ".join(_NAMES[each] for each in _alternatives(shape))
         raise ValueError(f"{where} should be {expected}, got {shown(value)}")
 
 
 def _check_table(value: object, shape: dict[Any, Shape], where: str) -> None:
+    """Check that a value is a table whose entries have their required shapes."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} should be a table, got {shown(value)}")
     table = cast("Mapping[str, object]", value)
     named = {name: each for name, each in shape.items() if name is not ...}
-    for key in table if ... in shape else ():
-        if key not in named and f"{key}?" not in named:
-            check_shape(table[key], shape[...], f"{where}: {key}")
+    if ... in shape:  # the shape of all entries whose keys are not named
+        for key in table:
+            if key not in named and f"{key}?" not in named:
+                check_shape(table[key], shape[...], f"{where}: {key}")
     for name, each in named.items():
         key = name.removesuffix("?")
         if key in table:
@@ -198,18 +217,23 @@ def _check_table(value: object, shape: dict[Any, Shape], where: str) -> None:
 
 
 def _alternatives(shape: Shape) -> Sequence[Shape]:
-    return cast("tuple[Shape, ...]", shape) if isinstance(shape, tuple) else (shape,)
+    """Return the alternatives of a shape as a sequence; a single shape is the only alternative."""
+    if isinstance(shape, tuple):
+        return cast("tuple[Shape, ...]", shape)
+    return (shape,)
 
 
-def _is(value: object, shape: Shape) -> bool:
+def _has_type(value: object, shape: Shape) -> bool:
+    """Return whether a value has a type that a shape names; see :data:`Shape`."""
     if shape is object:
         return True
     if shape is None:
         return value is None
     if shape in (int, float, complex):
-        # bool is a subclass of int, but true and false are no numbers in files
+        # In Python bool is a subclass of int, but true and false are not numbers in files.
         if isinstance(value, int) and not isinstance(value, bool):
-            return (0 if shape is int else -LARGEST) <= value <= LARGEST
+            smallest = 0 if shape is int else -LARGEST
+            return smallest <= value <= LARGEST
         return (
             isinstance(value, float)
             and shape is not int
@@ -220,13 +244,13 @@ def _is(value: object, shape: Shape) -> bool:
 
 _SCORE_NUMBERS = ("mean", "std", "min", "max", "p10", "p50", "p90", "worst10_mean")
 _SCORES = {**dict.fromkeys(_SCORE_NUMBERS, (float, None)), ...: (float, None)}
-"""Distribution of a score over clients.
+"""Shape of the distribution of a score over clients.
 
 The numbers are None if the score is undefined for all clients.
 """
 
 _OF_ROUND = {"round": int, "validation": {...: (float, None)}, "test": {...: (float, None)}}
-"""Mean scores of one round."""
+"""Shape of the mean scores of one round."""
 
 SUMMARY = {
     **{
@@ -243,6 +267,7 @@ SUMMARY = {
     "chosen?": {**_OF_ROUND, "metric": str, "kept?": bool},
     "last?": _OF_ROUND,
     "stopped?": {"round": int, "by": str, "why": str},
+    "diverged?": {"round": int, "clients": int, "of": int},
     "clusters": {
         **{"found": int, "true": (int, None), "sizes": [int]},
         **{"ari": (float, None), "nmi": (float, None), "ari_assigned?": (float, None)},
@@ -257,6 +282,7 @@ SUMMARY = {
         "shape": [int],
         "scaled": object,
         **dict.fromkeys(("columns?", "labels?", "mean?", "std?"), object),
+        **dict.fromkeys(("target_mean?", "target_std?"), object),
     },
     "privacy?": {"epsilon": (float, None), "delta": float, "releases": int},
     "adversary?": {
@@ -276,19 +302,19 @@ CONFIG = {
         f"{name}?": _SECTION
         for name in ("data", "local", "signature", "target", "privacy", "faults", "newcomers")
     },
-    **{f"{name}?": _SECTION for name in ("network", "versions", "adversary", "stop")},
+    **{f"{name}?": _SECTION for name in ("network", "versions", "adversary", "stop", "report")},
     **{f"{name}?": {"name": str} for name in ("algorithm", "model")},
 }
-"""Shape of ``config.toml``, as far as it does not depend on the algorithm."""
+"""Shape of ``config.toml``, without settings that depend on the algorithm."""
 
 FINISHED = {name: {"name": str} for name in ("algorithm", "model")}
-"""Keys that the config of a finished run has in addition.
+"""Shape of the keys that the config of a finished run must have in addition.
 
 A config that a user writes may leave them out if they have a default.
 """
 
 TO_NOTE = {**{"rounds": int, "seed": int, "engine": str}, **FINISHED}
-"""Keys that a user's config must have to be recorded, as the run's summary repeats them."""
+"""Shape of a config that a user passes to be recorded; the summary repeats these settings."""
 
 _NUMBERS = ("int64", "double", "null", "bool")
 TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -303,9 +329,9 @@ TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
         **{"loss": ["double"], "true_cluster": ["int64", "null"]},
     },
 }
-"""Columns that a table must have, with their possible types.
+"""Columns that each table must have, with their possible Arrow types.
 
-All columns but ``true_cluster`` have a value in each row.
+All of these columns but ``true_cluster`` must have a value in each row.
 """
 
 _WORDS = ("phase", "name")
@@ -313,55 +339,63 @@ _WORDS = ("phase", "name")
 
 
 def read_json(path: Path, shape: Any) -> Any:
-    """Read a JSON file of some shape.
+    """Read a JSON file, and check that its content has a required shape.
 
     Raises
     ------
     OSError, ValueError, RecursionError
-        If the file cannot be read, is no JSON, or has another shape.
+        If the file cannot be read, is not valid JSON, or has another shape.
     """
     try:
         content = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{path.name} is no JSON ({error})") from error
+        raise ValueError(f"{path.name} is not valid JSON ({error})") from error
     check_shape(content, shape, path.name)
     return content
 
 
 def read_summary(path: Path) -> Row:
-    """Read a summary; raises the errors of :func:`read_json`."""
+    """Read the summary of a run, and check its shape.
+
+    Raises
+    ------
+    OSError, ValueError, RecursionError
+        If the file cannot be read or is damaged.
+    """
     summary = read_json(path, SUMMARY)
     check_shape(summary, {metric.name: _SCORES for metric in read_metrics(summary)}, path.name)
     return summary
 
 
 def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
-    """Read one table of a run.
+    """Read one table of a run, after checking its columns and the values in them.
 
     Parameters
     ----------
     path
-        The file, whose name is that of the table.
+        The Parquet file, whose name without suffix is the name of the table.
     summary
         Summary of the run.
     nodes
-        Number of nodes of its tree.
+        Number of nodes of the run's parameter tree.
 
     Raises
     ------
     OSError, ValueError
-        If the file cannot be read, a column is missing or has another type, or a number in it is
-        impossible.
+        If the file cannot be read, a column is missing or has another type, or the column contains
+        an impossible number.
     """
     import pyarrow.parquet as pq
 
     rounds = summary["rounds"]
     columns = TABLES[path.stem]
-    scores = [each["name"] for each in summary.get("metrics", ())] if path.stem == "clients" else []
+    scores: list[str] = []
+    if path.stem == "clients":
+        scores = [each["name"] for each in summary.get("metrics", ())]
     columns = {**columns, **{name: ["double"] for name in scores}}
     most = {"metrics": rounds, "clusters": rounds * nodes}.get(path.stem)
     file = pq.ParquetFile(path.absolute())
-    # Checked before it is read: a small file can contain any number of equal rows.
+    # Checked before reading: a small compressed file can contain any number of equal rows.
     if most is not None and file.metadata.num_rows > most:
         raise ValueError(
             f"{path.name} should have at most {most} rows, got {file.metadata.num_rows}"
@@ -387,16 +421,19 @@ def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
                 f"row {table[column].is_null().index(True).as_py()} of {path.name} lacks {column}"
             )
     for column in ("round", "node", "cluster", "served_by"):
-        for value in (
-            table[column].unique().drop_null().to_pylist() if column in schema.names else ()
-        ):
+        if column not in schema.names:
+            continue
+        for value in table[column].unique().drop_null().to_pylist():
             where = f"row {table[column].index(value).as_py()} of {path.name}: {column}"
-            check_shape(value, int, where) if column == "round" else check_node(value, nodes, where)
-    return RowTable([_columns(table, scores)])
+            if column == "round":
+                check_shape(value, int, where)
+            else:
+                check_node(value, nodes, where)
+    return RowTable([_from_arrow(table, scores)])
 
 
 def write_rows(path: Path, rows: Sequence[Row], scores: Collection[str] = ()) -> None:
-    """Write one table into a new file.
+    """Write one table of a run into a new Parquet file.
 
     Parameters
     ----------
@@ -405,31 +442,32 @@ def write_rows(path: Path, rows: Sequence[Row], scores: Collection[str] = ()) ->
     rows
         Rows of the table.
     scores
-        Names of columns with scores. In these, NaN is written as null: such clients have no score.
+        Names of columns with scores. NaN in these columns is written as null: the client has no
+        score.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = _table(rows)
+    table = _to_arrow(rows)
     for name in scores:
         if name in table.column_names:
             place = table.column_names.index(name)
             table = table.set_column(
                 place, name, pa.array(table[name].to_numpy(), from_pandas=True)
             )
-    # Absolute, as Arrow takes a relative path such as runs:1/... for an address of scheme "runs".
+    # Absolute, since Arrow reads a relative path such as runs:1/... as a URI with the scheme runs.
     pq.write_table(table, path.absolute())
 
 
 def data_frame(rows: Sequence[Row], purpose: str) -> DataFrame:
-    """Return rows as the pandas data frame that their file is read as.
+    """Return rows as a pandas data frame, with the types that the rows' file would have.
 
     Parameters
     ----------
     rows
         Rows of a table.
     purpose
-        Name of the function that needs pandas, for the error message.
+        Name of the function or property that needs pandas, for the error message.
 
     Raises
     ------
@@ -437,67 +475,96 @@ def data_frame(rows: Sequence[Row], purpose: str) -> DataFrame:
         If pandas is not installed.
     """
     import_extra("pandas", "pandas", "notebook", purpose)
-    return _table(rows).to_pandas()
+    return _to_arrow(rows).to_pandas()
 
 
-def _table(rows: Sequence[Row]) -> Any:
-    """Return rows as an Arrow table."""
+def _to_arrow(rows: Sequence[Row]) -> Any:
+    """Convert rows to an Arrow table."""
     import pyarrow as pa
 
     blocks = [pa.table(dict(block)) for block in RowTable.of(rows).blocks]
-    return pa.concat_tables(blocks, promote_options="permissive") if blocks else pa.table({})
+    if not blocks:
+        return pa.table({})
+    return pa.concat_tables(blocks, promote_options="permissive")
 
 
-def _columns(table: Any, scores: Collection[str]) -> dict[str, Column]:
-    """Return the columns of an Arrow table: columns of numbers as arrays, other columns as lists.
+def _from_arrow(table: Any, scores: Collection[str]) -> dict[str, Column]:
+    """Convert an Arrow table to columns: columns of numbers to arrays, other columns to lists.
 
-    A column with missing values is a list, unless it is one of ``scores``, where they become NaN.
+    A column with missing values becomes a list, unless it is one of ``scores``, where missing
+    values become NaN.
     """
-    numbers = {
-        name: name in scores
-        or (str(table[name].type) in ("int64", "double") and not table[name].null_count)
-        for name in table.column_names
-    }
-    return {
-        name: table[name].to_numpy() if numbers[name] else table[name].to_pylist()
-        for name in table.column_names
-    }
+    columns: dict[str, Column] = {}
+    for name in table.column_names:
+        column = table[name]
+        are_known = str(column.type) in ("int64", "double") and not column.null_count
+        if name in scores or are_known:
+            columns[name] = column.to_numpy()
+        else:
+            columns[name] = column.to_pylist()
+    return columns
 
 
 def check_node(node: int, nodes: int, where: str) -> None:
-    """Check that a node has a number of the tree; raises ValueError."""
+    """Check that a number is the id of a node of a tree with ``nodes`` nodes.
+
+    Raises
+    ------
+    ValueError
+        If it is not; the message begins with ``where``.
+    """
     if not 0 <= node < nodes:
-        raise ValueError(f"{where} should be of a node from 0 to {nodes - 1}, got {node}")
+        raise ValueError(f"{where} should be the id of a node, from 0 to {nodes - 1}, got {node}")
 
 
 def check_ids(ids: Iterable[int], where: str) -> None:
-    """Check that ids of clients are at least 0 and different; raises ValueError."""
+    """Check that the ids of clients are at least 0 and distinct.
+
+    Raises
+    ------
+    ValueError
+        If they are not; the message begins with ``where``.
+    """
     found = list(ids)
     if any(each < 0 for each in found) or len(set(found)) < len(found):
-        raise ValueError(f"{where} should be different clients, numbered from 0")
+        raise ValueError(f"{where} should have distinct ids of at least 0, got {shown(found)}")
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to types that files can store; other objects become their text."""
+    """Convert a value to types that JSON and TOML can store; unknown objects become their text."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
         entries = [plain(entry) for entry in value]
-        return tuple(entries) if isinstance(value, tuple) else entries
+        if isinstance(value, tuple):
+            return tuple(entries)
+        return entries
     if isinstance(value, np.generic | np.ndarray | Tensor):
         return value.tolist()
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    return str(value)
 
 
 EMPTY = {("local", "options"), ("signature", "of"), ("task", "metrics")}
-"""Settings that are empty by default.
+"""Settings that are empty by default, by section and name.
 
 Earlier versions wrote them to configs although they were not set.
 """
 
 
 def without_unset(value: Any, path: tuple[str, ...] = ()) -> Any:
-    """Leave out unset values: None, as TOML has no null, and what is empty by default."""
+    """Return a config without unset values: None, and settings that are empty by default.
+
+    None is left out since TOML cannot represent it.
+
+    Parameters
+    ----------
+    value
+        The config, or a value inside it.
+    path
+        Names of the section and the setting that contain the value; empty for a whole config.
+    """
     if isinstance(value, Mapping):
         kept = {
             key: each
@@ -510,21 +577,21 @@ def without_unset(value: Any, path: tuple[str, ...] = ()) -> Any:
     return value
 
 
-# Events of a run: reading their rows, and converting rows to typed events by the types of their
-# fields.
+# Events of a run: reading their rows, and converting the rows to typed events by the type hints of
+# the events' classes.
 
 E = TypeVar("E", bound=Event)
 
 
 def read_events(path: Path, nodes: int) -> list[Row]:
-    """Read the events of a run.
+    """Read the rows of a run's events from a file with one JSON object in each line.
 
     Parameters
     ----------
     path
         The file.
     nodes
-        Number of nodes of the run's tree.
+        Number of nodes of the run's parameter tree.
 
     Raises
     ------
@@ -536,16 +603,16 @@ def read_events(path: Path, nodes: int) -> list[Row]:
         event = json.loads(line)
         where = f"line {i} of {path.name}"
         check_shape(event, {"round": int, "kind": str, "node": int}, where)
-        check_node(event["node"], nodes, where)
+        check_node(event["node"], nodes, f"{where}: node")
         events.append(event)
     return events
 
 
 def events_of(rows: Sequence[Row], *types: type[E]) -> list[tuple[int, E]]:
-    """Return the events of some types among the rows of a run, in order, each with its round.
+    """Return the events of the given types from the rows of a run, in order, each with its round.
 
-    Rows whose ``kind`` is that of a type, but which lack some of its fields, are left out: a user's
-    own method may report events of the same kind with fewer fields.
+    Rows that lack some fields of their event type are left out: a user's own algorithm may report
+    events of the same kind with fewer fields.
     """
     found = (
         (row["round"], event_of(row, each))
@@ -557,7 +624,7 @@ def events_of(rows: Sequence[Row], *types: type[E]) -> list[tuple[int, E]]:
 
 
 def event_of(row: Row, event_type: type[E]) -> E | None:
-    """Return the event of a type that a row describes; None if the row lacks some of its fields."""
+    """Convert a row to an event of the given type; None if the row lacks some of its fields."""
     hints = _hints_of(event_type)
     wanted = [
         each.name for each in fields(event_type) if each.name in row or each.default is not None
@@ -571,31 +638,34 @@ def event_of(row: Row, event_type: type[E]) -> E | None:
 
 
 _hints_of = cache(get_type_hints)
-"""Cached type hints of an event type, as a run can have many rows."""
+"""Cached function that returns the type hints of an event type, for runs with many rows."""
 
 
 def _shape_of(hint: Any) -> Shape:
-    """Return the shape of a value of some type in JSON, see :func:`check_shape`."""
+    """Return the shape that JSON values of a type hint must have, see :func:`check_shape`."""
     origin = get_origin(hint)
     inner = get_args(hint)
     if origin is UnionType:
         return tuple(None if each is NoneType else _shape_of(each) for each in inner)
     if origin is tuple:
-        return [_shape_of(inner[0])] if inner[-1] is ... else [(int, float)]
+        if inner[-1] is not ...:  # a tuple of a fixed length, whose entries are numbers
+            return [(int, float)]
+        return [_shape_of(inner[0])]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {...: _shape_of(inner[1])}
     return hint
 
 
 def _value_of(hint: Any, value: Any) -> Any:
-    """Convert a value from JSON to its type."""
+    """Convert a JSON value to the type of a hint, such as a list to a tuple."""
     origin = get_origin(hint)
     inner = get_args(hint)
     if origin is tuple:
-        each = [inner[0]] * len(value) if inner[-1] is ... else inner
-        return tuple(_value_of(part, entry) for part, entry in zip(each, value, strict=True))
+        if inner[-1] is ...:
+            inner = (inner[0],) * len(value)
+        return tuple(_value_of(part, entry) for part, entry in zip(inner, value, strict=True))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {inner[0](key): _value_of(inner[1], entry) for key, entry in value.items()}
     if hint is int and not isinstance(value, int):
-        raise ValueError(f"a whole number should be one, got {value}")
+        raise ValueError(f"a field of an event should be a whole number, got {value}")
     return value

@@ -1,4 +1,8 @@
-"""Export of a model of the tree as a file for plain PyTorch, with a model card."""
+"""Export of a run's model as a file for plain PyTorch, with a model card.
+
+A model card describes an exported model: its node in the parameter tree, its training, its scores,
+and how to load it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fedclade.algorithms import FedSoft, OwnModels, method_of_run
 from fedclade.core import (
     ConfigError,
     Layout,
@@ -30,6 +33,7 @@ from fedclade.runs.store.served_models import (
     client_mixture,
     served_node,
     serves_mixtures,
+    serves_own,
 )
 from fedclade.runs.store.staging import Writer, write_together
 from fedclade.tasks import ModelMixture, read_metrics, spread
@@ -37,7 +41,7 @@ from fedclade.tasks import ModelMixture, read_metrics, spread
 # Model card of an exported model: its place in the tree, training, scores, and how to load it.
 
 CARD_FORMAT = 1
-"""Version of the keys of a card, which each card states."""
+"""Version of the keys of a model card, recorded in each card as ``format``."""
 
 Card = dict[str, Any]
 
@@ -51,22 +55,22 @@ def model_card(
     own: bool = False,
     mixture: ClientMixture | None = None,
 ) -> Card:
-    """Return the model card of a node's model, as values for JSON.
+    """Build the model card of an exported model, as values for JSON.
 
     Parameters
     ----------
     run
         The run.
     node
-        The node.
+        The node of the tree whose model is exported, or the client's node.
     layout
-        Layout of the model's entries.
+        Mapping between the entries of a model vector and the module's tensors.
     client
         The client for which the model is exported; None if it is exported for a node.
     own
-        Whether the exported model is not the node's, but a whole model of the client.
+        Whether the exported model is the client's own whole model, not the node's model.
     mixture
-        The client's mixture of several nodes' models, if that is exported.
+        The client's mixture of several nodes' models; None if a single model is exported.
     """
     last = {row["client"]: row for row in run.client_rows}
     sizes = [last[member]["n_train"] for member in node.members if member in last]
@@ -82,20 +86,25 @@ def model_card(
             for name, shape, dtype in tensors
         ]
         tensors.append(("weights", mixture.weights.shape, mixture.weights.dtype))
-    asked = (
-        {}
-        if client is None
-        else {"client": client, "name": last[client]["name"] if client in last else None}
-    )
-    asked |= {"own": True} if own else {}
-    return {
+    exported_for: Card = {}
+    if client is not None:
+        name = last[client]["name"] if client in last else None
+        exported_for = {"client": client, "name": name}
+    if own:
+        exported_for["own"] = True
+    # A model that only this client uses gets this client's score, not the score of all members.
+    scored = client if own or run.parted or mixture is not None else None
+    card: Card = {
         "format": CARD_FORMAT,
         "node": node.id,
         "path": [each.id for each in path],
         "level": len(path) - 1,
         "leaf": not run.tree.children(node.id),
-        "exported_for": asked or None,
-        **({} if mixture is None else {"mixture": mixture.described}),
+        "exported_for": exported_for or None,
+    }
+    if mixture is not None:
+        card["mixture"] = mixture.described
+    return card | {
         "members": list(node.members),
         "rounds": {
             "run": run.summary["rounds"],
@@ -108,9 +117,7 @@ def model_card(
             **run.summary.get("inputs", {}),
         },
         "metric": metric.noted,
-        metric.name: _score(
-            run, node, metric.name, client if own or run.parted or mixture is not None else None
-        ),
+        metric.name: _score_node(run, node, metric.name, scored),
         "algorithm": run.config["algorithm"],
         "model": {**run.config["model"], "parameters": layout.n_parameters},
         "tensors": {
@@ -122,33 +129,39 @@ def model_card(
     }
 
 
-def serves_own(run: Run) -> bool:
-    """Whether some clients were evaluated with own models, which are not models of the tree."""
-    method = method_of_run(run.config["algorithm"]["name"])
-    personalized = bool(run.config["algorithm"].get("personalize"))
-    return personalized or (
-        method is not None and issubclass(method.algorithm, OwnModels | FedSoft)
-    )
-
-
 def _trained_until(run: Run, node: Node) -> int | None:
-    """Return the round after which a node's model no longer changed.
+    """Return the last round in which a node's model was trained.
 
-    A split leaves the node the model of the round before. A root that continues beside its clusters
-    is trained to the end. None for the root of a star that existed from the start: the algorithm
-    decides whether its model is anything but an initial one.
+    A cluster that is split keeps the model of the round before the split. A root that is trained in
+    parallel to its clusters is trained until the end of the run. The result is None for the root of
+    a flat tree whose clusters existed from the start: only the algorithm knows whether the root's
+    model is more than an initial model.
     """
     if node.split_in is None or node.continued is not None:
         return run.model_round
-    return node.split_in - 1 if node.split_in else None
+    if not node.split_in:
+        return None
+    return node.split_in - 1
 
 
-def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card | None:
-    """Return the scores of clients, or of one, when they were last evaluated with a node's model.
+def _score_node(run: Run, node: Node, metric: str, client: int | None = None) -> Card | None:
+    """Summarize the test scores of the clients that were last evaluated with a node's model.
 
-    None if no client ever was. An inner node's model was that of its members until the split. If
-    the last round of the model was not evaluated, the scores are of the model of an earlier round,
-    which ``round`` states.
+    Parameters
+    ----------
+    run, node
+        The run, and the node whose model is scored.
+    metric
+        Name of the metric.
+    client
+        The only client to include; None for all clients.
+
+    Returns
+    -------
+    dict or None
+        Mean, smallest and largest score, number of clients, and the round of the evaluation. If the
+        model's last round was not evaluated, the evaluation is from an earlier round. None if no
+        client was evaluated with the node's model alone, as in a run with mixtures of models.
     """
     if client is None and serves_mixtures(run):  # no client was evaluated with one model alone
         return None
@@ -157,7 +170,7 @@ def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card
         for row in run.client_rows
         if row["served_by"] == node.id and client in (None, row["client"])
     ]
-    # Over a network it is not known here which clients have a model of their own.
+    # Over a network the run does not record which clients have a model of their own.
     if client is None and serves_own(run):
         known = "network" not in run.config
         served = [row for row in served if known and "model" not in run.kept.get(row["client"], {})]
@@ -165,25 +178,24 @@ def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card
         return None
     number = max(row["round"] for row in served)
     scores = spread([row[metric] for row in served if row["round"] == number])
-    shown = (
-        "mean",
-        "min",
-        "max",
-        "clients",
-        *(["without_score"] if scores["without_score"] else []),
-    )
+    shown = ["mean", "min", "max", "clients"]
+    if scores["without_score"]:
+        shown.append("without_score")
     return {**{name: scores[name] for name in shown}, "round": number}
 
 
 def as_markdown(card: Card, file: str) -> str:
-    """Return a card as a Markdown page, with code that loads the model from a file."""
-    rows = "".join(f"| {name} | {_plain(value)} |\n" for name, value in _facts(card).items())
+    """Return a model card as a Markdown page, with code that loads the model from a file."""
+    rows = "".join(
+        f"| {name} | {_escape_cell(value)} |\n" for name, value in _list_facts(card).items()
+    )
     tensors = "".join(
         f"| `{name}` | {each['shape']} | {each['dtype']} |\n"
         for name, each in card["tensors"].items()
     )
-    nodes = card.get("mixture", {}).get("nodes", ())
-    name = f"Mixture of nodes {', '.join(map(str, nodes))}" if nodes else f"Node {card['node']}"
+    name = f"Node {card['node']}"
+    if nodes := card.get("mixture", {}).get("nodes", ()):
+        name = f"Mixture of nodes {', '.join(map(str, nodes))}"
     return f"""# {name} of a {card["algorithm"]["name"]} run
 
 | | |
@@ -191,26 +203,26 @@ def as_markdown(card: Card, file: str) -> str:
 {rows}
 ## Loading it
 
-{_loading(card, file)}
+{_describe_loading(card, file)}
 
 | tensor | shape | type |
 | :-- | :-- | :-- |
 {tensors}"""
 
 
-def _loading(card: Card, file: str) -> str:
-    """Return instructions for loading the model in plain PyTorch."""
+def _describe_loading(card: Card, file: str) -> str:
+    """Return the section of the Markdown page with code that loads the model in plain PyTorch."""
     if "mixture" not in card:
         return f"""```python
 from safetensors.torch import load_file
 model.load_state_dict(load_file("{file}"))
 ```
 
-`model` is a module with the tensors below: {card["model"]["name"]}, as it was trained."""
+`model` is a module with the tensors below: {card["model"]["name"]}, as it was trained.{_describe_unit(card)}"""
     mixture = card["mixture"]
     count = len(mixture["nodes"])
-    return f"""The client is served with a mixture of {count} models, by weights of its own. As a module that is
-`fedclade.ModelMixture`, or without fedclade:
+    return f"""The client is evaluated with a mixture of {count} models, weighted by its own weights. The
+mixture is a module of the class `fedclade.ModelMixture`. Without fedclade, define the class first:
 
 ```python
 import copy
@@ -229,42 +241,42 @@ mixture = ModelMixture(model, {count}, task="{mixture["task"]}")
 mixture.load_state_dict(load_file("{file}"))
 ```
 
-`model` is a module as each of them: {card["model"]["name"]}, as it was trained."""
+`model` is a module like each of these models: {card["model"]["name"]}, as it was trained.{_describe_unit(card)}"""
 
 
-def _plain(text: str) -> str:
-    """Escape a text so that Markdown shows it unchanged in one cell of a table."""
+def _describe_unit(card: Card) -> str:
+    """Return a note on the unit of predictions, for a model trained on standardized targets.
+
+    The note is empty for other models.
+    """
+    if not card["data"].get("target_mean"):
+        return ""
+    return """
+
+It was trained on standardized targets. A prediction in the unit of the data is computed from an
+output as the row *targets* above says; `fedclade.load_export` returns a model that predicts in this
+unit."""
+
+
+def _escape_cell(text: str) -> str:
+    """Escape text, so that Markdown shows it unchanged in one cell of a table."""
     return " ".join(text.replace("](", "]\\(").replace("<", "\\<").replace("|", "\\|").split())
 
 
-def _facts(card: Card) -> Mapping[str, str]:
-    rounds = card["rounds"]
+def _list_facts(card: Card) -> Mapping[str, str]:
+    """Return the rows of the first table of the Markdown page, as texts by title."""
     data = card["data"]
-    asked = card["exported_for"]
     path = " → ".join(map(str, card["path"]))
-    facts = {
-        "place": f"level {card['level']} of the path {path}" + (", a leaf" if card["leaf"] else "")
-    }
-    if asked is not None:
-        facts["exported for"] = f"client {asked['client']}" + (
-            f" ({asked['name']})" if asked["name"] else ""
-        )
-        facts["exported for"] += "; a model of its own" if asked.get("own") else ""
-        if (mixture := card.get("mixture")) is not None:
-            weighed = zip(mixture["nodes"], mixture["weights"], strict=True)
-            facts["exported for"] += "; a mixture of " + ", ".join(
-                f"{pi:.3g} × node {node}" for node, pi in weighed
-            )
+    facts = {"place": f"level {card['level']} of the path {path}"}
+    if card["leaf"]:
+        facts["place"] += ", a leaf"
+    if card["exported_for"] is not None:
+        facts["exported for"] = _describe_client(card)
     members = card["members"]
-    facts["members"] = (
-        f"{len(members)} clients: {', '.join(map(str, members))}" if members else "none"
-    )
-    when = f"as after round {rounds['trained_until']} of {rounds['run']}; there since round {rounds['born'] + 1}"
-    facts["rounds"] = (
-        when
-        if rounds["trained_until"] is not None
-        else f"root of a star, in a run of {rounds['run']}"
-    )
+    facts["members"] = "none"
+    if members:
+        facts["members"] = f"{len(members)} clients: {', '.join(map(str, members))}"
+    facts["rounds"] = _describe_rounds(card["rounds"])
     facts["data"] = (
         f"{data['description']}; {data['training_examples']:,} training examples of the members"
     )
@@ -282,30 +294,65 @@ def _facts(card: Card) -> Mapping[str, str]:
         facts["columns"] = ", ".join(
             [f"({name} − {mean:g}) / {std:g}" for name, mean, std in scaled] or columns
         )
-    facts[card["metric"]["name"]] = _in_words(card[card["metric"]["name"]], card["metric"]["share"])
-    facts["algorithm"] = _settings(card["algorithm"])
-    facts["model"] = _settings(card["model"])
-    facts["local training"] = _settings(card["config"].get("local", {}))
-    facts["versions"] = _settings(card["versions"])
+    if target_mean := data.get("target_mean"):
+        scales = zip(target_mean, data["target_std"], strict=True)
+        facts["targets"] = ", ".join(f"output × {std:g} + {mean:g}" for mean, std in scales)
+    metric = card["metric"]
+    facts[metric["name"]] = _describe_score(card[metric["name"]], metric["share"])
+    facts["algorithm"] = _format_settings(card["algorithm"])
+    facts["model"] = _format_settings(card["model"])
+    facts["local training"] = _format_settings(card["config"].get("local", {}))
+    facts["versions"] = _format_settings(card["versions"])
     return facts
 
 
-def _in_words(score: Row | None, share: bool) -> str:
-    if score is None:
-        return "nobody was served with it"
-    if score["mean"] is None:
-        return f"undefined for the test data of {score['without_score']} clients after round {score['round']}"
-    mean, low, high = (
-        f"{100 * score[key]:.1f}" if share else f"{score[key]:.4g}"
-        for key in ("mean", "min", "max")
-    )
+def _describe_client(card: Card) -> str:
+    """Describe the client for which a model was exported, and whether the model is its own."""
+    client = card["exported_for"]
+    text = f"client {client['client']}"
+    if client["name"]:
+        text += f" ({client['name']})"
+    if client.get("own"):
+        text += "; a model of its own"
+    if (mixture := card.get("mixture")) is not None:
+        weighed = zip(mixture["nodes"], mixture["weights"], strict=True)
+        text += "; a mixture of "
+        text += ", ".join(f"{weight:.3g} × node {node}" for node, weight in weighed)
+    return text
+
+
+def _describe_rounds(rounds: Mapping[str, Any]) -> str:
+    """Describe in which rounds a model existed and was trained."""
+    if rounds["trained_until"] is None:
+        return f"root of a star, in a run of {rounds['run']}"
     return (
-        f"{mean}{' %' if share else ''} ({low} to {high}), {score['clients']} clients on their "
-        f"test data after round {score['round']}"
+        f"as after round {rounds['trained_until']} of {rounds['run']}; "
+        f"there since round {rounds['born'] + 1}"
     )
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
+def _describe_score(score: Row | None, share: bool) -> str:
+    """Describe clients' scores as text; ``share`` is whether to write scores in per cent."""
+    if score is None:
+        return "no client was evaluated with it"
+    if score["mean"] is None:
+        return (
+            f"undefined for the test data of {score['without_score']} clients after round "
+            f"{score['round']}"
+        )
+    numbers = [score[key] for key in ("mean", "min", "max")]
+    if share:
+        mean, low, high = (f"{100 * number:.1f}" for number in numbers)
+        mean += " %"
+    else:
+        mean, low, high = (f"{number:.4g}" for number in numbers)
+    return (
+        f"{mean} ({low} to {high}), {score['clients']} clients on their test data after round "
+        f"{score['round']}"
+    )
+
+
+def _format_settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in settings.items() if value is not None)
 
 
@@ -321,59 +368,63 @@ def export_model(
     node: int | None = None,
     level: int | None = None,
 ) -> Path:
-    """Write one model of a run as a state dict, with its model card as ``.json`` and as ``.md``.
+    """Write one model of a run as a state dict for PyTorch, with a model card.
 
-    The header of the file contains the card too, under ``fedclade``. For a client, it is the model
-    that the client was evaluated with, unless a level is given: its cluster's model with the
-    client's personal parameters, a model of its own (Ditto, local training, ...), or, in FedEM and
-    FedRC, a mixture of all models as a state dict of :class:`~fedclade.ModelMixture`. The model of
-    a node has the shared parameters only. :func:`~fedclade.load_export` loads any of them.
+    The card is written as ``.json`` and as ``.md`` next to the file, and into the header of the
+    file under ``fedclade``.
+
+    For a client without a level, the exported model is the model with which the client was
+    evaluated. This is the cluster's model with the client's personal parameters; or a model of the
+    client's own (Ditto, local training, ...); or, in FedEM and FedRC, a mixture of all models, as a
+    state dict of :class:`~fedclade.ModelMixture`. The exported model of a node has the shared
+    parameters only. :func:`~fedclade.load_export` loads any of these files.
 
     Parameters
     ----------
     run
         The run.
     out
-        The file to make; ends in ``.safetensors``.
+        Path of the new file, which ends in ``.safetensors``.
     client, node
         The client or the node whose model is exported; give one of the two.
     level
-        Level of a node on the client's path from the root, 0, to its leaf, -1; if left out, the
-        model that the client was evaluated with.
+        Level of a node on the client's path from the root (0) to its leaf (-1), whose model is
+        exported; if left out, the model with which the client was evaluated.
 
     Raises
     ------
     ConfigError
-        If not exactly one of client and node is given, or a level with a node, or the file's name
-        has another ending.
+        If not exactly one of client and node is given, a level is given with a node, or the file's
+        name does not end in ``.safetensors``.
     TreeError
         If the tree has no such client, node or level.
     RunError
-        If the run was saved without the layout of its model or is damaged, its models are permuted
-        by its clients, a part of the client's model or the weights of its mixture are stored by the
-        client only, or a file exists already or cannot be written.
+        If the run folder does not contain the layout of the model or is damaged; the models are
+        permuted by the clients; only the client stores its personal parameters or mixture weights;
+        or a file exists already or cannot be written.
     """
     run.check_readable()
     target = Path(out)
     if target.suffix != SUFFIX:
         raise ConfigError(f"the file to export to should end in {SUFFIX}, got {str(out)!r}")
     chosen, layout = _node_and_layout(run, client, node, level)
-    mixture = _mixture(run, client, level)
+    mixture = _find_mixture(run, client, level)
     own = _own_model(run, client, level)
     if mixture is not None:
         tensors = mixture.state_dict(layout)
     elif own is not None:
         tensors = layout.full.state_dict(own)
     else:
+        personal: Tensor | None = None
         if client is not None:
             # Raises an error if the personal parameters are not stored here, as the client's model
             # cannot be assembled without them.
             run.personal(client)
-        tensors = layout.state_dict(
-            chosen.model, None if client is None else run.kept.get(client, {}).get("personal")
-        )
-    layout = layout if client is None else layout.full
-    _write(
+            personal = run.kept.get(client, {}).get("personal")
+        tensors = layout.state_dict(chosen.model, personal)
+    if client is not None:
+        layout = layout.full
+    _write_export(
         model_card(run, chosen, layout, client, own=own is not None, mixture=mixture),
         tensors,
         target,
@@ -391,25 +442,25 @@ def export_adapter(
     level: int | None = None,
     alpha: float | None = None,
 ) -> Path:
-    """Write the adapter of one model of a run as a folder in peft's format.
+    """Write the adapter of one model of a run as a folder in the format of the library peft.
 
-    See :func:`fedclade.models.save_adapter`.
+    An adapter is the trained low-rank part of a model. See :func:`fedclade.models.save_adapter`.
 
     Parameters
     ----------
     run, client, node, level
         See :func:`export_model`.
     out
-        The folder to make.
+        Path of the new folder.
     alpha
-        α of the low-rank pairs, if the run's config does not state it, as for a model that was
-        passed in with its own adapter.
+        Scaling factor α of the adapter, if the run's config does not state it, such as for a module
+        that already had an adapter when it was passed to the run.
 
     Raises
     ------
     ConfigError
-        If not exactly one of client and node is given, or a level with a node, or neither ``alpha``
-        nor the config states α.
+        If not exactly one of client and node is given, a level is given with a node, or neither
+        ``alpha`` nor the config states α.
     TreeError
         If the tree has no such client, node or level.
     ModelError
@@ -419,19 +470,20 @@ def export_adapter(
         exists already or cannot be written.
     """
     chosen, layout = _node_and_layout(run, client, node, level)
-    if _mixture(run, client, level) is not None:
+    if _find_mixture(run, client, level) is not None:
         raise RunError(
-            f"client {client} is served with a mixture of {len(run.tree.leaves)} models, which no "
-            "one adapter is; export that of one model with --node, or the mixture as a state "
-            "dict, without --adapter"
+            f"client {client} is evaluated with a mixture of {len(run.tree.leaves)} models, which "
+            "cannot be exported as a single adapter; export the adapter of one model with --node, "
+            "or the mixture as a state dict, without --adapter"
         )
     target = Path(out)
     if target.exists():
         raise RunError(f"{target} exists already; name another folder with --out, or remove it")
-    alpha = run.config["model"].get("adapter", {}).get("alpha") if alpha is None else alpha
+    if alpha is None:
+        alpha = run.config["model"].get("adapter", {}).get("alpha")
     if alpha is None:
         raise ConfigError(
-            "the run's config has no model.adapter; say what α its adapters have: "
+            "the run's config has no model.adapter, so α of the adapter is unknown; pass it as "
             "export_adapter(alpha=)"
         )
     own = _own_model(run, client, level)
@@ -439,10 +491,9 @@ def export_adapter(
     if own is not None:
         tensors = layout.full.unflatten(own)
     else:
-        tensors = {
-            **layout.unflatten(chosen.model),
-            **({} if client is None else run.personal(client)),
-        }
+        tensors = dict(layout.unflatten(chosen.model))
+        if client is not None:
+            tensors |= run.personal(client)
     try:
         make_folder(target.parent)
         appear(
@@ -453,23 +504,34 @@ def export_adapter(
         raise RunError(f"cannot write {target}: {error}") from error
 
 
-def _mixture(run: Run, client: int | None, level: int | None) -> ClientMixture | None:
-    """Return the mixture of a client, if it has one and no level is given."""
-    return None if client is None or level is not None else client_mixture(run, client)
+def _find_mixture(run: Run, client: int | None, level: int | None) -> ClientMixture | None:
+    """Return the mixture of models with which a client was evaluated.
+
+    The result is None if the client was evaluated with a single model, or a level of the tree is
+    given. Then a single model is exported.
+    """
+    if client is None or level is not None:
+        return None
+    return client_mixture(run, client)
 
 
 def _own_model(run: Run, client: int | None, level: int | None) -> Tensor | None:
-    """Return the client's own model ``[F]``, if it has one and no level is given.
+    """Return the client's own model as a vector ``[F]``, with shared and personal entries.
 
-    Raises a RunError if the client has one, but only stores it itself.
+    The result is None if the client has no model of its own, or a level of the tree is given.
+
+    Raises
+    ------
+    RunError
+        If only the client stores its model, as in a network.
     """
     if client is None or level is not None:
         return None
     own = run.kept.get(client, {}).get("model")
     if own is None and "network" in run.config and serves_own(run):
         raise RunError(
-            f"this run has no model of client {client}: over a network it stays with it; export "
-            "the server's with --node 0"
+            f"this run has no model of client {client}: over a network, only the client stores its "
+            "own model; export the server's model with --node 0"
         )
     return own
 
@@ -477,43 +539,62 @@ def _own_model(run: Run, client: int | None, level: int | None) -> Tensor | None
 def _node_and_layout(
     run: Run, client: int | None, node: int | None, level: int | None
 ) -> tuple[Node, Layout]:
-    """Return the node whose model is exported, and the layout of the model's entries."""
+    """Return the node whose model is exported, and the layout of the model's entries.
+
+    Raises
+    ------
+    RunError
+        If the model must not be released, or the run folder is damaged or has no layout.
+    """
     run.check_readable()
-    chosen = _chosen(run, client, node, level)
+    chosen = _find_node(run, client, node, level)
     least = run.config.get("privacy", {}).get("min_cluster_size", 1)
     if is_withheld(run.tree, chosen.id, least):
         raise RunError(
             f"node {chosen.id} has {len(chosen.members)} members, fewer than "
-            f"privacy.min_cluster_size, {least}, so its model is withheld"
+            f"privacy.min_cluster_size, {least}, so its model is withheld; export the model of "
+            "another node"
         )
     if run.layout is None:
         raise RunError(
-            "this run folder was written before the layout of the model was kept, and its models "
-            "cannot be taken apart; run its config.toml again"
+            "this run folder was written by a version that did not record the layout of the model, "
+            "so its models cannot be converted to tensors; run its config.toml again"
         )
     if run.layout.size != len(chosen.model):
         raise RunError(
-            f"the run is damaged: its layout has {run.layout.size} entries, the model of node "
-            f"{chosen.id} {len(chosen.model)}"
+            f"the run is damaged: its layout has {run.layout.size} entries, but the model of node "
+            f"{chosen.id} has {len(chosen.model)}; restore the run folder from a copy"
         )
     return chosen, run.layout
 
 
 def _check_free(target: Path) -> None:
-    """Check that no file of an export to ``target`` exists; raises RunError if one does."""
+    """Check that no file of an export to ``target`` exists yet.
+
+    Raises
+    ------
+    RunError
+        If the model file or one of its two cards exists.
+    """
     for path in (target, target.with_suffix(".json"), target.with_suffix(".md")):
         if path.exists():
             raise RunError(f"{path} exists already; name another file with --out, or remove it")
 
 
-def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -> Node:
+def _find_node(run: Run, client: int | None, node: int | None, level: int | None) -> Node:
+    """Return the node to export, given by its number, or by a client and a level of its path."""
     if (client is None) == (node is None):
         given = "neither" if client is None else f"client {client} and node {node}"
-        raise ConfigError(f"export takes either --client or --node, got {given}")
+        raise ConfigError(f"an export needs either --client or --node, got {given}")
     if client is not None:
-        return served_node(run, client) if level is None else run.tree.node_for(client, level)
+        if level is None:
+            return served_node(run, client)
+        return run.tree.node_for(client, level)
     if level is not None:
-        raise ConfigError(f"--level {level} goes with --client; node {node} has one model only")
+        raise ConfigError(
+            f"--level {level} can only be used with --client; leave it out, since node {node} has "
+            "only one model"
+        )
     assert node is not None  # since exactly one of client and node is given
     if not 0 <= node < len(run.tree.nodes):
         raise TreeError(
@@ -523,8 +604,11 @@ def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -
     return run.tree.nodes[node]
 
 
-def _write(card: Card, tensors: Mapping[str, Tensor], target: Path) -> None:
-    """Write all three files or none of them; the model last, so that it never lacks its card."""
+def _write_export(card: Card, tensors: Mapping[str, Tensor], target: Path) -> None:
+    """Write the model file and its two cards, or none of them.
+
+    The model file appears last, so that it never exists without its card.
+    """
     text = json.dumps(card, indent=2)
     header = {"format": "pt", "fedclade": text}
     writers: Mapping[Path, Writer] = {

@@ -1,4 +1,4 @@
-"""Folder of a run in progress: made at the start, then with checkpoints, then with results."""
+"""Folder of a run in progress: first with a config, then checkpoints, finally results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fedclade.runs.store.run import holds_leftovers, is_finished, is_unfinished,
 KEPT = 2
 """Number of checkpoints to store: if the last one is damaged, the one before it can be used."""
 
-FREE_TO_CHANGE = ("rounds", "checkpoint_every", "versions", "network")
-"""Settings, or sections with all their keys, that may differ when a run is continued.
+FREE_TO_CHANGE = ("rounds", "checkpoint_every", "versions", "network", "report")
+"""Settings, and sections with all their keys, that may change when a run is continued.
 
-The number of rounds cannot become smaller.
+The number of rounds may only become larger.
 """
 
 CHOSEN = ("engine", "stream")
@@ -36,52 +36,58 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Folder that stores a run from its start; it need not exist yet."""
+    """Folder in which a run is stored from its start; the folder need not exist yet."""
 
     path: Path
     _lock: Lock = field(default_factory=Lock)
 
     def holds_all(self, config: Mapping[str, Any]) -> bool:
-        """Whether the folder has a finished run with as many rounds as a config asks for."""
-        return is_finished(self.path) and _rounds(read_run_config(self.path)) == config["rounds"]
+        """Return whether the folder contains a finished run with the config's number of rounds."""
+        return (
+            is_finished(self.path) and _read_rounds(read_run_config(self.path)) == config["rounds"]
+        )
 
     def check(self, config: Mapping[str, Any]) -> None:
-        """Check that a run of this config can begin in the folder, or continue there.
+        """Check that a run with this config can begin in the folder, or be continued there.
 
         Raises
         ------
         RunError
-            If the folder holds something else, or a run of another config.
+            If the folder contains other files than a run, or a run with another config.
         """
         if self._holds_run:
             if difference := first_difference(read_run_config(self.path), config):
                 raise RunError(
-                    f"{self.path} holds a run of another config: {difference}; name another folder"
+                    f"{self.path} contains a run with another config: {difference}; name another "
+                    "folder"
                 )
         elif self.path.exists() and not holds_leftovers(self.path):
             raise RunError(
-                f"{self.path} exists already and holds no run; name another folder, or remove it"
+                f"{self.path} exists already, but does not contain a run; name another folder, or "
+                "remove it"
             )
 
     def begin(self, config: Mapping[str, Any]) -> bool:
-        """Make the folder, or prepare an existing run for more rounds; lock out other processes.
+        """Create the folder of a new run, or prepare the folder of an existing run for more rounds.
+
+        Until :meth:`leave` is called, other processes cannot write to the folder.
 
         Returns
         -------
         bool
-            Whether the folder holds only this beginning of a run.
+            True for a new run; False if the folder already contained a run.
 
         Raises
         ------
         RunError
-            If the folder cannot be written, another process is writing to it, or has begun
-            something else there in the meantime.
+            If the folder cannot be written, another process is writing to the folder, or another
+            process has meanwhile begun a run with another config there.
         """
         try:
             is_new = not self.path.exists()
             make_folder(self.path)
             self._lock.take(self.path)
-            # Checked with the lock: another process may have begun a run since the last check.
+            # Checked again under the lock: another process may have begun a run meanwhile.
             self.check(config)
             if not self._holds_run:
                 try:
@@ -91,8 +97,8 @@ class RunFolder:
                         remove(self.path)
                     raise
                 return True
-            if config["rounds"] > _rounds(kept := read_run_config(self.path)):
-                # Before the config changes, since a finished run has had all rounds of its config.
+            if config["rounds"] > _read_rounds(kept := read_run_config(self.path)):
+                # Before the config changes: a folder marked as finished must have all rounds.
                 reopen(self.path)
                 appear(
                     self.path / CONFIG,
@@ -103,33 +109,33 @@ class RunFolder:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from error
 
     def clear(self) -> None:
-        """Remove the lock file of a process that was killed just after it finished the run."""
+        """Remove the lock file of a process that was killed just after it had finished the run."""
         if (self.path / LOCK).exists():
             with suppress(RunError, OSError):  # another process has it, or the folder is read-only
                 self._lock.take(self.path)
                 self._lock.let_go()
 
     def leave(self) -> None:
-        """Let other processes write to the folder."""
+        """Release the lock of the folder, so that other processes can write to the folder."""
         self._lock.let_go()
 
     def newest(self, config: Mapping[str, Any], fingerprint: str) -> Checkpoint | None:
-        """Return the newest usable checkpoint of this run; None if there is no checkpoint.
+        """Return the newest usable checkpoint of the run; None if the folder has no checkpoint.
 
-        A warning is logged for each checkpoint that cannot be used. It is renamed as soon as an
-        older one is found that can be used.
+        If a newer checkpoint is unusable and an older one is usable, a warning is logged and the
+        unusable checkpoint is renamed.
 
         Parameters
         ----------
         config
-            Config of the run.
+            Config of the run, which the config of a usable checkpoint must match.
         fingerprint
-            Fingerprint of its data.
+            Digest of the clients' data, which a usable checkpoint must have recorded.
 
         Raises
         ------
         CheckpointError
-            If there are checkpoints, and none can be used. They are left as they are.
+            If the folder has checkpoints, but none is usable. The checkpoints are not changed.
         """
         unusable: dict[Path, str] = {}
         for folder in self._checkpoints():
@@ -147,14 +153,18 @@ class RunFolder:
             return checkpoint
         if unusable:
             raise CheckpointError(
-                f"no checkpoint of {self.path} can be used: {'; '.join(unusable.values())}"
+                f"no checkpoint of {self.path} can be used: {'; '.join(unusable.values())}; to "
+                "start the run from round 1, name another folder"
             )
         return None
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, and remove all but the last two.
+        """Write a checkpoint, and remove all but the last two checkpoints.
 
-        If that fails, the earlier checkpoints stay.
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint cannot be written. The earlier checkpoints then remain.
         """
         target = self._folder / f"round-{checkpoint.round:06d}"
         try:
@@ -163,63 +173,90 @@ class RunFolder:
             # stays: a damaged file would otherwise damage both remaining checkpoints.
             earlier = next(iter(self._checkpoints()[KEPT - 1 :]), None)
             appear(target, lambda beside: checkpoint.write(beside, earlier))
-            half_written = self._folder.glob(".round-*.writing")  # by a run that was killed
+            # Folders of this name are left by a process that was killed.
+            half_written = self._folder.glob(".round-*.writing")
             for old in (*self._checkpoints()[KEPT:], *half_written):
                 remove(old)
         except OSError as error:
             raise CheckpointError(
-                f"cannot write the checkpoint {target}: {error}; those before it are kept"
+                f"cannot write the checkpoint {target}: {error}; the earlier checkpoints remain"
             ) from error
 
     @property
     def _holds_run(self) -> bool:
+        """Whether the folder contains a run, finished or unfinished."""
         return is_finished(self.path) or is_unfinished(self.path)
 
     @property
     def _folder(self) -> Path:
+        """Path of the subfolder with the checkpoints."""
         return self.path / "checkpoints"
 
     def _checkpoints(self) -> list[Path]:
         """Return the folders of all checkpoints, the newest first."""
-        found = self._folder.iterdir() if self._folder.is_dir() else ()
-        numbers = {path: int(match[1]) for path in found if (match := _NAME.fullmatch(path.name))}
+        if not self._folder.is_dir():
+            return []
+        numbers: dict[Path, int] = {}
+        for path in self._folder.iterdir():
+            if match := _NAME.fullmatch(path.name):
+                numbers[path] = int(match[1])
         return sorted(numbers, key=lambda path: -numbers[path])
 
 
 def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
-    """Describe the first setting that prevents a run from being continued with another config.
+    """Describe the first setting that prevents a run from being continued with a new config.
 
-    ``kept`` is the config of the run, ``config`` the other one. None if the run can be continued.
+    Parameters
+    ----------
+    kept
+        Config that is stored in the run's folder.
+    config
+        Config of the call that continues the run.
+
+    Returns
+    -------
+    str or None
+        Text such as ``its seed is 1, not 2``; None if the run can be continued.
     """
-    before = _settings(kept)
-    now = _settings(config)
+    before = _flatten_settings(kept)
+    now = _flatten_settings(config)
     for key in dict.fromkeys([*before, *now]):
         if key.split(".")[0] in FREE_TO_CHANGE or before.get(key) == now.get(key):
             continue
         if key not in CHOSEN or now.get(key) != "auto":
             return f"its {key} is {before.get(key)!r}, not {now.get(key)!r}"
-    if config["rounds"] < _rounds(kept):
-        return f"its rounds is {_rounds(kept)}, and {config['rounds']} would be fewer"
+    if config["rounds"] < _read_rounds(kept):
+        return f"its rounds is {_read_rounds(kept)}, which cannot be lowered to {config['rounds']}"
     return None
 
 
-def _rounds(kept: Mapping[str, Any]) -> int:
-    """Return the rounds of a config that was read; 0 if a user has removed them."""
+def _read_rounds(kept: Mapping[str, Any]) -> int:
+    """Return the number of rounds of a stored config; 0 if a user has removed the setting."""
     return kept.get("rounds", 0)
 
 
 def _check_origin(
     folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], fingerprint: str
 ) -> None:
+    """Check that a checkpoint belongs to the run with this config and these data.
+
+    Raises
+    ------
+    CheckpointError
+        If the config or the data's fingerprint differ.
+    """
     if difference := first_difference(checkpoint.config, config):
-        raise CheckpointError(f"{folder} is of another run: {difference}")
+        raise CheckpointError(f"the checkpoint {folder} is from another run: {difference}")
     if checkpoint.fingerprint != fingerprint:
         raise CheckpointError(
-            f"{folder} was made with other data than was loaded now; give the run the data that it "
-            "began with"
+            f"the checkpoint {folder} was made with other data than the data that is loaded now; "
+            "pass the data with which the run began"
         )
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a config by dotted names, as JSON values, without unset ones."""
+def _flatten_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a config as JSON values, by dotted names such as ``local.lr``.
+
+    Unset settings are left out.
+    """
     return flat(json.loads(json.dumps(without_unset(config), default=str)))

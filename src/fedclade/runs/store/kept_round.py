@@ -1,4 +1,7 @@
-"""Best round so far by scores on validation data, in memory and in a checkpoint."""
+"""Best round of a run so far, by scores on validation data, in memory and in a checkpoint.
+
+A run with ``keep_best`` stores this round's models instead of the last round's models.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,17 @@ _TREE = "tree"
 
 @dataclass(frozen=True, eq=False)
 class KeptRound:
-    """Results with which a run would end if this round had been its last.
+    """Results of one round, as the run would store them if the round had been its last.
 
     Parameters
     ----------
     round
         Number of the round, from 1.
     tree
-        The clusters and their models after the round, as the server sees them.
+        The clusters and their models after the round; if clients permute the entries of models,
+        the models are in permuted order.
     kept
-        Tensors that each client of a simulation stores, by client and name; see
+        Tensors that each client of a simulation stores, by client id and name; see
         :class:`~fedclade.Run`.
     own_models
         Number of clients that are evaluated with models of their own.
@@ -47,10 +51,10 @@ class KeptRound:
     similarities: Sequence[SimilarityMatrix] = ()
 
     def write(self, folder: Path, *, private: bool) -> None:
-        """Write the round into a new folder.
+        """Write the round's results into a new folder.
 
-        ``private`` is whether its models are private, see :func:`write_tensors
-        <fedclade.core.files.write_tensors>`.
+        ``private`` is whether only the owner of the files may read the models, see
+        :func:`write_tensors <fedclade.core.files.write_tensors>`.
         """
         folder.mkdir()
         write_tree(self.tree, folder / _TREE, None, private)
@@ -72,7 +76,11 @@ class KeptRound:
 
     @classmethod
     def read(cls, folder: Path) -> KeptRound:
-        """Read a round onto the CPU; raises one of the errors of damaged files, or a RunError."""
+        """Read a round's results from a folder, with all tensors on the CPU.
+
+        Damaged files raise one of the errors in :data:`DAMAGES
+        <fedclade.runs.store.tree_files.DAMAGES>`, or a RunError.
+        """
         facts = json.loads((folder / _FACTS).read_text())
         tensors = {name: tensor.clone() for name, tensor in load_file(folder / _TENSORS).items()}
         kept: dict[int, dict[str, Tensor]] = {}
@@ -91,8 +99,10 @@ class KeptRound:
             for s in facts["similarities"]
         )
         tree = read_tree(folder / _TREE).map_vectors(torch.clone, torch.clone)
-        return cls(facts["round"], tree, kept, facts["own_models"], similarities)
+        return cls(
+            facts["round"], tree, kept, own_models=facts["own_models"], similarities=similarities
+        )
 
     def moved(self, device: str) -> KeptRound:
-        """Return the round with the models of its tree on a device."""
+        """Return the round's results with the models of the tree on a device, such as ``cuda``."""
         return replace(self, tree=self.tree.map_vectors(*[lambda tensor: tensor.to(device)] * 2))

@@ -1,42 +1,48 @@
-"""Loading of exported models into a module."""
+"""Loading of an exported model into a PyTorch module."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from fedclade.core import ModelError, RunError, checked
-from fedclade.tasks import ModelMixture
+from fedclade.tasks import ModelMixture, TargetScale
+
+UNIT_HOOK = "_fedclade_unit_hook"
+"""Attribute of a module that stores the handle of the hook that rescales the module's outputs."""
 
 
 @checked()
 def load_export(path: str | Path, model: nn.Module) -> nn.Module:
-    """Load a model that :func:`~fedclade.export_model` wrote.
+    """Load a model that :func:`~fedclade.export_model` wrote into a PyTorch module.
 
     Parameters
     ----------
     path
         The file, which ends in ``.safetensors``.
     model
-        A module of the architecture that was trained.
+        A module with the architecture of the exported model.
 
     Returns
     -------
     nn.Module
-        The module itself, with the exported parameters; or a :class:`~fedclade.ModelMixture` of
-        copies of it if the exported model is a mixture. Either is in evaluation mode.
+        The given module with the exported parameters, in evaluation mode. If the exported model is
+        a mixture, a :class:`~fedclade.ModelMixture` of copies of the module instead. If the model
+        was trained on standardized targets, a forward hook converts outputs to the unit of the
+        data.
 
     Raises
     ------
     RunError
         If the file cannot be read.
     ModelError
-        If the module has other tensors than the file.
+        If the tensors of the module differ from the tensors in the file by name or shape.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -48,8 +54,32 @@ def load_export(path: str | Path, model: nn.Module) -> nn.Module:
     kind = type(model).__name__
     if mixture is not None:
         model = ModelMixture(model, len(mixture["nodes"]), mixture["task"])
+        for copied in model.models:
+            _remove_unit_hook(copied)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
         raise ModelError(f"the model in {path} does not fit into this {kind}: {error}") from error
+    _remove_unit_hook(model)
+    data = card.get("data", {})
+    if data.get("target_mean"):
+        scale = TargetScale(tuple(data["target_mean"]), tuple(data["target_std"]))
+        hook = model.register_forward_hook(partial(_restore_unit, scale))
+        model.__dict__[UNIT_HOOK] = hook
     return model.eval()
+
+
+def _remove_unit_hook(model: nn.Module) -> None:
+    """Remove the hook that an earlier call of :func:`load_export` has registered on a module.
+
+    The hook converts outputs to the unit of the targets. A module also has the hook if it is a copy
+    of a module with the hook.
+    """
+    hook = model.__dict__.pop(UNIT_HOOK, None)
+    if hook is not None:
+        hook.remove()
+
+
+def _restore_unit(scale: TargetScale, _module: nn.Module, _inputs: Any, outputs: Tensor) -> Tensor:
+    """Convert outputs for standardized targets to the unit of the targets, as a forward hook."""
+    return scale.restore(outputs)

@@ -1,4 +1,8 @@
-"""Manifest of a folder: the SHA-256 of every file, to detect damage; also the folder's lock."""
+"""Protection of a run folder: a manifest that detects damaged files, and a lock.
+
+The manifest lists the SHA-256 of every file. The lock prevents two processes from writing to the
+folder at the same time.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +28,22 @@ except ImportError:  # on Windows, where runs of other processes are not detecte
     fcntl = None
 
 LOCK = ".lock"
-"""File in a run folder while a process writes to it, or after such a process was killed."""
+"""Name of the lock file, which a run folder contains while a process writes to the folder.
+
+The file also remains if that process was killed.
+"""
 
 _held: dict[Path, int] = {}
-"""Folders that this process writes to, with its process id.
+"""Folders to which this process writes, each with the id of the process.
 
-After a fork, the entries of the parent process have another id, and do not count.
+After a fork, entries with the process id of the parent process are ignored.
 """
 
 
 class Lock:
-    """Lock that keeps other processes out of a folder.
+    """Lock that prevents other processes from writing to a folder.
 
-    It is released when the process ends, for whatever reason.
+    The operating system releases the lock when the process ends, for whatever reason.
     """
 
     def __init__(self) -> None:
@@ -44,31 +51,31 @@ class Lock:
         self._folder = Path()
 
     def take(self, folder: Path) -> None:
-        """Take the lock of a folder.
+        """Acquire the lock of a folder.
 
         Raises
         ------
         FolderInUseError
-            If another process has the lock, or another run of this process.
+            If another process, or another run of this process, is writing to the folder.
         """
         place = folder.resolve()
         if _held.get(place) == os.getpid():
-            raise _busy(folder)
+            raise _busy_error(folder)
         while self._opened is None:
             opened = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-            if not _locked(opened):
+            if not _try_lock(opened):
                 os.close(opened)
-                raise _busy(folder)
+                raise _busy_error(folder)
             with suppress(FileNotFoundError):
                 if os.fstat(opened).st_ino == (folder / LOCK).stat().st_ino:
                     self._opened = opened
                     break
-            os.close(opened)  # another process had it, and has removed it since
+            os.close(opened)  # another process has removed this lock file meanwhile: try again
         self._folder = place
         _held[place] = os.getpid()
 
     def let_go(self) -> None:
-        """Release the lock, if it is taken."""
+        """Release the lock, and remove the lock file. Nothing happens without a lock."""
         if self._opened is not None:
             with suppress(OSError):
                 (self._folder / LOCK).unlink(missing_ok=True)
@@ -77,8 +84,12 @@ class Lock:
             _held.pop(self._folder, None)
 
 
-def _locked(opened: int) -> bool:
-    """Lock an open file by a POSIX lock, which a forked worker process does not inherit."""
+def _try_lock(opened: int) -> bool:
+    """Try to lock an open file by a POSIX lock, and return whether this succeeded.
+
+    A forked worker process does not inherit a POSIX lock. Where locks do not exist (on Windows, and
+    on some file systems), the result is True.
+    """
     if fcntl is None:
         return True
     try:
@@ -90,20 +101,24 @@ def _locked(opened: int) -> bool:
     return True
 
 
-def _busy(folder: Path) -> FolderInUseError:
+def _busy_error(folder: Path) -> FolderInUseError:
+    """Return the error for a folder to which another process, or another run, is writing."""
     return FolderInUseError(
-        f"another process is writing to the run folder {folder}; wait until it is done, stop it, "
-        "or name another folder"
+        f"another process is writing to the run folder {folder}; wait until the process ends, stop "
+        "it, or name another folder"
     )
 
 
 # The config of a run folder is written at the start of the run, with its SHA-256 in the last line.
 
 CONFIG = "config.toml"
-"""First file of a run folder, which exists from the start of the run."""
+"""Name of the file with a run's config, the first file that is written to a run folder."""
 
 _SUM = "# SHA-256 of the lines above: "
-"""Beginning of the last line of a config, which allows checking it from the start of the run."""
+"""Beginning of the last line of a config file, which ends with the SHA-256 of the lines above.
+
+The manifest exists only for a finished run; this line detects a damaged config from the start.
+"""
 
 
 REMEDY = "restore it from a copy, or run its config again"
@@ -111,18 +126,24 @@ REMEDY = "restore it from a copy, or run its config again"
 
 
 def read_run_config(folder: Path) -> Mapping[str, Any]:
-    """Read the config of a run folder; raises RunError if it is damaged."""
+    """Read the config of a run folder.
+
+    Raises
+    ------
+    RunError
+        If the file cannot be read or is damaged.
+    """
     try:
         text = (folder / CONFIG).read_text(encoding="utf-8")
         content, mark, noted = text.rpartition(_SUM)
         if mark and noted.strip() != _sha256(content):
             raise ValueError(
-                f"{CONFIG} is not what was written: its SHA-256 is not the one in its last line"
+                f"{CONFIG} was changed: its SHA-256 differs from the SHA-256 in its last line"
             )
         try:
             config = tomllib.loads(text)
         except ValueError as error:
-            raise ValueError(f"{CONFIG} is no TOML ({error})") from error
+            raise ValueError(f"{CONFIG} is not valid TOML ({error})") from error
         check_shape(config, CONFIG_SHAPE, CONFIG)
         return config
     except (OSError, ValueError, RecursionError) as error:
@@ -132,15 +153,15 @@ def read_run_config(folder: Path) -> Mapping[str, Any]:
 
 
 def is_private(config: Mapping[str, Any]) -> bool:
-    """Whether only the user may read the files of a run's models.
+    """Return whether only the owner of a run folder may read the files with the models.
 
-    This holds for runs over a network, whose models have learned from the data of others.
+    This holds for runs over a network, whose models were trained on the data of other parties.
     """
     return "network" in config
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Write a config as TOML."""
+    """Write a config as TOML, with the SHA-256 of the text in the last line."""
     text = to_toml(config)
     path.write_text(f"{text}{_SUM}{_sha256(text)}\n", encoding="utf-8")
 
@@ -150,17 +171,18 @@ def _sha256(text: str) -> str:
 
 
 def write_manifest(path: Path, version: int, known: Mapping[str, str] | None = None) -> None:
-    """Write a folder's format version and the SHA-256 of every file in it into a new file there.
+    """Write a manifest: a folder's format version, and the SHA-256 of every file in the folder.
 
     Parameters
     ----------
     path
-        The file to write, in the folder.
+        Path of the manifest, in the folder that it describes.
     version
         Format version of the folder.
     known
-        SHA-256 of files that are shared with another folder, by name. These are not computed again,
-        as the files may have been damaged since they were written.
+        SHA-256 of files that are shared with another folder, by name. These sums are not computed
+        again: if a file was damaged meanwhile, a new sum would match the damaged file and hide the
+        damage.
     """
     files = sorted(each for each in path.parent.rglob("*") if each.is_file())
     names = {each.relative_to(path.parent).as_posix(): each for each in files}
@@ -169,12 +191,12 @@ def write_manifest(path: Path, version: int, known: Mapping[str, str] | None = N
 
 
 def read_manifest(path: Path, version: int) -> Mapping[str, str]:
-    """Return the SHA-256 of every file of a folder, as recorded.
+    """Return the recorded SHA-256 of every file of a folder, by the file's relative path.
 
     Raises
     ------
     RunError
-        If the manifest cannot be read or has another version.
+        If the manifest cannot be read, or records another format version than ``version``.
     """
     try:
         manifest = json.loads(path.read_text())
@@ -183,13 +205,16 @@ def read_manifest(path: Path, version: int) -> Mapping[str, str]:
         raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     if manifest["format"] != version:
         raise RunError(
-            f"{path.parent} has format {manifest['format']!r}, this version reads format {version}"
+            f"{path.parent} has format {manifest['format']!r}, but this version of fedclade reads "
+            f"format {version}; use the version that wrote the folder"
         )
     return manifest["sha256"]
 
 
 def check_manifest(path: Path, version: int) -> tuple[str, ...]:
-    """Check that the files of a folder have not changed, and return their names relative to it.
+    """Check that the files of a folder have not changed since the manifest was written.
+
+    The result has the names of the files, relative to the folder.
 
     Raises
     ------
@@ -200,11 +225,11 @@ def check_manifest(path: Path, version: int) -> tuple[str, ...]:
     for name, expected in sums.items():
         file = path.parent / name
         if not file.is_file():
-            raise RunError(f"{file} is missing")
+            raise RunError(f"{file} is missing, although {path.name} lists it")
         try:
             found = sha256_of(file)
         except OSError as error:
             raise RunError(f"{file} cannot be read: {error}") from error
         if found != expected:
-            raise RunError(f"{file} is damaged: its SHA-256 is not the one in {path.name}")
+            raise RunError(f"{file} is damaged: its SHA-256 differs from the one in {path.name}")
     return tuple(sums)

@@ -1,4 +1,7 @@
-"""Results of newcomers, as a table for other programs and as JSON that reports read again."""
+"""Results of newcomers: written as a CSV table, or as JSON that reports read.
+
+A newcomer is a client that did not train in the run and is assigned one of its models afterwards.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 CASES = ("", "_root", "_own", "_fine_tuned")
-"""Suffixes of the columns with scores, all on a newcomer's test data.
+"""Suffixes of the names of the columns with scores on a newcomer's test data.
 
-The scores are of the assigned model, the root's model, a model that the newcomer trained alone,
-and the assigned model after fine-tuning.
+In order, the scores are of the assigned model, the root's model, a model that the newcomer trained
+alone, and the assigned model after fine-tuning.
 """
 
 _SHAPE = {
@@ -43,27 +46,38 @@ _SHAPE = {
 
 @dataclass(frozen=True, eq=False)
 class Newcomers:
-    """Assignments of newcomers, and scores of the models for them.
+    """Assignments of a run's models to newcomers, and the newcomers' scores by these models.
+
+    A newcomer is a client that did not train in the run. It is assigned to a path in the parameter
+    tree, from the root to a leaf, and gets the model of one node on the path.
 
     Parameters
     ----------
     assignments
         Assignment of each newcomer.
     rows
-        One row for each newcomer, with these columns. ``client`` and ``name``; ``path`` and
-        ``node`` of the model that it got; ``fits``; ``leaf``, the end of its path, whether or not
-        it fits there; ``by``, the compared quantity (``similarity``, ``loss`` or ``distance``); for
-        every step on its path the ``scores`` of the branch it took, of the best of the ``others``,
-        and their ``margins``; the smallest ``margin``; its ``true_cluster``; ``right``, whether it
-        got the model of a leaf of that cluster; and its scores, by the metric that counts, in the
-        columns of :func:`score_columns <fedclade.runs.score_columns>`, None where the metric is
-        undefined for its test data.
+        One row for each newcomer. The columns are:
+
+        - ``client`` and ``name``: id and name of the newcomer;
+        - ``path`` and ``node``: nodes from the root to the node of the assigned model, and this
+          node;
+        - ``leaf`` and ``fits``: leaf at the end of the newcomer's whole path, and whether the
+          newcomer fits the selected branch at every step to this leaf;
+        - ``by``: quantity by which branches were compared (``similarity``, ``loss`` or
+          ``distance``);
+        - ``scores``, ``others`` and ``margins``: for every step, this quantity for the selected
+          branch, for the best other branch, and the difference;
+        - ``margin``: smallest of the margins;
+        - ``true_cluster`` and ``right``: the newcomer's true cluster, and whether the assigned
+          model is from a leaf of this true cluster; None if true clusters are unknown;
+        - columns of :func:`score_columns <fedclade.runs.score_columns>`: scores of the newcomer;
+          None if the metric is undefined for its test data.
     rounds_alone
-        Number of rounds for which a newcomer trained a model alone.
+        Number of rounds for which each newcomer trained a model alone, for comparison.
     only_fitting
-        Whether newcomers only got models that fit them.
+        Whether newcomers were only assigned models that fit them.
     metric
-        Name of the metric that counts.
+        Name of the metric of the scores.
     """
 
     assignments: Sequence[Assignment]
@@ -74,10 +88,10 @@ class Newcomers:
 
     @property
     def summary(self) -> Row:
-        """Summary of all newcomers.
+        """Mean scores, and numbers of newcomers that fit no leaf or have no score.
 
-        It has the mean scores, the numbers of newcomers that fit nowhere or have no score, and the
-        share of newcomers that got the model of a leaf of their true cluster.
+        If true clusters are known, the summary also has the share of newcomers whose assigned model
+        is from a leaf of their true cluster.
         """
         right = [row["right"] for row in self.rows if row["right"] is not None]
         return {
@@ -92,9 +106,11 @@ class Newcomers:
         }
 
     def _mean(self, column: str) -> float | None:
-        """Return the mean over the newcomers that have a score; None if none has."""
+        """Return the mean of a column over the newcomers with a score; None if there is none."""
         known = [row[column] for row in self.rows if row[column] is not None]
-        return fmean(known) if known else None
+        if not known:
+            return None
+        return fmean(known)
 
     def __repr__(self) -> str:
         return (
@@ -102,7 +118,7 @@ class Newcomers:
         )
 
     def frame(self) -> DataFrame:
-        """Return the rows as a pandas data frame.
+        """Return the rows as a pandas data frame, with one row for each newcomer.
 
         Raises
         ------
@@ -112,39 +128,39 @@ class Newcomers:
         return data_frame(self.rows, "Newcomers.frame")
 
     def save(self, path: Path) -> Path:
-        """Write the results as CSV or as JSON, by the file's suffix; an existing file is replaced.
+        """Write the results as CSV or JSON, according to the suffix of the file.
 
-        An interrupted write leaves the existing file unchanged.
+        An existing file is replaced. An interrupted write leaves an existing file unchanged.
 
         Raises
         ------
         RunError
-            If the suffix is another, or the file cannot be written.
+            If the suffix is neither ``.csv`` nor ``.json``, or the file cannot be written.
         """
         return write_newcomers(path, self.summary, self.rows)
 
 
 def score_columns(metric: str) -> list[str]:
-    """Return the names of the columns with newcomers' scores by a metric."""
+    """Return the names of the columns with scores by a metric, such as ``accuracy_root``."""
     return [f"{metric}{case}" for case in CASES]
 
 
 def write_newcomers(path: Path, summary: Row, rows: Sequence[Row]) -> Path:
-    """Write newcomers as CSV or as JSON, by the file's suffix.
+    """Write newcomers' results as CSV or JSON, according to the suffix of the file.
 
     In CSV, the entries of a list are joined by spaces.
 
     Raises
     ------
     RunError
-        If the suffix is another, or the file cannot be written.
+        If the suffix is neither ``.csv`` nor ``.json``, or the file cannot be written.
     """
     writers = {".csv": _write_csv, ".json": _write_json}
     if path.suffix not in writers:
-        raise RunError(f"newcomers can be written as .csv or .json, got {path.name!r}")
+        raise RunError(f"a file of newcomers should end in .csv or .json, got {path.name!r}")
     try:
         if path.is_dir():
-            raise IsADirectoryError("it is a folder")
+            raise IsADirectoryError(f"{path.name} is a folder; choose the name of a file")
         appear(path, lambda beside: writers[path.suffix](beside, summary, rows))
     except OSError as error:
         raise RunError(f"cannot write {path}: {error}") from error
@@ -152,12 +168,14 @@ def write_newcomers(path: Path, summary: Row, rows: Sequence[Row]) -> Path:
 
 
 def read_newcomers(path: Path) -> Mapping[str, Any]:
-    """Read the JSON file of newcomers: the ``summary``, and the rows of the ``newcomers``.
+    """Read the JSON file of newcomers' results.
+
+    The result has the keys ``summary`` and ``newcomers``, a list of rows.
 
     Raises
     ------
     RunError
-        If the file is damaged.
+        If the file cannot be read or is damaged.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -168,7 +186,9 @@ def read_newcomers(path: Path) -> Mapping[str, Any]:
         check_shape(content, {"summary": scores, "newcomers": [scores]}, path.name)
         expected = content.pop("sha256", None)  # files of earlier versions have none
         if expected not in (None, _sum_of(content)):
-            raise ValueError("its SHA-256 is not the one in it")
+            raise ValueError(
+                f"{path.name} was changed: its SHA-256 differs from the recorded SHA-256"
+            )
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"{path} is damaged: {error}; make it again with: fedclade assign {path.parent}"
@@ -197,4 +217,5 @@ def _write_json(path: Path, summary: Row, rows: Sequence[Row]) -> None:
 
 
 def _sum_of(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a JSON value, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

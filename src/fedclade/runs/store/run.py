@@ -1,4 +1,4 @@
-"""Results of a finished run, and the folder that stores them."""
+"""Results of a finished run, and the run folder in which they are stored."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from fedclade.runs.store.contents import (
     read_summary,
     write_rows,
 )
+from fedclade.runs.store.gains import GAINS, Gains, read_gains, write_gains
 from fedclade.runs.store.manifest import (
     CONFIG,
     LOCK,
@@ -64,23 +65,23 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 FORMAT = 3
-"""Version of the run folder's layout, recorded in ``summary.json``."""
+"""Version of the format of a run folder, recorded in ``summary.json``."""
 
 READABLE = (1, 2, 3)
-"""Versions of the run folder's layout that can be read.
+"""Versions of the format of a run folder that can be read.
 
 Folders of format 1 had no checkpoints and could not be unfinished. Folders before format 3 had no
-SHA-256 sums, so that only the shapes of their contents can be checked.
+SHA-256 sums, so that only the structure of their contents can be checked.
 """
 
 _SUMMARY = "summary.json"
-"""Last file of a run folder, which only a finished run has."""
+"""Name of the file that is written last to a run folder, and marks its run as finished."""
 
 _MANIFEST = "manifest.json"
-"""File with the SHA-256 of every other file of a finished run."""
+"""Name of the file with the SHA-256 of every other file of a finished run."""
 
 _LEFTOVERS = {LOCK, f".{CONFIG}.writing"}
-"""Files that can exist before the config of a run."""
+"""Names of the files that a killed process can leave in a folder before it writes the config."""
 
 _FILES = (
     *(
@@ -93,12 +94,12 @@ _FILES = (
     ),
     *(f"{name}.parquet" for name in TABLES),
 )
-"""Files of a finished run."""
+"""Relative paths of the files that the folder of every finished run contains."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run(Displayed):
-    """All results of a run.
+    """All results of a run: summary, metrics, clusters and their models, events.
 
     Parameters
     ----------
@@ -107,9 +108,9 @@ class Run(Displayed):
     tree
         The clusters and their models.
     metric_rows, cluster_rows, client_rows
-        Rows of the tables: one for each round; for each round and cluster; for each evaluation and
-        client. As pandas data frames they are :attr:`metrics`, :attr:`clusters` and
-        :attr:`clients`.
+        Rows of the tables as dicts: a row for each round; for each round and cluster; and for each
+        evaluation and client. The properties :attr:`metrics`, :attr:`clusters` and :attr:`clients`
+        return them as pandas data frames.
     events
         Splits and other events, in order.
     similarities
@@ -118,13 +119,16 @@ class Run(Displayed):
         Mapping between the entries of a model and the module's tensors; None in folders of versions
         that did not store it.
     kept
-        Tensors that each client of a simulation stores, by client and name: ``personal``, its
-        personal parameters ``[P]``, ``model``, a whole model of its own ``[F]``, and ``mixture``,
-        its weights of the leaves' models ``[K]``.
+        Tensors that each client of a simulation stores, by client id and name: ``personal``, its
+        P personal parameters ``[P]``; ``model``, a whole model of its own with F entries ``[F]``;
+        and ``mixture``, its weights of the K leaves' models ``[K]``.
     is_trusted
         Whether functions that use the config again, such as :func:`fedclade.assign`, may import
-        code that it names by ``module:name``. A run that was made in this process is trusted; a
-        loaded run is not, unless the user says that its origin is.
+        code that the config names by ``module:name``. A run that was made in this process is
+        trusted; a run that was loaded from a folder only with ``trust=True``.
+    gains
+        Advantage of the run's models over simpler models on the test rows of each client; None if
+        it was not measured, for example in a network.
     """
 
     summary: Mapping[str, Any]
@@ -140,16 +144,24 @@ class Run(Displayed):
         default_factory=dict[int, Mapping[str, Tensor]]
     )
     is_trusted: bool = True
+    gains: Gains | None = None
 
     def __repr__(self) -> str:
         shown = ("algorithm", "data", "model", "seed", "rounds")
         return f"Run({', '.join(f'{key}={self.summary.get(key)!r}' for key in shown)})"
 
     @property
+    def has_diverged(self) -> bool:
+        """Whether the run diverged, so that its models and clusters carry no information."""
+        return "diverged" in self.summary
+
+    @property
     def model_round(self) -> int:
-        """Round of the models: the last, or the best of a run with ``keep_best``."""
+        """Round of the run's models: the last round, or the best round with ``keep_best``."""
         chosen = self.summary.get("chosen", {})
-        return chosen["round"] if chosen.get("kept") else self.summary["rounds"]
+        if chosen.get("kept"):
+            return chosen["round"]
+        return self.summary["rounds"]
 
     @cached_property
     def metrics(self) -> DataFrame:
@@ -166,7 +178,12 @@ class Run(Displayed):
     def clusters(self) -> DataFrame:
         """Norms and split criteria as a pandas data frame, with a row for each round and cluster.
 
-        :attr:`cluster_rows` has the same rows as dicts. Raises the errors of :attr:`metrics`.
+        :attr:`cluster_rows` has the same rows as dicts.
+
+        Raises
+        ------
+        MissingExtraError
+            If pandas is not installed.
         """
         return data_frame(self.cluster_rows, "Run.clusters, unlike Run.cluster_rows,")
 
@@ -174,16 +191,22 @@ class Run(Displayed):
     def clients(self) -> DataFrame:
         """Clusters and scores as a pandas data frame, with a row for each evaluation and client.
 
-        :attr:`client_rows` has the same rows as dicts. Raises the errors of :attr:`metrics`.
+        :attr:`client_rows` has the same rows as dicts.
+
+        Raises
+        ------
+        MissingExtraError
+            If pandas is not installed.
         """
         return data_frame(self.client_rows, "Run.clients, unlike Run.client_rows,")
 
     def plot(self) -> Figure:
-        """Plot the score of every cluster over the rounds as a Plotly figure.
+        """Plot the score of every cluster over the rounds, as a Plotly figure.
 
-        Splits are dotted lines. Below the scores is the separation gap g(α), if the true clusters
-        are known, or else α_cross^max. The colours are those of a dark page if
-        ``plotly.io.templates.default`` is a dark template.
+        Dotted lines mark splits. A second plot below shows the separation gap g(α) of the clusters
+        if the true clusters are known, otherwise α_cross^max, the largest cosine similarity between
+        updates of clients in different parts of a cluster's bipartition. The colours suit a dark
+        page if ``plotly.io.templates.default`` is a dark template.
 
         Returns
         -------
@@ -198,60 +221,60 @@ class Run(Displayed):
         return drawn("plot_of", self)
 
     def check_readable(self) -> None:
-        """Check that the run's models are not permuted.
+        """Check that the entries of the run's models are not permuted.
 
-        Clients of a network can permute models by a secret that the server does not know.
+        Over a network, clients can permute them by a secret that the server does not know.
 
         Raises
         ------
         RunError
-            If they are permuted.
+            If the models are permuted.
         """
         if "network" in self.config and self.config.get("privacy", {}).get("permute"):
             raise RunError(
-                "the models of this run are permuted by a secret that only its clients have, and "
-                "nobody else can use them; clients are served over the network, where newcomers "
-                "join too"
+                "the models of this run are permuted by a secret that only its clients know, so "
+                "they cannot be used here; clients are evaluated over the network, and newcomers "
+                "can join there"
             )
 
     @property
     def parted(self) -> bool:
-        """Whether a part of each client's model is personal."""
+        """Whether a part of the model is personal: trained and stored by each client separately."""
         return self.layout is not None and bool(self.layout.personal)
 
     def personal(self, client: int) -> Mapping[str, Tensor]:
-        """Return a client's personal parameters and buffers by name.
+        """Return a client's personal parameters and buffers, by name.
 
-        The result is empty if all of its model is shared.
+        The result is empty if clients share the whole model.
 
         Raises
         ------
         TreeError
             If the run has no such client.
         RunError
-            If only the client stores them, as in a network.
+            If only the client stores its personal parameters, as in a network.
         """
         self.tree.path(client)  # raises a TreeError for a client that the run does not have
         if self.layout is None or not self.layout.personal:
             return {}
         if "personal" not in self.kept.get(client, {}):
             raise RunError(
-                f"this run has no personal parameters of client {client}: over a network they stay "
-                "with it"
+                f"this run has no personal parameters of client {client}: over a network, only the "
+                "client stores them"
             )
         return self.layout.unflatten_personal(self.kept[client]["personal"])
 
     @checked()
     def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
-        """Write the run folder, or nothing if an error occurs.
+        """Write all results to a new run folder. If an error occurs, no folder is created.
 
         Parameters
         ----------
         folder
             Path of the folder, which must not exist yet.
         extra
-            Function that writes further files, such as figures, into the folder that it is given;
-            it is called before the folder appears under its name.
+            Function that writes further files, such as figures, into the folder whose path it is
+            given; it is called before the folder is renamed to ``folder``.
 
         Returns
         -------
@@ -279,9 +302,14 @@ class Run(Displayed):
         return target
 
     def finish(self, folder: Path) -> None:
-        """Write the result files into the folder of a run in progress.
+        """Write the results into the folder of a run in progress.
 
-        The last of the files makes it a finished run.
+        The file that is written last marks the run as finished.
+
+        Raises
+        ------
+        RunError
+            If a file cannot be written. The run is then still unfinished.
         """
         beside = folder / ".results.writing"
         try:
@@ -302,7 +330,9 @@ class Run(Displayed):
     @classmethod
     @checked()
     def load(cls, folder: str | Path, *, trust: bool = False) -> Run:
-        """Read a run folder. No code that its config names is imported.
+        """Read the results of a finished run from its folder.
+
+        No code that the run's config names is imported.
 
         Parameters
         ----------
@@ -316,8 +346,8 @@ class Run(Displayed):
         Raises
         ------
         RunError
-            If it is not a run folder, unfinished, of a format that this version does not read, or
-            damaged.
+            If the folder is not a run folder, its run is unfinished, its format is not supported,
+            or a file is damaged.
         """
         source = Path(folder)
         if not is_finished(source):
@@ -337,6 +367,7 @@ class Run(Displayed):
             similarities = read_similarities(source / "similarities.npz", nodes)
             layout = read_layout(source / "tree")
             kept = read_kept(source / KEPT, layout)
+            gains = read_gains(source)
             return cls(
                 summary,
                 config,
@@ -347,6 +378,7 @@ class Run(Displayed):
                 layout=layout,
                 kept=kept,
                 is_trusted=trust,
+                gains=gains,
             )
         except DAMAGES as error:
             raise RunError(
@@ -354,6 +386,7 @@ class Run(Displayed):
             ) from error
 
     def _write(self, folder: Path) -> None:
+        """Write all result files into an existing folder."""
         write_config(folder / CONFIG, self.config)
         (folder / _SUMMARY).write_text(json.dumps(self.summary, indent=2) + "\n")
         (folder / "events.jsonl").write_text(
@@ -362,21 +395,27 @@ class Run(Displayed):
         for name, rows in zip(
             TABLES, (self.metric_rows, self.cluster_rows, self.client_rows), strict=True
         ):
-            scores = [each.name for each in read_metrics(self.summary)] if name == "clients" else ()
+            scores: list[str] = []
+            if name == "clients":
+                scores = [metric.name for metric in read_metrics(self.summary)]
             write_rows(folder / f"{name}.parquet", rows, scores)
         write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
         write_kept(folder / KEPT, self.kept, is_private(self.config))
         write_similarities(folder / "similarities.npz", self.similarities)
         write_manifest(folder / _MANIFEST, FORMAT)
+        # After the manifest, which does not list the file: gains can be measured again later.
+        if self.gains is not None:
+            write_gains(self.gains, folder)
 
 
 def _check_format(folder: Path) -> None:
-    """Check that a folder has a readable format, and that its files have not changed."""
+    """Check that a run folder has a supported format, and that its files are unchanged."""
     found = read_json(folder / _SUMMARY, {"format": object})["format"]
     if found not in READABLE:
         known = f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
         raise RunError(
-            f"{folder} has format {found}, this version of fedclade reads formats {known}"
+            f"{folder} has format {found}, but this version of fedclade reads formats {known}; use "
+            "the version that wrote the folder"
         )
     if found < 3 and not (folder / _MANIFEST).exists():
         return
@@ -389,7 +428,7 @@ def _check_format(folder: Path) -> None:
 
 
 def check_free(folder: str | Path, *, take_over: bool = False) -> Path:
-    """Return the path of a run folder to make, after checking that nothing is in its place.
+    """Check that a new run folder can be created at a path, and return the path.
 
     Parameters
     ----------
@@ -402,14 +441,14 @@ def check_free(folder: str | Path, *, take_over: bool = False) -> Path:
     Raises
     ------
     RunError
-        If the folder exists, with an unfinished run or anything else.
+        If the path exists, whether it contains an unfinished run or anything else.
     """
     target = Path(folder)
     if take_over and target.is_dir() and holds_leftovers(target):
         return target
     if is_unfinished(target):
         raise RunError(
-            f"{target} holds an unfinished run; continue it with: fedclade resume {target}, or "
+            f"{target} contains an unfinished run; continue it with: fedclade resume {target}, or "
             "name another folder"
         )
     if target.exists():
@@ -418,20 +457,24 @@ def check_free(folder: str | Path, *, take_over: bool = False) -> Path:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a folder has a finished run."""
+    """Return whether a folder contains a finished run."""
     return (folder / _SUMMARY).is_file()
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a folder has a run that has begun and not finished."""
+    """Return whether a folder contains a run that has begun and is not finished."""
     return (folder / CONFIG).is_file() and not is_finished(folder)
 
 
 def holds_leftovers(folder: Path) -> bool:
-    """Whether a folder has nothing but leftovers of a run killed before it wrote its config."""
+    """Return whether a folder contains at most the files of a run killed at its very start."""
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= _LEFTOVERS
 
 
 def reopen(folder: Path) -> None:
-    """Make a finished run an unfinished one, for further rounds."""
+    """Mark a finished run as unfinished, so that it can be continued for further rounds.
+
+    The summary and the gains are removed; they are written again at the end of the continued run.
+    """
     (folder / _SUMMARY).unlink(missing_ok=True)
+    (folder / GAINS).unlink(missing_ok=True)

@@ -1,6 +1,7 @@
-"""Model with which a client of a run was evaluated.
+"""Model with which a client of a run was evaluated, which is also the model to deploy to it.
 
-It is a node's model, a model of the client's own, or a mixture of all leaves' models.
+It is the model of a node of the tree, a model of the client's own, or a mixture of the models of
+all leaves.
 """
 
 from __future__ import annotations
@@ -10,24 +11,27 @@ from typing import Any
 
 from torch import Tensor
 
-from fedclade.algorithms import Algorithm, method_of_run
-from fedclade.core import Layout, Node, RunError
+from fedclade.algorithms import Requires, build_algorithm, method_of_run
+from fedclade.core import ConfigError, Layout, Node, RunError, reading_folder
 from fedclade.runs.store.run import Run
 from fedclade.tasks import TASKS
 
 
 @dataclass(frozen=True, eq=False)
 class ClientMixture:
-    """Mixture of models with which a client is evaluated.
+    """Mixture of K models with which a client is evaluated.
+
+    The mixture combines the models' predictions, weighted by the client's weights.
 
     Parameters
     ----------
     nodes
-        The leaves, each with one of the K models.
+        The K leaves of the tree, each with one of the models.
     weights
         The client's weight of each model, ``[K]``.
     task
-        Kind of the models' outputs, see :class:`~fedclade.ModelMixture`.
+        Kind of the task, which defines how outputs are combined; see
+        :class:`~fedclade.ModelMixture`.
     """
 
     nodes: tuple[Node, ...]
@@ -35,7 +39,10 @@ class ClientMixture:
     task: str
 
     def state_dict(self, layout: Layout) -> dict[str, Tensor]:
-        """Return the state dict of a :class:`~fedclade.ModelMixture`: copies on the CPU."""
+        """Return the state dict of a :class:`~fedclade.ModelMixture` with these models and weights.
+
+        The tensors are copies on the CPU. ``layout`` maps a model vector to the module's tensors.
+        """
         tensors = {"weights": self.weights.cpu().clone()}
         for number, node in enumerate(self.nodes):
             model = layout.state_dict(node.model)
@@ -44,7 +51,7 @@ class ClientMixture:
 
     @property
     def described(self) -> dict[str, Any]:
-        """Description of the mixture for a model card."""
+        """Nodes, weights and task of the mixture, as values for a model card."""
         return {
             "nodes": [node.id for node in self.nodes],
             "weights": self.weights.tolist(),
@@ -53,16 +60,17 @@ class ClientMixture:
 
 
 def served_node(run: Run, client: int) -> Node:
-    """Return the node with whose model a client was last evaluated, not always its leaf.
+    """Return the node of the tree with whose model a client was last evaluated.
 
-    If validation data choose the node, it may be an ancestor of the leaf. A client that has no
-    cluster yet is evaluated with the model of a cluster. For a client that was not evaluated in the
-    round of the run's models, it is the leaf.
+    This is not always the client's leaf: if the node is chosen by validation data, it may be an
+    ancestor of the leaf, and a client that is in no cluster yet is evaluated with the model of some
+    cluster. For a client that was not evaluated in the round of the run's models, the result is the
+    leaf.
 
     Raises
     ------
     TreeError
-        If the tree does not have the client.
+        If the client is not in the tree.
     """
     leaf = run.tree.node_for(client)
     for row in run.client_rows:
@@ -71,28 +79,57 @@ def served_node(run: Run, client: int) -> Node:
     return leaf
 
 
+def requires_of(run: Run) -> Requires | None:
+    """Return the requirements of a run's algorithm, such as models of clients' own.
+
+    The result is None if the algorithm is neither part of fedclade nor of an installed package. The
+    requirements depend on the hyper-parameters, which are read from the run's config. If one of
+    them cannot be read, because it was an object of the script that started the run, the result is
+    the requirements for the default hyper-parameters.
+    """
+    options = dict(run.config["algorithm"])
+    name = options.pop("name")
+    method = method_of_run(name)
+    if method is None:
+        return None
+    try:
+        with reading_folder(trust=run.is_trusted):
+            return build_algorithm(name, options, {}).requires
+    except ConfigError:
+        return method.requires
+
+
+def serves_own(run: Run) -> bool:
+    """Return whether some clients of a run were evaluated with models of their own.
+
+    The result depends on the algorithm; it is False for an unknown algorithm.
+    """
+    requires = requires_of(run)
+    return requires is not None and requires.own_models
+
+
 def serves_mixtures(run: Run) -> bool:
     """Return whether clients of a run are evaluated with mixtures of all leaves' models.
 
-    The clients' stored weights show it. If there are none, as in a network, the method decides, if
-    it is one of fedclade or of an installed package.
+    This is the case if the run has clients' mixture weights. Over a network, where clients store
+    their weights themselves, the algorithm's requirements decide.
     """
     if any("mixture" in kept for kept in run.kept.values()):
         return True
-    method = method_of_run(run.config["algorithm"]["name"])
-    return method is not None and method.algorithm.mixture is not Algorithm.mixture
+    requires = requires_of(run)
+    return requires is not None and requires.mixture is not None
 
 
 def client_mixture(run: Run, client: int) -> ClientMixture | None:
-    """Return the mixture with which a client was evaluated.
+    """Return the mixture of models with which a client was evaluated.
 
-    None if the run's clients are evaluated with single models.
+    The result is None if the run's clients are evaluated with single models.
 
     Raises
     ------
     RunError
-        If the run has no weights of the client, has another number of weights than models, or does
-        not state the kind of its models' outputs.
+        If the run has no weights of the client, the numbers of weights and models differ, or the
+        run folder does not state the kind of the task.
     """
     if not serves_mixtures(run):
         return None
@@ -101,23 +138,24 @@ def client_mixture(run: Run, client: int) -> ClientMixture | None:
     instead = "export single models with --node"
     if weights is None and "network" in run.config:
         raise RunError(
-            f"client {client} is served with a mixture of all models, and over a network its "
-            f"weights stay with it; {instead}"
+            f"client {client} is evaluated with a mixture of all models, but over a network only "
+            f"the client stores its weights of the models; {instead}"
         )
     if weights is None:
         raise RunError(
-            f"client {client} is served with a mixture of all models, and this run has no weights "
-            f"of it: it was neither trained nor evaluated; {instead}"
+            f"client {client} is evaluated with a mixture of all models, but this run has no "
+            f"weights of the client, since it was neither trained nor evaluated; {instead}"
         )
     if len(weights) != len(leaves):
         raise RunError(
-            f"the run is damaged: client {client} has {len(weights)} weights of {len(leaves)} "
-            "models"
+            f"the run is damaged: client {client} has {len(weights)} weights for {len(leaves)} "
+            "models; restore the run folder from a copy"
         )
     task = run.summary.get("task") or run.config.get("task", {}).get("name")
     if task not in TASKS:
         raise RunError(
-            "this run folder was written before the kind of its task was kept, and it cannot be "
-            f"known how its models predict together; run its config.toml again, or {instead}"
+            "this run folder was written by a version that did not record the kind of the task, so "
+            "it is unknown how to combine the models' outputs; run its config.toml again, or "
+            f"{instead}"
         )
     return ClientMixture(leaves, weights, task)

@@ -1,4 +1,4 @@
-"""Writing of several files all or none, even if the writing process is killed."""
+"""Writing of several files as a unit: all files or none, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -11,37 +11,40 @@ from fedclade.runs.store.manifest import Lock
 Writer = Callable[[Path], object]
 
 _COMPLETE = "complete"
-"""Marker file in the staging folder.
+"""Marker file in the staging folder, which exists once all files have been written there.
 
-It exists once all files have been written there, while they are moved to their places.
+If the process is killed while it moves the files to their places, the marker tells the next call
+that files which are missing in the staging folder were already moved.
 """
 
 
 def write_together(files: Mapping[Path, Writer], check: Callable[[], None]) -> None:
-    """Write new files of one folder all or none.
+    """Write new files of one folder, either all of them or none.
 
-    The files are written to a staging folder beside the last one, and moved to their places once
-    all are on the disk. The existence of the last file shows that all files are there. Leftovers of
-    an earlier call for the same files whose process was killed are removed first.
+    The files are written to a staging folder next to the last file, and moved to their places once
+    all of them are on the disk. The last file is moved last, so that its existence shows that all
+    files exist. If an earlier call for the same files was killed, its leftovers are removed
+    first.
 
     Parameters
     ----------
     files
-        Function that writes each file, by the file's path.
+        For each file's path, the function that writes the file to the path that it is given.
     check
-        Raises an error if one of the files may not be written, for example because it exists.
+        Function that raises an error if one of the files must not be written, for example because
+        it exists.
 
     Raises
     ------
     FolderInUseError
         If another process is writing the same files.
     OSError
-        If a file cannot be written. None of the files is left.
+        If a file cannot be written. All files that were written are removed.
     """
     *_, last = files
     staging = last.with_name(f".{last.name}.writing")
     if not staging.exists():
-        check()  # before any folder is made
+        check()  # before any folder is created, so that an error leaves nothing behind
     make_folder(last.parent)
     staging.mkdir(exist_ok=True)
     lock = Lock()
@@ -62,7 +65,7 @@ def write_together(files: Mapping[Path, Writer], check: Callable[[], None]) -> N
 
 
 def _clean_up(files: Mapping[Path, Writer], staging: Path) -> None:
-    """Remove the written files, unless all of them have reached their places."""
+    """Remove the files and their staged copies, unless all files have reached their places."""
     *_, last = files
     if (staging / _COMPLETE).exists() and (staging / last.name).exists():
         for path in files:

@@ -1,7 +1,7 @@
-"""Parameter tree on disk: ``tree.json`` describes the nodes, ``tree.safetensors`` has the vectors.
+"""Storage of a parameter tree: ``tree.json`` for the nodes, ``tree.safetensors`` for the vectors.
 
-``tree.json`` also has the layout of the model, by which a vector becomes the module's parameters
-again. Similarity matrices and the tensors that clients store have files of their own.
+``tree.json`` also contains the layout of the model, which maps a model vector to the module's
+tensors. Similarity matrices and the tensors that clients store are in separate files.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedclade.clustering import Similarity
-from fedclade.core import VECTORS, Layout, Node, ParameterTree, RunError, Slot, write_tensors
+from fedclade.core import VECTORS, Layout, Node, ParameterTree, RunError, Slot, shown, write_tensors
 from fedclade.runs.store.contents import check_ids, check_shape
 
 # Similarity matrices of a run, and the NPZ file that stores them.
 
 LARGEST_KEPT = 1000
-"""Largest number of clients whose similarity matrix is stored.
+"""Largest number of clients of a cluster whose similarity matrix is stored.
 
-A picture of a larger matrix shows nothing, and its file fills the disk.
+A plot of a larger matrix is unreadable, and its file is large.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class SimilarityMatrix:
-    """Cosine similarities ``[n, n]`` of the updates of a cluster's clients ``[n]``."""
+    """Cosine similarities ``[n, n]`` between the model updates of a cluster's n clients."""
 
-    node: int  #: node of the cluster
+    node: int  #: id of the cluster's node
     round: int  #: round of the updates: for a cluster that was split, the last round before
     clients: tuple[int, ...]  #: ids of the clients
     alpha: Similarity  #: cosine similarities
 
 
 def write_similarities(path: Path, similarities: Sequence[SimilarityMatrix]) -> None:
-    """Write similarity matrices into a new file."""
+    """Write similarity matrices into a new NPZ file."""
     arrays: dict[str, Any] = {}
     for s in similarities:
         key = f"{s.node}/{s.round}"
@@ -55,9 +55,19 @@ def write_similarities(path: Path, similarities: Sequence[SimilarityMatrix]) -> 
 
 
 def read_similarities(path: Path, nodes: int) -> tuple[SimilarityMatrix, ...]:
-    """Read the similarity matrices of a run, whose tree has this number of nodes.
+    """Read the similarity matrices of a run.
 
-    Raises one of the errors in :data:`DAMAGES` if the file is damaged.
+    Parameters
+    ----------
+    path
+        The NPZ file.
+    nodes
+        Number of nodes of the run's parameter tree.
+
+    Raises
+    ------
+    Exception
+        One of the errors in :data:`DAMAGES`, if the file is damaged.
     """
     found: dict[int, SimilarityMatrix] = {}
     with zipfile.ZipFile(path) as arrays:
@@ -70,22 +80,29 @@ def read_similarities(path: Path, nodes: int) -> tuple[SimilarityMatrix, ...]:
                 alpha = _read_array(arrays, name).astype(np.float64)
                 if clients.ndim != 1 or alpha.shape != (len(clients),) * 2 or not len(clients):
                     raise ValueError(
-                        f"{name} should have a row and a column for each client, got {alpha.shape}"
+                        f"{name} should have a row and a column for each of {len(clients)} "
+                        f"clients, got the shape {list(alpha.shape)}"
                     )
                 if not 0 <= node < nodes or node in found:
                     raise ValueError(
-                        f"{name} should be the one matrix of a node from 0 to {nodes - 1}"
+                        f"{name} should be the only matrix of its node, with a node from 0 to "
+                        f"{nodes - 1}, got node {node}"
                     )
                 found[node] = SimilarityMatrix(node, number, tuple(clients.tolist()), alpha)
     return tuple(found.values())
 
 
 def _read_array(arrays: zipfile.ZipFile, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Read one array of an NPZ file, after refusing files that unpack to gigabytes."""
+    """Read one array of an NPZ file, after rejecting arrays that are too large.
+
+    A small compressed file could otherwise unpack to gigabytes.
+    """
     info = arrays.getinfo(name)
-    if info.file_size > LARGEST_KEPT**2 * 8 + 4096:
+    largest = LARGEST_KEPT**2 * 8 + 4096
+    if info.file_size > largest:
         raise ValueError(
-            f"{name} should be of at most {LARGEST_KEPT} clients, got {info.file_size:,} bytes"
+            f"{name} should have at most {largest:,} bytes, for {LARGEST_KEPT:,} clients, got "
+            f"{info.file_size:,} bytes"
         )
     content = io.BytesIO(arrays.read(info))
     version = np.lib.format.read_magic(content)
@@ -95,19 +112,22 @@ def _read_array(arrays: zipfile.ZipFile, name: str) -> np.ndarray[Any, np.dtype[
     }[version]
     shape, by_columns, dtype = header(content)
     if dtype.kind not in "if" or (by_columns and len(shape) > 1):
-        raise ValueError(f"{name} should hold numbers row by row, got {dtype}")
+        raise ValueError(f"{name} should contain numbers in row-major order, got {dtype}")
     return np.frombuffer(content.read(), dtype).reshape(shape)
 
 
-# Tensors that the clients of a simulated run store, in the file ``personal.safetensors``, by client
-# and name.
+# Tensors that the clients of a simulated run store, such as personal parameters, in the file
+# ``personal.safetensors``, by client id and name.
 
 KEPT = "personal.safetensors"
-"""Name of the file; it does not exist if clients store nothing."""
+"""Name of the file with clients' tensors, which does not exist if clients store no tensors."""
 
 
 def write_kept(path: Path, kept: Mapping[int, Mapping[str, Tensor]], private: bool = False) -> None:
-    """Write the tensors that clients store into a new file, if there are any."""
+    """Write the tensors that clients store into a new file, if there are any.
+
+    ``private`` is whether only the owner of the file may read it.
+    """
     if kept:
         tensors = {
             f"{client}/{name}": t.cpu().clone()
@@ -118,24 +138,35 @@ def write_kept(path: Path, kept: Mapping[int, Mapping[str, Tensor]], private: bo
 
 
 def read_kept(path: Path, layout: Layout | None) -> dict[int, dict[str, Tensor]]:
-    """Read the tensors that clients store.
+    """Read the tensors that clients store, by client id and name.
 
-    Raises one of the errors in :data:`DAMAGES` if the file is damaged, for example if a tensor has
-    another size than the layout. The weights of a mixture, float64, are one for each model; their
-    number is not checked here.
+    Parameters
+    ----------
+    path
+        The file, which need not exist.
+    layout
+        Layout of the model, which defines the size of each tensor; None if it is not known. Only
+        the number of mixture weights, one for each model of the mixture, is not checked.
+
+    Raises
+    ------
+    Exception
+        One of the errors in :data:`DAMAGES`, if the file is damaged.
     """
     kept: dict[int, dict[str, Tensor]] = {}
-    lengths = (
-        {} if layout is None else {"personal": layout.personal_size, "model": layout.full.size}
-    )
-    for key, tensor in (load_file(path) if path.exists() else {}).items():
+    if not path.exists():
+        return kept
+    lengths: dict[str, int] = {}
+    if layout is not None:
+        lengths = {"personal": layout.personal_size, "model": layout.full.size}
+    for key, tensor in load_file(path).items():
         client, _, name = key.partition("/")
         if name == "mixture":
             lengths["mixture"] = len(tensor) if tensor.dim() else 0
         if tensor.shape != (lengths.get(name),) or not tensor.is_floating_point():
             raise ValueError(
-                f"{key} in {path.name} should be of shape [{lengths.get(name)}], got "
-                f"{list(tensor.shape)}"
+                f"{key} in {path.name} should be floating-point numbers of the shape "
+                f"[{lengths.get(name)}], got the shape {list(tensor.shape)}"
             )
         kept.setdefault(int(client), {})[name] = tensor
     return kept
@@ -155,13 +186,13 @@ DAMAGES = (
     ),
     *(zipfile.BadZipFile, zlib.error, SafetensorError),
 )
-"""Errors that readers of files raise if the content is not what was written."""
+"""Types of the errors that reading a damaged file can raise."""
 
 _NODE = {
     **{"id": int, "parent": (int, None), "members": [int], "born": int, "split_in": (int, None)},
     "criteria": {...: (float, None)},
 }
-"""Shape of a node in ``tree.json``; ``tree.safetensors`` has its tensors, as far as set."""
+"""Shape of a node in ``tree.json``; the node's tensors are in ``tree.safetensors``."""
 _TENSORS = (*VECTORS, "cached")
 _DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool"),
@@ -181,21 +212,23 @@ def write_tree(
     private: bool = False,
     members: Mapping[int, str] | None = None,
 ) -> None:
-    """Write a tree into a new folder.
+    """Write a parameter tree into a new folder.
 
     Parameters
     ----------
     tree
         The tree.
     folder
-        Folder to make.
+        Folder to create.
     layout
-        Layout of the entries of its vectors, to be written too; None if it is not known.
+        Layout that maps a model vector to the module's tensors, to be written, too; None if it is
+        not known.
     private
-        Whether only the owner may read the models, see :func:`fedclade.core.files.write_tensors`.
+        Whether only the owner of the files may read the models, see
+        :func:`fedclade.core.files.write_tensors`.
     members
-        For nodes whose members are in a separate file, the name of that file; only the name is
-        written here.
+        For each node whose members are stored in a separate file, the name of this file, which is
+        written in place of the members.
     """
     folder.mkdir()
     tensors: dict[str, Tensor] = {}
@@ -205,44 +238,46 @@ def write_tree(
             for name in _TENSORS
             if (tensor := getattr(node, name)) is not None
         }
-    for name, value in ({} if layout is None else layout.frozen).items():
-        tensors[f"{FROZEN}{name}"] = value
+    if layout is not None:
+        tensors |= {f"{FROZEN}{name}": value for name, value in layout.frozen.items()}
     copies = {
         name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()
     }
     write_tensors(folder / "tree.safetensors", copies, private=private)
-    nodes = [{name: getattr(node, name) for name in _NODE} for node in tree.nodes]
-    for node, name in (members or {}).items():
-        nodes[node]["members"] = name
-    content = {"nodes": nodes, **({} if layout is None else {"layout": _described(layout)})}
+    nodes = [_describe_node(node) for node in tree.nodes]
+    for number, name in (members or {}).items():
+        nodes[number]["members"] = name
+    content: dict[str, Any] = {"nodes": nodes}
+    if layout is not None:
+        content["layout"] = _describe_layout(layout)
     (folder / "tree.json").write_text(json.dumps(content, indent=2, default=dict) + "\n")
 
 
 def read_tree(folder: Path, members: Callable[[str], list[int]] | None = None) -> ParameterTree:
-    """Read a tree.
+    """Read a parameter tree from its folder, and check that its nodes and vectors are consistent.
 
     Parameters
     ----------
     folder
         Folder of the tree.
     members
-        Reads the members of a node from the separate file of this name; None if no node has one.
+        Function that reads the members of a node from a separate file, given the file's name; None
+        if no node has a separate file.
 
     Raises
     ------
     RunError
-        If files are missing, damaged, or do not belong together.
+        If files are missing, damaged, or inconsistent with each other.
     """
     try:
         described = json.loads((folder / "tree.json").read_text())
         if members is not None:
             for node in described["nodes"]:
-                node["members"] = (
-                    members(given) if isinstance(given := node["members"], str) else given
-                )
+                if isinstance(file := node["members"], str):
+                    node["members"] = members(file)
         check_shape(described, {"nodes": [_NODE]}, "tree.json")
         tensors = load_file(folder / "tree.safetensors")
-        tree = ParameterTree(tuple(_node(node, tensors) for node in described["nodes"]))
+        tree = ParameterTree(tuple(_build_node(node, tensors) for node in described["nodes"]))
         _check_tree(tree)
         return tree
     except DAMAGES as error:
@@ -252,24 +287,34 @@ def read_tree(folder: Path, members: Callable[[str], list[int]] | None = None) -
 
 
 def read_layout(folder: Path) -> Layout | None:
-    """Read the layout of the entries of a tree's vectors; None if it was not written.
+    """Read the layout of a tree's model vectors; None if the folder contains no layout.
+
+    The layout maps the entries of a vector to the module's tensors.
 
     Raises
     ------
     RunError
-        If it is damaged.
+        If the layout is damaged.
     """
     try:
         described = json.loads((folder / "tree.json").read_text())
         check_shape(described, {"layout?": _LAYOUT}, "tree.json")
-        return _layout(described["layout"], folder) if "layout" in described else None
+        if "layout" not in described:
+            return None
+        return _build_layout(described["layout"], folder)
     except DAMAGES as error:
         raise RunError(
             f"the layout in {folder / 'tree.json'} is damaged: {type(error).__name__}: {error}"
         ) from error
 
 
-def _node(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Node:
+def _describe_node(node: Node) -> dict[str, Any]:
+    """Return the attributes of a node that ``tree.json`` stores."""
+    return {name: getattr(node, name) for name in _NODE}
+
+
+def _build_node(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Node:
+    """Build a node from its description in ``tree.json`` and the tensors of the tree."""
     node: dict[str, Any] = {name: described[name] for name in _NODE}
     node |= {name: tensors.get(f"{node['id']}/{name}") for name in _TENSORS}
     node |= {"members": tuple(node["members"]), "params": tensors[f"{node['id']}/params"]}
@@ -277,93 +322,129 @@ def _node(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Node:
 
 
 def _check_tree(tree: ParameterTree) -> None:
-    """Check that nodes are in the order of their ids, parents first, and their tensors fit."""
+    """Check that the nodes of a tree are in the order of their ids and have matching tensors.
+
+    Raises
+    ------
+    ValueError
+        If nodes, parents, members or tensors are inconsistent.
+    """
     if not tree.nodes:
-        raise ValueError("there is no root")
+        raise ValueError("the tree should have a root, got no node")
     size = tree.nodes[0].params.shape
     for place, node in enumerate(tree.nodes):
         if node.id != place:
-            raise ValueError(f"node {place} should be in place {place}, where {node.id} is")
+            raise ValueError(f"the node at index {place} should have the id {place}, got {node.id}")
         if (node.parent is None) != (place == 0) or (
             node.parent is not None and node.parent >= place
         ):
             raise ValueError(
-                f"the parent of node {place} should be a node before it, got {node.parent}"
+                f"the parent of node {place} should be a node with a smaller id, got {node.parent}"
             )
         if list(node.members) != sorted(set(node.members)):
-            raise ValueError(f"the members of node {place} should be different and in order")
+            raise ValueError(
+                f"the members of node {place} should be distinct and in ascending order, got "
+                f"{shown(list(node.members))}"
+            )
         for name in VECTORS:
             tensor: Tensor | None = getattr(node, name)
             if tensor is not None and (
                 tensor.dim() != 1 or tensor.shape != size or not tensor.is_floating_point()
             ):
                 raise ValueError(
-                    f"{name} of node {place} should be of shape {list(size)}, got "
-                    f"{list(tensor.shape)}"
+                    f"{name} of node {place} should be floating-point numbers of the shape "
+                    f"{list(size)}, got the shape {list(tensor.shape)}"
                 )
         if node.cached is not None and (
             node.cached.dim() != 2 or len(node.cached) != len(node.members)
         ):
             raise ValueError(
-                f"cached of node {place} should be a row for each member, got "
-                f"{list(node.cached.shape)}"
+                f"cached of node {place} should be a matrix with a row for each member, got the "
+                f"shape {list(node.cached.shape)}"
             )
 
 
-def _described(layout: Layout) -> dict[str, Any]:
-    return {
+def _describe_layout(layout: Layout) -> dict[str, Any]:
+    """Return a layout as values for JSON, of the shape ``_LAYOUT``."""
+    described: dict[str, Any] = {
         "dtype": str(layout.dtype).removeprefix("torch."),
-        **_places(layout),
+        **_describe_slots(layout),
         "tied": dict(layout.tied),
         "frozen": [*layout.frozen],
-        **({"full": _places(layout.full)} if layout.personal else {}),
     }
+    if layout.personal:
+        described["full"] = _describe_slots(layout.full)
+    return described
 
 
-def _places(layout: Layout) -> dict[str, Any]:
+def _describe_slots(layout: Layout) -> dict[str, Any]:
+    """Return names, shapes and types of a layout's parameters and buffers, as values for JSON."""
     return {
-        kind: [
-            {"name": s.name, "shape": list(s.shape), "dtype": str(s.dtype).removeprefix("torch.")}
-            for s in slots
-        ]
-        for kind, slots in (("parameters", layout.parameters), ("buffers", layout.buffers))
+        "parameters": [_describe_slot(slot) for slot in layout.parameters],
+        "buffers": [_describe_slot(slot) for slot in layout.buffers],
     }
 
 
-def _layout(described: Mapping[str, Any], folder: Path) -> Layout:
+def _describe_slot(slot: Slot) -> dict[str, Any]:
+    return {
+        "name": slot.name,
+        "shape": list(slot.shape),
+        "dtype": str(slot.dtype).removeprefix("torch."),
+    }
+
+
+def _build_layout(described: Mapping[str, Any], folder: Path) -> Layout:
+    """Build a layout from its description in ``tree.json``.
+
+    ``folder`` has the file with frozen tensors.
+
+    Raises
+    ------
+    ValueError
+        If the description is inconsistent.
+    """
     tied = tuple(described["tied"].items())
     frozen = dict[str, Tensor]()
     if described.get("frozen"):
         with safe_open(folder / "tree.safetensors", "pt") as tensors:
             frozen = {name: tensors.get_tensor(f"{FROZEN}{name}") for name in described["frozen"]}
-    rest = _dtype(described["dtype"]), tied, frozen
-    full = Layout(*_slots(described.get("full", described)), *rest)
+    rest = _read_dtype(described["dtype"]), tied, frozen
+    full = Layout(*_build_slots(described.get("full", described)), *rest)
     names = [*(slot.name for slot in (*full.parameters, *full.buffers)), *frozen]
     if len(set(names)) < len(names) or not {place for _, place in tied} <= set(names):
-        raise ValueError("each tensor should have one place, and tied ones that of another")
-    shared = _slots(described)
-    layout = full.without(
-        set(names) - {slot.name for slots in shared for slot in slots} - set(frozen)
-    )
+        raise ValueError(
+            "the tensors of a layout should have distinct names, and each tied tensor should refer "
+            "to one of them"
+        )
+    shared = _build_slots(described)
+    shared_names = [slot.name for slot in (*shared[0], *shared[1])]
+    layout = full.without(set(names) - set(shared_names) - set(frozen))
     if (layout.parameters, layout.buffers) != shared:
-        raise ValueError("what is shared should be a part of the full layout")
+        raise ValueError(
+            "the tensors that clients share should be tensors of the model, with the same order, "
+            f"shapes and types, got {shown(shared_names)}"
+        )
     return layout
 
 
-def _slots(described: Mapping[str, Any]) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+def _build_slots(described: Mapping[str, Any]) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    """Return the slots of parameters and of buffers, from their description in ``tree.json``.
+
+    A slot is the position of a tensor in the model vector. Slots follow each other without gaps.
+    """
     start = 0
     kinds = dict[str, list[Slot]]()
     for kind in ("parameters", "buffers"):
         kinds[kind] = []
         for each in described[kind]:
             kinds[kind].append(
-                Slot(each["name"], tuple(each["shape"]), _dtype(each["dtype"]), start)
+                Slot(each["name"], tuple(each["shape"]), _read_dtype(each["dtype"]), start)
             )
             start = kinds[kind][-1].stop
     return tuple(kinds["parameters"]), tuple(kinds["buffers"])
 
 
-def _dtype(name: str) -> torch.dtype:
+def _read_dtype(name: str) -> torch.dtype:
     if name not in _DTYPES:
-        raise ValueError(f"{name!r} is no type of a model's tensors")
+        raise ValueError(f"unknown tensor type {name!r}; expected one such as 'float32'")
     return getattr(torch, name)

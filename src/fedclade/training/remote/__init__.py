@@ -1,7 +1,8 @@
 """Clients in other processes and on other machines: the engine ``ray``.
 
-Actors of a Ray cluster each have a shard of the federation, and train and evaluate it as a single
-process does. Runs import this package. Ray itself is imported only when it is needed.
+An actor is a worker process on any machine of a Ray cluster. It has a shard of the federation (some
+of the clients), and trains and evaluates these clients in the same way as a run in a single
+process. Runs import this package. Ray itself is imported only when it is needed.
 """
 
 from fedclade.training.remote.actor import Setup

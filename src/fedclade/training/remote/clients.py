@@ -1,4 +1,8 @@
-"""Clients on the actors of a Ray cluster: one call per actor and query, and one combined reply."""
+"""Clients on the actors of a Ray cluster.
+
+A query is split into one part per actor, and the replies of the actors are merged into one reply.
+Clients are assigned to actors so that all actors take about equally long.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,12 @@ from fedclade.core import (
     Evaluation,
     EvaluationQuery,
     Layout,
+    Mixture,
     Query,
     R,
+    Sink,
     Sums,
-    UpdateQuery,
+    TrainQuery,
     Updates,
     Workers,
     models_of,
@@ -37,43 +43,69 @@ from fedclade.training.store import ClientStore, WholeModels
 
 
 def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list[int] | None]:
-    """Return the part of a query for the clients at some places, and the rows of its models.
+    """Return the part of a query for the clients at some places, and the rows of their models.
 
-    The part has no models: it refers to the models of the query by their rows, in order. The rows
-    are None for a query without models.
+    The part itself contains no models: it refers to the models of the query, which are sent
+    separately. The rows are in ascending order; they are None for a query without models.
     """
     ids = tuple(query.ids[place] for place in places)
-    if not isinstance(query, UpdateQuery | EvaluationQuery):
-        return replace(query, ids=ids), None
-    of_client = [query.assignment[place] for place in places]
-    anchors = None
-    if isinstance(query, UpdateQuery) and query.anchors is not None:
-        anchors = [query.anchors[place] for place in places]
-    rows = sorted({row for row in (*of_client, *(anchors or ())) if row != OWN}) or [0]
-    if query.mixture is not None:  # each client needs all models
-        rows = list(range(len(query.models)))
-    new = {OWN: OWN, **{row: k for k, row in enumerate(rows)}}
-    part = replace(
-        query, ids=ids, assignment=[new[row] for row in of_client], models=query.models[:0]
-    )
-    if isinstance(part, UpdateQuery):
-        held = None if part.data_rounds is None else [part.data_rounds[place] for place in places]
-        anchors = None if anchors is None else [new[row] for row in anchors]
-        part = replace(part, anchors=anchors, data_rounds=held, sink=None)
-    return part, rows
+    if isinstance(query, TrainQuery):
+        models = query.models.select(places)
+        rows = _rows_sent(models.start, models.anchor, query.work.mixture, query.models.vectors)
+        place_of = {OWN: OWN, **{row: k for k, row in enumerate(rows)}}
+        anchor = None
+        if models.anchor is not None:
+            anchor = [place_of[row] for row in models.anchor]
+        part = replace(
+            models,
+            vectors=models.vectors[:0],
+            start=[place_of[row] for row in models.start],
+            anchor=anchor,
+        )
+        return replace(query, ids=ids, models=part), rows
+    if isinstance(query, EvaluationQuery):
+        start = [query.assignment[place] for place in places]
+        rows = _rows_sent(start, None, query.mixture, query.models)
+        place_of = {OWN: OWN, **{row: k for k, row in enumerate(rows)}}
+        assignment = [place_of[row] for row in start]
+        return replace(query, ids=ids, assignment=assignment, models=query.models[:0]), rows
+    return replace(query, ids=ids), None
+
+
+def _vectors_of(query: Query[Any]) -> Tensor | None:
+    """Return a query's models as parameter vectors, ``[K, S]``; None for a query without models."""
+    if isinstance(query, TrainQuery):
+        return query.models.vectors
+    if isinstance(query, EvaluationQuery):
+        return query.models
+    return None
+
+
+def _rows_sent(
+    start: Sequence[int], anchor: Sequence[int] | None, mixture: Mixture | None, models: Tensor
+) -> list[int]:
+    """Return the rows of the models ``[K, S]`` that some clients need, in ascending order.
+
+    ``start`` has the row of each client's model, and ``anchor`` the row of the model to which the
+    proximal term pulls the client. With a mixture, each client needs all models.
+    """
+    if mixture is not None:  # each client needs all models
+        return list(range(len(models)))
+    needed = {*start, *(anchor or ())} - {OWN}
+    return sorted(needed) or [0]
 
 
 def together(query: Query[Any], replies: Sequence[tuple[Sequence[int], Any]]) -> Any:
-    """Return the reply to a query, merged from replies to its parts.
+    """Merge the replies to the parts of a query into one reply.
 
     Parameters
     ----------
     query
         The query.
     replies
-        For each part, the places of its clients in the query, and the reply.
+        For each part of the query, the places of its clients in the query, and the reply.
     """
-    if isinstance(query, UpdateQuery):
+    if isinstance(query, TrainQuery):
         return _updates(query, [reply for _, reply in replies])
     if isinstance(query, EvaluationQuery):
         return _evaluation(replies)
@@ -82,58 +114,60 @@ def together(query: Query[Any], replies: Sequence[tuple[Sequence[int], Any]]) ->
 
 
 def _evaluation(replies: Sequence[tuple[Sequence[int], Evaluation]]) -> Evaluation:
+    """Merge the evaluations of the parts of a query, in the order of the query's clients."""
     places = torch.tensor([place for some, _ in replies for place in some])
     whole = Evaluation.concat([evaluation for _, evaluation in replies])
     if len(whole.ids) < len(places):  # some clients did not reply: keep the order of the parts
         return whole
     order = places.argsort()
     ids = tuple(whole.ids[k] for k in order.tolist())
-    wins = None if whole.wins is None else whole.wins[order]
-    of_all = {
-        "scores": whole.scores[order],
-        "losses": whole.losses[order],
-        "examples": whole.examples[order],
-    }
-    return replace(whole, ids=ids, wins=wins, **of_all)
+    return replace(
+        whole,
+        ids=ids,
+        scores=whole.scores[order],
+        losses=whole.losses[order],
+        examples=whole.examples[order],
+        wins=None if whole.wins is None else whole.wins[order],
+    )
 
 
-def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
-    """Merge the updates of all parts in the order of the query; each tensor is copied once."""
+def _updates(query: TrainQuery, parts: Sequence[Updates]) -> Updates:
+    """Merge the updates of the parts of a query, in the order of the query's clients.
+
+    Each tensor is copied only once, since updates may be large.
+    """
     left_out = {client: why for part in parts for client, why in part.left_out.items()}
     limited = {client: what for part in parts for client, what in part.limited.items()}
     some = [part for part in parts if part.ids] or parts[:1]
     there = {client for part in some for client in part.ids}
     ids = tuple(client for client in query.ids if client in there)
     place_of = {client: place for place, client in enumerate(ids)}
-    places = [[place_of[client] for client in part.ids] for part in some]
-
-    def of_all(name: str) -> Tensor | None:
-        columns: list[Tensor | None] = [getattr(part, name) for part in some]
-        first = columns[0]
-        if first is None:
-            return None
-        whole = first.new_empty(len(ids), *first.shape[1:])
-        for where, column in zip(places, columns, strict=True):
-            assert column is not None
-            whole[where] = column
-        return whole
-
-    names = ("sizes", "losses", "norms", "deltas", "sketches", "parts", "components")
-    columns: dict[str, Any] = {name: of_all(name) for name in names}
-    sums = None if some[0].sums is None else _sums(query, ids, some)
-    of_all_parts = {"n_parameters": some[0].n_parameters, "left_out": left_out, "limited": limited}
-    return Updates(ids=ids, sums=sums, **of_all_parts, **columns)
+    columns = {
+        name: values.new_empty(len(ids), *values.shape[1:])
+        for name, values in some[0].columns.items()
+    }
+    for part in some:
+        places = [place_of[client] for client in part.ids]
+        for name, whole in columns.items():
+            whole[places] = part.columns[name]
+    sums = None
+    if some[0].sums is not None:
+        sums = _sums(query, ids, some)
+    common = replace(some[0].common, sums=sums)
+    return Updates(ids=ids, columns=columns, common=common, left_out=left_out, limited=limited)
 
 
-def _sums(query: UpdateQuery, ids: Sequence[int], parts: Sequence[Updates]) -> Sums:
-    """Add up the sums of each model over the parts.
+def _sums(query: TrainQuery, ids: Sequence[int], parts: Sequence[Updates]) -> Sums:
+    """Add up, for each model of a query, the sums of updates from the parts of the query.
 
-    A part numbers its own groups; the model that a client was sent identifies the group in the
-    query.
+    In each part, updates are summed over groups of clients that were sent the same model. The parts
+    number these groups differently, so groups of different parts are matched by their model.
     """
-    row_of: Mapping[int, int] = dict(zip(query.ids, query.assignment, strict=True))
+    row_of: Mapping[int, int] = dict(zip(query.ids, query.models.start, strict=True))
     assert parts[0].sums is not None
-    groups = parts[0].sums.groups.new_zeros(len(query.models), parts[0].sums.groups.shape[1])
+    groups = parts[0].sums.groups.new_zeros(
+        len(query.models.vectors), parts[0].sums.groups.shape[1]
+    )
     for part in parts:
         assert part.sums is not None
         theirs = {
@@ -145,16 +179,16 @@ def _sums(query: UpdateQuery, ids: Sequence[int], parts: Sequence[Updates]) -> S
     return Sums(groups, torch.tensor([row_of[client] for client in ids], dtype=torch.int64))
 
 
-# Assignment of clients to actors: shards that take equally long, by the measured speeds of the
-# actors.
+# Assignment of clients to actors by the measured speeds of the actors, so that all actors take
+# equally long.
 
 ENOUGH_SECONDS = 1.0
-"""Seconds of training by each actor after which its speed counts as known."""
+"""Seconds of training after which an actor's measured speed counts as reliable."""
 
 CLEARLY = 1.15
 """Least factor by which a new assignment must shorten a round to replace the current one.
 
-Smaller gains are within the variation of speeds from round to round.
+Speeds vary from round to round, so smaller gains may be random.
 """
 
 
@@ -163,8 +197,8 @@ def dealt(
 ) -> dict[int, int]:
     """Assign clients to actors, so that all actors take about equally long.
 
-    Clients stay with their actor, up to its share of the work. The other clients, the largest
-    first, go to the actor that would finish them first.
+    Clients stay with their actor, up to the actor's share of the work. The other clients, the
+    largest first, are assigned to the actor that would finish them first.
 
     Parameters
     ----------
@@ -173,8 +207,8 @@ def dealt(
     speeds
         Speed of each actor, in examples per second; all positive.
     homes
-        Current actor of each client. Clients without an actor, or with one that no longer exists,
-        are assigned to another.
+        Number of each client's current actor. Clients without an actor, or with an actor that no
+        longer exists, are assigned to another actor.
 
     Returns
     -------
@@ -190,7 +224,7 @@ def dealt(
     stays: dict[int, int] = {}
     for client in largest_first:
         actor = homes.get(client, -1)
-        # Even without this client, the actor has at least its share of the work.
+        # The client leaves its actor if the actor has at least its share of the work without it.
         if actor in loads and loads[actor] - work[client] >= share[actor]:
             loads[actor] -= work[client]
         elif actor in loads:
@@ -206,7 +240,11 @@ def dealt(
 
 
 def makespan(work: Mapping[int, float], speeds: Sequence[float], homes: Mapping[int, int]) -> float:
-    """Return the seconds until the last actor has trained all of its clients."""
+    """Return the seconds until the last actor has trained all of its clients.
+
+    ``work`` has the number of examples of each client, ``speeds`` the examples per second of each
+    actor, and ``homes`` the actor of each client.
+    """
     loads = [0.0] * len(speeds)
     for client, actor in homes.items():
         loads[actor] += work[client]
@@ -215,21 +253,26 @@ def makespan(work: Mapping[int, float], speeds: Sequence[float], homes: Mapping[
 
 @dataclass
 class Speeds:
-    """Speeds of the actors, measured since the last assignment of clients."""
+    """Training speeds of the actors, measured since the last assignment of clients to actors."""
 
     actors: int
-    #: seconds of training required of each actor; doubles with every new assignment
+    #: seconds of training after which a speed is reliable; doubles with every new assignment
     needed: float = ENOUGH_SECONDS
+    #: number of examples that each actor has trained, by number of the actor
     examples: dict[int, float] = field(default_factory=dict[int, float])
+    #: seconds in which each actor has trained these examples
     seconds: dict[int, float] = field(default_factory=dict[int, float])
 
     def note(self, actor: int, examples: float, seconds: float) -> None:
-        """Record the training of some examples by an actor, and its duration in seconds."""
+        """Record that an actor has trained a number of examples in a number of seconds."""
         self.examples[actor] = self.examples.get(actor, 0.0) + examples
         self.seconds[actor] = self.seconds.get(actor, 0.0) + seconds
 
     def known(self) -> list[float] | None:
-        """Return the speed of each actor, in examples per second; None until all are known."""
+        """Return the speed of each actor, in examples per second.
+
+        The result is None until the speeds of all actors have been measured for long enough.
+        """
         if any(self.seconds.get(actor, 0.0) < self.needed for actor in range(self.actors)):
             return None
         return [self.examples[actor] / self.seconds[actor] for actor in range(self.actors)]
@@ -237,7 +280,11 @@ class Speeds:
     def rebalanced(
         self, work: Mapping[int, float], homes: Mapping[int, int]
     ) -> dict[int, int] | None:
-        """Return a new assignment of clients to actors, or None if it is not clearly faster."""
+        """Return a new assignment of clients to actors; None if it would not be clearly faster.
+
+        The result is also None until the speeds of all actors have been measured for long enough.
+        ``work`` has the number of examples of each client, and ``homes`` its current actor.
+        """
         if (speeds := self.known()) is None:
             return None
         self.examples.clear()
@@ -250,44 +297,49 @@ class Speeds:
 
 
 DEATHS = 3
-"""Largest number of times that a part of a query is given to another actor after a death."""
+"""Largest number of times that a part of a query is sent again after its actor has died."""
 
 INLINE = 2**15
-"""Bytes of models below which they are sent with each call, instead of by the object store.
+"""Bytes below which the models of a query are sent with each call of an actor.
 
-Sending them takes less time than storing them there.
+Larger models are written to Ray's object store once, where all actors of a machine read them; for
+small models this would take longer.
 """
 
 CUDA = "ray (cuda)"
-"""Prefix of the name of the engine if actors have a GPU."""
+"""Prefix of the engine's name in :attr:`RayClients.engine_taken` if the actors have GPUs."""
 
 _log = logging.getLogger(__name__)
 
 
 _Call = tuple[Slot, Any, list[int], int]
-"""Call of an actor: slot, actor, places in the query, and number of actors that died with it."""
+"""Call of an actor: slot, actor, places of the clients in the query, and number of earlier deaths.
+
+An earlier death is that of an actor while it computed the reply for the same places.
+"""
 
 
 class RayClients(Workers):
-    """Clients of a federation that are trained by actors, each with a shard of the clients.
+    """Clients of a federation that are trained by Ray actors, each with a shard of the clients.
 
-    The cluster is joined at the first query. State that clients store between rounds is stored in
-    this process, and is sent with the queries that need it. So no state is lost if an actor dies,
-    and another actor repeats its part of the query.
+    The cluster is joined at the first query. Tensors that clients store between rounds are stored
+    in this process, and are sent with the queries that need them. So no state is lost if an actor
+    dies, and another actor can repeat its part of the query.
 
     Parameters
     ----------
     setup
-        Configuration that all actors share. Its middleware runs in each actor, between clients and
-        reply.
+        Configuration that all actors share. Its middleware runs in each actor, between the clients
+        and their reply.
     actors
-        Number and location of the actors.
+        Settings of the actors: number, resources and cluster; None for default settings.
     device
         ``auto``, ``cpu`` or ``cuda``: the device on which actors train. Replies are on the CPU.
     resolved
-        The engine of a run that is continued, see :attr:`engine_taken`.
+        The value of :attr:`engine_taken` in the earlier part of a run that is continued; None for a
+        new run.
     meter
-        Meter to which the traffic that actors count is added.
+        Meter to which the traffic that the actors count is added.
 
     Raises
     ------
@@ -308,7 +360,8 @@ class RayClients(Workers):
         import_ray()
         federation = setup.federation
         module = setup.module
-        self._setup, self._meter = setup, meter or Meter()
+        self._setup = setup
+        self._meter = meter or Meter()
         kind, _, inside = (resolved or "").partition(", ")
         self._resolved = inside or None
         self._cuda = kind == CUDA
@@ -327,26 +380,29 @@ class RayClients(Workers):
         self._pool = ActorPool(setup, actors or Actors(), "cuda" if self._cuda else device)
 
     def close(self) -> None:
-        """End the actors, and the cluster if this process has started it."""
+        """End the actors, and end the Ray cluster if this process has started it."""
         self._pool.close()
 
     @property
     def engine(self) -> str:
-        """Name of this engine; :attr:`engine_taken` has the engine of the actors."""
+        """Name of this engine, ``ray``; :attr:`engine_taken` has the engine inside the actors."""
         return "ray"
 
     @property
     def engine_taken(self) -> str | None:
-        """Device and engine of the actors, on which rounding depends; None before round 1."""
-        return (
-            None
-            if self._resolved is None
-            else f"{CUDA if self._cuda else self.engine}, {self._resolved}"
-        )
+        """Device and engine of the actors, such as ``ray (cuda), stacked``; None before round 1.
+
+        Rounding depends on the device and the engine, so a run that is continued uses the same
+        engine.
+        """
+        if self._resolved is None:
+            return None
+        kind = CUDA if self._cuda else self.engine
+        return f"{kind}, {self._resolved}"
 
     @property
     def smallest_batch(self) -> int:
-        """Number of examples in the smallest batch on which the model can be trained."""
+        """Number of examples in the smallest batch on which the model can be trained: 1 or 2."""
         return self._batch_rule.smallest
 
     @property
@@ -356,49 +412,61 @@ class RayClients(Workers):
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client."""
+        """Number of training examples of each client, by client id."""
         return self._setup.federation.sizes
 
     @property
     def kept(self) -> dict[int, dict[str, Tensor]]:
-        """Personal parameters ``[P]`` and models ``[F]`` that clients store, by client and name."""
+        """Tensors of each client's deployed model that the client stores, by client id and name.
+
+        The tensors are personal parameters ``[P]``, whole models ``[F]`` of clients, and weights of
+        mixtures ``[K]``.
+        """
         return self._whole.kept(self.ids)
 
-    def handle_updates(self, query: UpdateQuery) -> Updates:
-        """Let each client train, or compute a gradient, on the actor that has its data.
+    def handle_updates(self, query: TrainQuery, sink: Sink | None = None) -> Updates:
+        """Let each client train, or compute a gradient, on the actor that has the client's data.
+
+        After a training query, clients are assigned to other actors if rounds become clearly
+        faster. ``sink``, which would receive single replies early, is not used.
 
         Raises
         ------
         EngineError
-            If there are no actors, or they die repeatedly.
+            If the actors cannot be started, or die repeatedly.
         """
-        updates: Updates = self._asked(query)
+        updates: Updates = self._ask(query)
         if query.kind == "train" and (homes := self._speeds.rebalanced(self._work, self._homes)):
             moved = sum(home != self._homes[client] for client, home in homes.items())
-            _log.info("%d clients move to other actors, by how fast these train", moved)
+            _log.info("%d clients move to other actors, to balance the training times", moved)
             self._place(homes)
         return updates
 
     def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
-        """Let each client evaluate its model on the actor that has its data."""
-        return self._asked(query)
+        """Let each client evaluate its model on the actor that has the client's data."""
+        return self._ask(query)
 
     def handle_data(self, query: DataQuery[R]) -> R:
-        """Let each client reply to a query about its own data, on the actor that has the data."""
-        return cast("R", self._asked(query))
+        """Let each client compute its reply to a data query on the actor that has its data."""
+        return cast("R", self._ask(query))
 
-    def _asked(self, query: Query[Any]) -> Any:
-        """Send a query to the actors, and parts of dead actors again; return the merged reply."""
+    def _ask(self, query: Query[Any]) -> Any:
+        """Send a query to the actors, and return the merged reply.
+
+        If an actor dies, its part of the query is sent again.
+        """
         cluster = self._pool.begun()
         if not self._homes:
             self._place(dealt(self._work, [1.0] * len(self._pool.slots), {}))
         ray = cluster.ray
         replies = list[tuple[Sequence[int], Any]]()
         models = None
-        if isinstance(query, UpdateQuery | EvaluationQuery):
-            models = packed(query.models, cluster.pickler)
-            models = models if query.models.nbytes < INLINE else ray.put(models)
-        pending = self._sent(query, models, range(len(query.ids)))
+        vectors = _vectors_of(query)
+        if vectors is not None:
+            models = packed(vectors, cluster.pickler)
+            if vectors.nbytes >= INLINE:
+                models = ray.put(models)
+        pending = self._send(query, models, range(len(query.ids)))
         while pending:
             [ref], _ = ray.wait(list(pending), num_returns=1)
             slot, actor, places, died = pending.pop(ref)
@@ -407,48 +475,59 @@ class RayClients(Workers):
             except cluster.deaths as error:
                 if died >= DEATHS:
                     raise EngineError(
-                        f"actors have died {died + 1} times with the same part of a query, the "
-                        f"last one so: {how(error)}; if memory ran out, ask for fewer actors, or "
-                        "less --memory"
+                        f"actors have died {died + 1} times on the same part of a query; the last "
+                        f"error is: {how(error)}; if memory ran out, use fewer actors (--actors) "
+                        "or a smaller --memory"
                     ) from error
                 if slot.actor is actor:
                     self._replace(slot, error)
-                pending |= self._sent(query, models, places, died + 1)
+                pending |= self._send(query, models, places, died + 1)
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, Exception):
                     raise error.cause from error
-                raise EngineError(f"an actor failed: {how(error)}") from error
+                raise EngineError(
+                    f"a Ray actor failed while it processed its part of a query: {how(error)}"
+                ) from error
             else:
                 self._note(query, slot, places, reply)
                 replies.append((places, reply.answer))
         return together(query, replies)
 
-    def _sent(
+    def _send(
         self, query: Query[Any], models: Any, places: Sequence[int], died: int = 0
     ) -> dict[Any, _Call]:
-        """Send parts of a query to the actors that have the clients at some of its places.
+        """Send each actor its part of a query, for the clients at some positions in the query.
 
-        ``died`` is the number of actors that have died with these places.
+        Returns
+        -------
+        dict
+            The pending calls of actors, by Ray's reference to the reply.
         """
         of_slot: dict[int, list[int]] = {}
         for place in places:
             of_slot.setdefault(self._homes[query.ids[place]], []).append(place)
         calls: dict[Any, _Call] = {}
-        for number, mine in of_slot.items():
+        for number, slot_places in of_slot.items():
             slot = self._pool.slots[number]
             shard = self._shards[number]
-            part, rows = narrowed(query, mine)
-            kept = self.store.tensors(part.ids, before=True) if self._needs_kept(query) else {}
-            told = None if slot.holds == shard else shard
+            part, rows = narrowed(query, slot_places)
+            kept: dict[str, Tensor] = {}
+            if self._needs_kept(query):
+                kept = self.store.tensors(part.ids, before=True)
+            # The ids of an actor's clients are sent only if they have changed.
+            new_shard = None if slot.holds == shard else shard
             slot.holds = shard
-            slot.is_warm = slot.is_warm and told is None
+            slot.is_warm = slot.is_warm and new_shard is None
             message = packed(
-                Part(part, rows, kept, told, self._resolved), self._pool.begun().pickler
+                Part(part, rows, kept, shard=new_shard, resolved=self._resolved),
+                self._pool.begun().pickler,
             )
-            calls[slot.actor.answer.remote(message, models)] = slot, slot.actor, mine, died
+            ref = slot.actor.answer.remote(message, models)
+            calls[ref] = slot, slot.actor, slot_places, died
         return calls
 
     def _needs_kept(self, query: Query[Any]) -> bool:
+        """Return whether a query needs the tensors that clients store between rounds."""
         if isinstance(query, EvaluationQuery):
             return (
                 bool(self.layout.personal) or OWN in query.assignment or query.mixture is not None
@@ -456,11 +535,11 @@ class RayClients(Workers):
         if isinstance(query, DataQuery):
             of_models = bool(self.layout.personal) and bool(models_of(query))
             return of_models or bool(query.stores)
-        return isinstance(query, UpdateQuery)
+        return isinstance(query, TrainQuery)
 
     def _note(self, query: Query[Any], slot: Slot, places: Sequence[int], reply: Reply) -> None:
-        """Record the measurements, the stored state and the log lines of a reply."""
-        if isinstance(query, UpdateQuery) and query.kind == "train":
+        """Record an actor's training speed, and the stored tensors and log lines in its reply."""
+        if isinstance(query, TrainQuery) and query.kind == "train":
             # The first training of an actor also includes the choice of an engine and the transfer
             # of data, so it does not count for the speed.
             if slot.is_warm and slot in self._pool.slots:
@@ -479,7 +558,7 @@ class RayClients(Workers):
                 self._logged.add(line)
 
     def _place(self, homes: Mapping[int, int]) -> None:
-        """Assign clients to actors from now on."""
+        """Assign clients to actors from now on, given the number of each client's actor."""
         self._homes = dict(homes)
         of_slot: list[set[int]] = [set() for _ in self._pool.slots]
         for client, number in homes.items():
@@ -488,7 +567,11 @@ class RayClients(Workers):
         self._speeds = Speeds(len(self._pool.slots), self._speeds.needed)
 
     def _replace(self, slot: Slot, error: Exception) -> None:
-        """Start a new actor in place of a dead one; without room for it, reassign its clients."""
+        """Start a new actor in place of a dead actor.
+
+        If the cluster has no room for a new actor, the clients of the dead actor are assigned to
+        the other actors.
+        """
         if (lost := self._pool.replace(slot, error)) is not None:
             homes = {
                 client: home - (home > lost) for client, home in self._homes.items() if home != lost
@@ -497,26 +580,34 @@ class RayClients(Workers):
 
 
 def taken_by(engine: str, resolved: str | None) -> str | None:
-    """Return the engine with which a run continues, if another engine may have begun it.
+    """Return the engine choice, a value of ``engine_taken``, with which a run is to be continued.
+
+    A run may be continued with or without the engine ``ray``. In both cases, clients should train
+    with the same engine as before (inside the actors of ``ray``), since rounding depends on it.
 
     Parameters
     ----------
     engine
-        Name of the engine that continues the run.
+        Name of the engine that the user has set for the rest of the run.
     resolved
-        The ``engine_taken`` of the part of the run so far, or None.
+        The value of ``engine_taken`` in the run so far; None if no engine has been chosen.
 
     Returns
     -------
     str or None
-        ``resolved``, without the prefix of engine ``ray`` where another engine continues; None if
-        the engine has to be chosen again.
+        ``resolved``; without its part for ``ray`` if a run with ``ray`` continues without ``ray``.
+        None if the engine has to be chosen again.
     """
     if resolved is None or (engine == "ray") == resolved.startswith("ray"):
         return resolved
-    return None if engine == "ray" else resolved.partition(", ")[2] or None
+    if engine == "ray":
+        return None
+    return resolved.partition(", ")[2] or None
 
 
 def here(engine: str) -> str:
-    """Return the engine that trains in this process: ``auto`` in place of ``ray``."""
+    """Return the name of the engine with which to train in this process instead of on actors.
+
+    The result is ``auto`` for ``ray``; other names are returned unchanged.
+    """
     return "auto" if engine == "ray" else engine

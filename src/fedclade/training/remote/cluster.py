@@ -1,4 +1,7 @@
-"""Ray cluster: connection or start, number of actors that fit, and their start and end."""
+"""Ray cluster of a run: connection or start, and the start, replacement and end of actors.
+
+An actor is a worker process on a node (machine) of the cluster.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from fedclade.training.remote.actor import Place, Setup, Shard, packed
 from fedclade.training.threads import cores
 
 READY_SECONDS = 300.0
-"""Seconds that the start of all actors may take, for example while nodes are added."""
+"""Seconds that the start of all actors may take, for example while nodes join the cluster."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,19 +34,20 @@ _log = logging.getLogger(__name__)
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Actors:
-    """Actors of a run with the engine ``ray``.
+    """Settings of the actors of a run with the engine ``ray``.
 
     Parameters
     ----------
     count
-        Number of actors. None: one for each GPU; without GPUs, or on the CPU, one for each node, or
-        as many with ``cores`` cores each as fit.
+        Number of actors. None: one actor for each GPU. Without GPUs, or on the CPU: one actor for
+        each node, or, if ``cores`` is set, as many actors as fit.
     cores
-        Number of cores, and so of training threads, of each actor. None: all cores of the smallest
-        node where there is one actor for each node, otherwise 1.
+        Number of CPU cores, and so of training threads, of each actor. None: with one actor for
+        each node, all cores of the smallest node; otherwise 1.
     address
         Address of a running Ray cluster, such as ``auto`` or ``10.0.0.1:6379``. None: the address
-        in ``RAY_ADDRESS``; if that is unset, this machine by itself.
+        in the environment variable ``RAY_ADDRESS``, or, if it is unset, a new cluster on this
+        machine alone.
     engine
         Engine with which each actor trains its clients: one of :data:`~fedclade.training.ENGINES`.
 
@@ -59,6 +63,7 @@ class Actors:
     engine: str = "auto"
 
     def __post_init__(self) -> None:
+        """Check the numbers and the name of the engine; raise a ConfigError if one is invalid."""
         require(
             ("actors", self.count, self.count is None or self.count >= 1, "at least 1"),
             ("actor cores", self.cores, self.cores is None or self.cores >= 1, "at least 1"),
@@ -67,7 +72,7 @@ class Actors:
 
 
 def actors_from(actors: Actors | int | None, engine: str) -> Actors:
-    """Return the actors as given, or this number of actors.
+    """Return settings of actors, given settings, a number of actors, or None for default settings.
 
     Raises
     ------
@@ -76,31 +81,33 @@ def actors_from(actors: Actors | int | None, engine: str) -> Actors:
     """
     if actors is not None and engine != "ray":
         raise ConfigError(
-            f"actors are those of engine 'ray', and this run has engine {engine!r}; use --engine "
-            "ray"
+            f"actors can be used with engine 'ray' only, but this run has engine {engine!r}; use "
+            "--engine ray"
         )
-    return actors if isinstance(actors, Actors) else Actors(count=actors)
+    if isinstance(actors, Actors):
+        return actors
+    return Actors(count=actors)
 
 
 @dataclass(frozen=True)
 class Room:
-    """Number of actors of a run, and the resources of each on the cluster."""
+    """Number of actors of a run that fit on a cluster, and the resources of each actor."""
 
     count: int
     cores: int
     gpus: int  # number of GPUs of each actor: 0 or 1
-    beside: int  # largest number of actors on one machine
+    beside: int  # largest number of actors that share one machine
 
     @classmethod
     def of(cls, nodes: Sequence[tuple[int, int]], actors: Actors, device: str) -> Room:
-        """Return the number and resources of the actors that fit.
+        """Find out how many actors fit on a cluster, and the resources of each actor.
 
         Parameters
         ----------
         nodes
-            Number of cores and of GPUs of each node.
+            Number of CPU cores and number of GPUs of each node.
         actors
-            Settings of the run.
+            Settings of the actors of the run.
         device
             ``auto``, ``cpu`` or ``cuda``.
 
@@ -109,43 +116,60 @@ class Room:
         ConfigError
             If the actors do not fit, or the device is ``cuda`` and the cluster has no GPU.
         """
-        gpus = 0 if device == "cpu" or not any(gpu for _, gpu in nodes) else 1
+        gpus = int(device != "cpu" and any(gpu for _, gpu in nodes))
         if device == "cuda" and not gpus:
             raise ConfigError(
-                "device 'cuda' was asked for, but the Ray cluster has no GPU; use --device cpu"
+                "device 'cuda' was requested, but the Ray cluster has no GPU; use --device cpu"
             )
-        smallest = min((cpu for cpu, _ in nodes if cpu), default=1)
-        each = actors.cores or (1 if gpus or actors.count else smallest)
+        if actors.cores:
+            each = actors.cores
+        elif gpus or actors.count:
+            each = 1
+        else:  # one actor on each node, with as many cores as the smallest node has
+            each = min((cpu for cpu, _ in nodes if cpu), default=1)
         rooms = rooms_of(nodes, each, gpus)
         count = actors.count or max(1, sum(rooms))
         if count > sum(rooms):
             needed = f"{each} core{'s' * (each > 1)}" + " and a GPU" * gpus
             raise ConfigError(
                 f"{count} actors of {needed} each do not fit on the Ray cluster, which has room "
-                f"for {sum(rooms)}; ask for fewer (--actors), or for fewer cores of each"
+                f"for {sum(rooms)}; use fewer actors (--actors), or fewer cores for each actor"
             )
         return cls(count, each, gpus, min(count, max(rooms)))
 
 
 def rooms_of(nodes: Sequence[tuple[int, int]], cores: int, gpus: int) -> list[int]:
-    """Return the number of actors that fit on each node, with these cores and GPUs each."""
-    return [min(cpu // cores, gpu) if gpus else cpu // cores for cpu, gpu in nodes]
+    """Return the number of actors that fit on each node of a cluster.
+
+    Parameters
+    ----------
+    nodes
+        Number of CPU cores and number of GPUs of each node.
+    cores
+        Number of cores of each actor.
+    gpus
+        Number of GPUs of each actor: 0 or 1.
+    """
+    if gpus:
+        return [min(cpu // cores, gpu) for cpu, gpu in nodes]
+    return [cpu // cores for cpu, _ in nodes]
 
 
 class Cluster:
-    """Ray cluster that this process has joined, or has started by itself and then also ends.
+    """Ray cluster that this process has joined, or has started and will also end.
 
     Parameters
     ----------
     actors
-        Settings of the run.
+        Settings of the actors of the run.
     device
         ``auto``, ``cpu`` or ``cuda``.
     """
 
     def __init__(self, actors: Actors, device: str) -> None:
         self.ray: Any = import_ray()
-        self._engine, self.pickler = actors.engine, pickler()
+        self._engine = actors.engine
+        self.pickler = pickler()
         self._ours = not self.ray.is_initialized()
         if self._ours:
             self._join(actors)
@@ -157,19 +181,23 @@ class Cluster:
         self._actor = self.ray.remote(Shard)
 
     def leave(self) -> None:
-        """Leave the cluster; end it if this process has started it."""
+        """Disconnect from the Ray cluster; end the cluster if this process has started it."""
         if self._ours and self.ray.is_initialized():
             with _signals_kept():
                 self.ray.shutdown()
 
     def started(self, setup: Any) -> Any:
-        """Start an actor and return it; it may have to wait for its cores."""
+        """Start an actor, and return its Ray handle.
+
+        The actor may have to wait until its CPU cores are free. ``setup`` is the configuration that
+        all actors share, or a reference to it in Ray's object store.
+        """
         place = Place(
             self._engine,
-            "cuda" if self.room.gpus else "cpu",
-            self.room.cores,
-            self.room.beside,
-            bool(torch.backends.cuda.matmul.allow_tf32),
+            device="cuda" if self.room.gpus else "cpu",
+            cores=self.room.cores,
+            beside=self.room.beside,
+            tf32=bool(torch.backends.cuda.matmul.allow_tf32),
         )
         options = {"num_cpus": self.room.cores, "num_gpus": self.room.gpus, "max_restarts": 0}
         return self._actor.options(**options, scheduling_strategy="SPREAD").remote(
@@ -177,12 +205,12 @@ class Cluster:
         )
 
     def are_ready(self, actors: Sequence[Any], seconds: float) -> bool:
-        """Wait for actors to start; return whether they did within a number of seconds.
+        """Wait until all given actors have started; return False if that takes too many seconds.
 
         Raises
         ------
         Exception
-            One of the :attr:`deaths`, if an actor died.
+            If an actor died: one of the exceptions in :attr:`deaths`.
         """
         refs = [actor.process.remote() for actor in actors]
         ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=seconds)
@@ -190,17 +218,17 @@ class Cluster:
         return len(ready) == len(refs)
 
     def has_room_for(self, count: int) -> bool:
-        """Return whether the nodes that are alive have the cores and GPUs for ``count`` actors."""
+        """Return whether the living nodes have enough CPU cores and GPUs for ``count`` actors."""
         return sum(rooms_of(self._nodes(), self.room.cores, self.room.gpus)) >= count
 
     def end(self, actor: Any) -> None:
-        """End an actor, unless it has ended already."""
+        """End an actor, unless the actor or the cluster has ended already."""
         with suppress(Exception):  # the cluster may have ended
             self.ray.kill(actor)
 
     @property
     def deaths(self) -> tuple[type[Exception], ...]:
-        """Exceptions raised if an actor or its node has died, so that its reply is lost."""
+        """Exceptions of Ray that mean that an actor or its node has died and a reply is lost."""
         errors = self.ray.exceptions
         return (
             errors.RayActorError,
@@ -210,13 +238,20 @@ class Cluster:
         )
 
     def _nodes(self) -> list[tuple[int, int]]:
-        """Return the cores and GPUs of each node that is alive."""
+        """Return the number of CPU cores and of GPUs of each living node of the cluster."""
         alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         return [(int(each.get("CPU", 0)), int(each.get("GPU", 0))) for each in alive]
 
     def _join(self, actors: Actors) -> None:
+        """Connect to a running Ray cluster, or start a cluster on this machine.
+
+        Raises
+        ------
+        EngineError
+            If the connection or the start fails.
+        """
         address = actors.address or os.environ.get("RAY_ADDRESS") or "local"
-        # A cluster that is started here sends no usage statistics.
+        # A cluster that this process starts does not send usage statistics to Ray's developers.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
@@ -228,34 +263,42 @@ class Cluster:
             try:
                 self.ray.init(address=address, **options)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                raise EngineError(f"there is no Ray cluster at {address!r}: {error}") from error
+                raise EngineError(
+                    f"cannot connect to the Ray cluster at {address!r}, or start it: {error}"
+                ) from error
 
 
 def pickler() -> Any:
-    """Return the class of Ray's pickler, which also pickles objects that a script defines."""
+    """Return the class of Ray's pickler.
+
+    In contrast to Python's pickler, it also pickles functions and classes that a script defines.
+    """
     return import_extra("ray.cloudpickle", "ray", "ray", "engine 'ray'").CloudPickler
 
 
 def import_ray() -> Any:
-    """Import Ray and return it.
+    """Import the package Ray, and return it.
 
     Raises
     ------
     MissingExtraError
-        If Ray is not installed; the message says how to install it.
+        If Ray is not installed; the message has the command that installs it.
     """
     return import_extra("ray", "ray", "ray", "engine 'ray'")
 
 
 def how(error: Exception) -> str:
-    """Return, in one line, how an actor died."""
+    """Return the text of an actor's error in one line, for messages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:500] or type(error).__name__
 
 
 @contextmanager
 def _signals_kept() -> Generator[None]:
-    """Restore the handlers of Ctrl-C and similar signals after the block: Ray sets its own."""
+    """Restore the handlers of Ctrl-C and of termination signals after a ``with`` block.
+
+    Ray replaces these handlers when it connects to a cluster.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -268,15 +311,19 @@ def _signals_kept() -> Generator[None]:
                 signal.signal(number, handler)
 
 
-# The actors of a run: started at its first query, replaced if they die, and ended with the run.
+# The actors of a run, which start at the first query, are replaced if they die, and end with the
+# run.
 
 REPLACED_SECONDS = 60.0
-"""Seconds in which a replacement must start; otherwise other actors get a dead actor's clients."""
+"""Seconds within which the replacement of a dead actor must start.
+
+Otherwise the clients of the dead actor are assigned to the other actors.
+"""
 
 
 @dataclass(eq=False)
 class Slot:
-    """An actor, the clients whose data it has, and whether it has trained with these."""
+    """Actor of a run, the ids of its clients, and whether it has trained these clients before."""
 
     actor: Any
     holds: frozenset[int] | None = None
@@ -284,14 +331,17 @@ class Slot:
 
 
 class ActorPool:
-    """Actors of a run, by slot number; a dead actor is replaced if the cluster has room.
+    """All actors of a run, numbered by slots.
+
+    A slot is the place of an actor among the actors: if the actor dies and the cluster has room,
+    another actor takes the slot.
 
     Parameters
     ----------
     setup
         Configuration that all actors share.
     actors
-        Number and resources of the actors.
+        Settings of the actors: number, resources and cluster.
     device
         ``auto``, ``cpu`` or ``cuda``.
     """
@@ -304,22 +354,24 @@ class ActorPool:
         self.slots: list[Slot] = []
         self._joined: list[Cluster] = []  # has one cluster from the first query on
         self.close = weakref.finalize(self, _leave, self.slots, self._joined)
-        """Ends the actors, and the cluster if this process has started it."""
+        """Function that ends the actors, and the cluster if this process has started it."""
 
     def begun(self) -> Cluster:
-        """Return the cluster, with actors that are ready.
+        """Return the cluster, with all actors ready.
+
+        The first call joins the cluster and starts the actors.
 
         Raises
         ------
         ConfigError
             If the actors do not fit on the cluster, or the setup cannot be pickled.
         EngineError
-            If the actors do not start, or have ended.
+            If the actors do not start, or have been ended by :attr:`close`.
         """
         if self._joined:
             return self._joined[0]
         if not self.close.alive:
-            raise EngineError("the actors of this run have ended; run it again")
+            raise EngineError("the actors of this run have been ended; start the run again")
         cluster = Cluster(self._actors, self._device)
         self._joined.append(cluster)
         try:
@@ -334,16 +386,19 @@ class ActorPool:
         try:
             are_ready = cluster.are_ready([slot.actor for slot in self.slots], READY_SECONDS)
         except cluster.deaths as error:
-            raise EngineError(f"an actor died before it could begin: {how(error)}") from error
+            raise EngineError(
+                f"an actor died while it was starting: {how(error)}; if memory ran out, use fewer "
+                "actors (--actors)"
+            ) from error
         if not are_ready:
             raise EngineError(
-                f"not all of {len(self.slots)} actors could start within {READY_SECONDS:.0f} s; "
-                "the cluster's cores may be taken: ask for fewer actors"
+                f"not all of {len(self.slots)} actors started within {READY_SECONDS:.0f} s; other "
+                "programs may use the cores of the cluster: use fewer actors (--actors)"
             )
         return cluster
 
     def replace(self, slot: Slot, error: Exception) -> int | None:
-        """Start another actor in place of one that died.
+        """Start another actor in place of an actor that has died.
 
         Parameters
         ----------
@@ -355,13 +410,14 @@ class ActorPool:
         Returns
         -------
         int or None
-            None if the actor was replaced. Without room for another actor, the slot is removed,
-            later slots move up, and the result is the number that the slot had.
+            None if the actor was replaced. If the cluster has no room for another actor, the slot
+            is removed, the numbers of later slots decrease by 1, and the result is the number that
+            the slot had.
 
         Raises
         ------
         EngineError
-            If there is no room, and no other actor.
+            If the cluster has no room for another actor, and the dead actor was the only actor.
         """
         cluster = self._joined[0]
         cluster.end(slot.actor)
@@ -373,16 +429,18 @@ class ActorPool:
             try:
                 if cluster.are_ready([slot.actor], 1.0):
                     return None
-            except cluster.deaths:  # for example on a node that is not yet known to be dead
+            except cluster.deaths:  # for example on a dead node that Ray still counts as alive
                 slot.actor = cluster.started(self._setup_ref)
         cluster.end(slot.actor)
         if len(self.slots) == 1:
             raise EngineError(
-                f"the only actor has died, and there is no room for another: {how(error)}"
+                "the only actor has died, and the Ray cluster has no room for another actor: "
+                f"{how(error)}; start the run again when the cluster has free cores"
             ) from error
         lost = self.slots.index(slot)
         _log.warning(
-            "there is no room for another actor; its clients go to the other %d",
+            "the Ray cluster has no room for another actor; the clients of the dead actor are "
+            "assigned to the other %d actors",
             len(self.slots) - 1,
         )
         del self.slots[lost]
@@ -390,6 +448,7 @@ class ActorPool:
 
 
 def _leave(slots: list[Slot], joined: list[Cluster]) -> None:
+    """End actors, and leave the cluster if it has been joined."""
     for cluster in joined:
         for slot in slots:
             cluster.end(slot.actor)

@@ -1,1 +1,5 @@
-"""Layers with the parameters of n clients, for inputs with the clients folded into dimension 0."""
+"""Stacked modules: layers with the parameters of many clients, for one batched program.
+
+The batches of k clients, with B examples each, are concatenated in dimension 0, ``[k·B, ...]``. A
+stacked layer applies each client's own parameters to the client's rows.
+"""

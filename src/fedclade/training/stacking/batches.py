@@ -1,4 +1,8 @@
-"""Examples of all clients on the device, and the batches that each client draws from its own."""
+"""Plan of the training steps of all clients, and the batches of examples of each step.
+
+A step trains several clients at once; in a batch, each client has the same number of rows, some of
+which may be padding.
+"""
 
 from __future__ import annotations
 
@@ -23,47 +27,48 @@ from fedclade.training.stacking.stacked_parameter import BufferPool
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of the clients ``start`` to ``stop``, with ``width`` rows for each."""
+    """Training step of the clients ``start`` to ``stop``, with ``width`` rows for each client."""
 
     start: int
     stop: int
     width: int
     own: Tensor | None
-    """Number of each client's rows that are not padding, int64 ``[k]``; None without padding."""
+    """Each client's number of rows without padding, int64 ``[k]``; None without any padding."""
 
     @property
     def kind(self) -> tuple[int, int, int]:
-        """Key that is equal for steps of equal form."""
+        """Key that is equal for steps with the same clients and the same number of rows."""
         return self.start, self.stop, self.width
 
     @property
     def clients(self) -> int:
-        """Number of clients that train: k."""
+        """Number k of clients that train in this step."""
         return self.stop - self.start
 
     @property
     def rows(self) -> int:
-        """Number of rows of all its clients."""
+        """Number of rows of all clients of the step together."""
         return self.clients * self.width
 
 
 class Plan:
-    """Steps of an epoch, or of as many epochs as a given number of steps takes.
+    """Training steps of several clients, for one epoch or for a given number of steps.
 
-    The clients are sorted, the largest first. So the clients that still train are always the first
-    ones. A client's last, smaller batch is padded to the width of the others with copies of one of
-    its examples, which do not count. If padding would change results (BatchNorm, dropout), smaller
-    batches are steps of their own instead: one for each sequence of adjacent clients with batches
-    of one size.
+    The clients are sorted, the largest first, so that the clients with steps left are always the
+    first clients. A client's last batch, if it is smaller, is padded to the width of the other
+    clients' batches with copies of one of the client's examples; these copies do not contribute to
+    loss and gradient. If padding would change results (BatchNorm, dropout), smaller batches are
+    separate steps instead: one step for each sequence of adjacent clients with batches of the same
+    size.
 
     Attributes
     ----------
     steps
-        The steps, the same in every epoch of a training.
+        The steps, which are the same in every epoch.
     edges
-        Boundaries between clients. Clients between two adjacent edges take part in the same steps.
+        Boundaries between clients. Clients between two adjacent edges train in the same steps.
     kinds
-        Number of steps of each kind.
+        Number of steps of each kind, see :attr:`Step.kind`.
     """
 
     @staticmethod
@@ -75,7 +80,7 @@ class Plan:
         steps: int | None = None,
         smallest_batch: int = 1,
     ) -> Plan:
-        """Return the plan of these clients from a cache: rounds are often alike."""
+        """Return the plan for clients with given numbers of examples, from a cache if possible."""
         return Plan(sizes, batch_size, padding, steps, smallest_batch)
 
     def __init__(
@@ -89,9 +94,11 @@ class Plan:
         counts = np.asarray(sizes)
         batches = [count_batches(size, batch_size, smallest_batch) for size in sizes]
         of_epoch = np.array(batches, dtype=counts.dtype)
-        taken = of_epoch if steps is None else np.full_like(counts, steps)
+        taken = of_epoch
+        if steps is not None:
+            taken = np.full_like(counts, steps)
         self.epochs = -(-taken // of_epoch)
-        """Number of times that each client's examples are ordered, int ``[n]``."""
+        """Number of times that each client's examples are shuffled, int ``[n]``."""
         drawn = counts * self.epochs
         self._client = torch.from_numpy(np.arange(len(counts)).repeat(drawn))
         begins = drawn.cumsum() - drawn
@@ -104,18 +111,21 @@ class Plan:
             epoch, batch = np.divmod(number, of_epoch[:train])
             rest = counts[:train] - batch * batch_size
             left = np.where(batch == of_epoch[:train] - 1, rest, batch_size)
-            edges = [0, train] if padding else [0, *(np.flatnonzero(np.diff(left)) + 1), train]
+            edges = [0, train]
+            if not padding:
+                edges[1:1] = (np.flatnonzero(np.diff(left)) + 1).tolist()
             for start, stop in pairwise(edges):
                 here = slice(start, stop)
                 rows = left[start:stop]
                 width = int(rows.max())
-                first = (begins[here] + epoch[here] * counts[here] + batch[here] * batch_size)[
-                    :, None
-                ]
+                first = begins[here] + epoch[here] * counts[here] + batch[here] * batch_size
+                first = first[:, None]
                 column = np.arange(width)[None]
                 is_real = column < rows[:, None]
-                own = None if rows.min() == width else torch.from_numpy(rows)
-                planned.append(Step(int(start), int(stop), width, own))
+                own: Tensor | None = None
+                if rows.min() < width:
+                    own = torch.from_numpy(rows)
+                planned.append(Step(start, stop, width, own))
                 places.append(np.where(is_real, first + column, first).ravel())
                 real.append(is_real.ravel())
                 owners.append(np.arange(start, stop).repeat(width))
@@ -130,24 +140,30 @@ class Plan:
         self._passed = np.bincount(self._owners[~is_padding], minlength=len(counts))
 
     def of_examples(self, of_clients: Sequence[int]) -> Tensor:
-        """Return each client's number for each of its examples, concatenated over clients."""
+        """Repeat each client's number in ``of_clients`` once for each of the client's examples.
+
+        The results of all clients are concatenated.
+        """
         return torch.tensor(of_clients).index_select(0, self._client)
 
     def rows(self, examples: Tensor) -> Tensor:
-        """Return the example in each row of the plan, given all clients' orders, concatenated."""
+        """Return the example in each row of the plan's steps.
+
+        ``examples`` has the shuffled examples of all clients, concatenated.
+        """
         return examples.index_select(0, self._places)
 
     def means(self, losses: Tensor) -> Tensor:
-        """Return each client's mean loss over its examples, float64 ``[n]``.
+        """Return the mean loss of each of n clients over its examples, float64 ``[n]``.
 
-        ``losses`` has the losses of the rows of all epochs.
+        ``losses`` has the losses of the rows of all steps, in all epochs.
         """
         epochs = losses.cpu().double().numpy().reshape(-1, len(self._owners))
         sums = np.bincount(self._owners, epochs.sum(0), len(self._passed))
         return torch.from_numpy(sums / (len(epochs) * self._passed))
 
     def masked(self, targets: Tensor, ignored: int) -> Tensor:
-        """Return the targets of all rows, with ``ignored`` in rows of padding."""
+        """Return the targets of all rows, with the value ``ignored`` in rows of padding."""
         if not self._padded:
             return targets
         mask = self._padding.to(targets.device).view(-1, *(1,) * (targets.dim() - 1))
@@ -155,22 +171,25 @@ class Plan:
 
 
 SPREAD = 8
-"""Largest range of pieces of one tensor that are not copied, as a multiple of their total size."""
+"""Largest range of memory for which pieces of a tensor are viewed instead of copied.
+
+It is a multiple of the total size of the pieces.
+"""
 
 
 class Batches:
-    """Batches of clients, the largest first, in the order of a plan.
+    """Batches of the clients of a plan, the largest clients first.
 
     Parameters
     ----------
     jobs
-        The clients.
+        The clients, with their examples.
     plan
         The steps.
     pool
         Memory for the inputs of one step.
     reshuffle
-        Whether examples are ordered for each epoch. Otherwise every epoch has the same batches.
+        Whether examples are shuffled in each epoch. Otherwise every epoch has the same batches.
     """
 
     def __init__(
@@ -184,21 +203,26 @@ class Batches:
         self._inputs, first_inputs = joined([job.inputs for job in jobs])
         self._targets, first_targets = joined([job.targets for job in jobs])
         self._first_inputs = plan.of_examples(first_inputs)
-        self._first_targets = (
-            self._first_inputs if first_targets == first_inputs else plan.of_examples(first_targets)
-        )
-        # Either all jobs have weights, or none has.
-        weights = [job.weights for job in jobs if job.weights is not None]
-        self._weights, starts = joined(weights) if weights else (None, [])
-        self._first_weights = plan.of_examples(starts) if weights else None
+        self._first_targets = self._first_inputs
+        if first_targets != first_inputs:
+            self._first_targets = plan.of_examples(first_targets)
+        self._weights: Tensor | None = None
+        self._first_weights: Tensor | None = None
+        # Either all jobs have weights of examples, or no job has.
+        if weights := [job.weights for job in jobs if job.weights is not None]:
+            self._weights, first_weights = joined(weights)
+            self._first_weights = plan.of_examples(first_weights)
         self._are_labels = not self._targets.is_floating_point()
         self.all_count = not (self._are_labels and bool((self._targets == IGNORED).any()))
 
     def drawn(self) -> Iterator[tuple[Step, Tensor, Tensor, Tensor | None]]:
-        """Draw the order of each client's examples, and yield the batches of each step.
+        """Shuffle each client's examples, and yield the batches of each step.
 
-        Yields the step, and the inputs, targets and weights ``[k·B, ...]`` of k clients with
-        batches of B examples.
+        Yields
+        ------
+        tuple
+            The step; the inputs and the targets of its k clients, with B rows each, ``[k·B, ...]``;
+            and the weights of these rows, or None if all weights are 1.
         """
         drawn = torch.cat([*self._orders()])
         inputs = targets = self._plan.rows(drawn + self._first_inputs).to(self._inputs.device)
@@ -206,26 +230,28 @@ class Batches:
             targets = self._plan.rows(drawn + self._first_targets).to(self._targets.device)
         rows = [step.rows for step in self._plan.steps]
         seen = self._targets.index_select(0, targets)
-        batches = (self._plan.masked(seen, IGNORED) if self._are_labels else seen).split(rows)
+        if self._are_labels:
+            seen = self._plan.masked(seen, IGNORED)
         weights: Sequence[Tensor | None] = [None] * len(rows)
         if self._weights is not None and self._first_weights is not None:
             of_rows = self._plan.rows(drawn + self._first_weights).to(self._weights.device)
             weights = self._weights.index_select(0, of_rows).split(rows)
         room = self._pool.room(self._inputs, max(rows), *self._inputs.shape[1:])
         for step, x, y, w in zip(
-            self._plan.steps, inputs.split(rows), batches, weights, strict=True
+            self._plan.steps, inputs.split(rows), seen.split(rows), weights, strict=True
         ):
-            # Step by step, so that what is fetched is still in the cache when it is used.
+            # Inputs are copied step by step, so that they are still in the cache when they are
+            # used.
             yield step, torch.index_select(self._inputs, 0, x, out=room[: step.rows]), y, w
 
     def _orders(self) -> Iterator[Tensor]:
-        """Yield the order ``[n]`` of each client's examples in each epoch of the plan."""
+        """Yield the shuffled order ``[n]`` of each client's n examples in each planned epoch."""
         for place, (job, epochs) in enumerate(zip(self._jobs, self._plan.epochs, strict=True)):
             for _ in range(epochs):
                 yield self._order(place, job)
 
     def _order(self, place: int, job: Job) -> Tensor:
-        """Draw the order of a client's examples, or return the order of its first epoch."""
+        """Shuffle a client's examples, or return the order of the first epoch if it is reused."""
         if self._reshuffle:
             return torch.randperm(job.size, generator=job.generator)
         if place not in self._first_orders:
@@ -234,11 +260,12 @@ class Batches:
 
 
 def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-    """Return one tensor with the rows of all tensors, and the row at which each of them starts.
+    """Concatenate tensors, and return the row at which each of them starts.
 
-    Pieces of one tensor, such as those that ``split`` returns, are not copied, unless they are few
-    and far apart: with data of a million clients in one tensor, the view of a cohort would include
-    all rows between its clients.
+    If the tensors are pieces of one tensor, such as the results of ``split``, the result is a view
+    of that tensor. Pieces are copied only if they are few and far apart: with the data of a million
+    clients in one tensor, a view of a few clients would include the rows of all clients between
+    them.
     """
     one = tensors[0]
     lengths = [tensor.shape[0] for tensor in tensors]
@@ -252,9 +279,11 @@ def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         (address - begin) % row == 0 and address + length * row <= end and tensor.is_contiguous()
         for address, length, tensor in zip(addresses, lengths, tensors, strict=True)
     )
-    starts = [(address - begin) // row for address in addresses] if pieces else []
-    rows = max(map(add, starts, lengths), default=0)
-    if not pieces or rows > SPREAD * sum(lengths):
-        return torch.cat([*tensors]), [0, *accumulate(lengths[:-1])]
-    offset = one.storage_offset() - starts[0] * entries
-    return one.as_strided((rows, *one.shape[1:]), (entries, *one.stride()[1:]), offset), starts
+    if pieces:
+        starts = [(address - begin) // row for address in addresses]
+        rows = max(map(add, starts, lengths))
+        if rows <= SPREAD * sum(lengths):
+            offset = one.storage_offset() - starts[0] * entries
+            shape = (rows, *one.shape[1:])
+            return one.as_strided(shape, (entries, *one.stride()[1:]), offset), starts
+    return torch.cat([*tensors]), [0, *accumulate(lengths[:-1])]

@@ -1,4 +1,8 @@
-"""Operations on stacked parameters that hand over their gradients without autograd."""
+"""Operations of stacked layers that pass gradients to their parameters without autograd.
+
+In the backward pass, such an operation adds the gradient to a :class:`StackedParameter` directly,
+so that it can be written to reused memory or fused with the optimizer's step.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import has_torch_function_unary
 
 from fedclade.training.stacking.stacked_parameter import ByExample, StackedParameter, scaled
 
-# Batched matrix products; small ones by NumPy's BLAS.
+# Batched matrix products; small products are computed by NumPy's BLAS.
 #
 # On one thread this makes the stacked engine 1.3 times as fast for ``mclr``, and not slower for
 # ``mlp`` (``benchmarks/gains.py --only NumPy``; ``benchmarks/products.py`` compares only the
@@ -21,31 +26,31 @@ from fedclade.training.stacking.stacked_parameter import ByExample, StackedParam
 TINY = 2**18
 """Largest number of multiplications per client for which NumPy's BLAS (OpenBLAS) is used.
 
-Up to there it is faster than torch's. Above, it uses threads of its own, which interfere with
-torch's threads.
+For small products it is faster than torch's BLAS. For larger products, OpenBLAS starts its own
+threads, which interfere with torch's threads.
 """
 
 TYPES = (torch.float32, torch.float64)
-"""Types for which NumPy has a BLAS."""
+"""Data types for which NumPy uses a BLAS."""
 
 FEW_THREADS = 2
-"""Largest number of torch's threads that are not faster than NumPy's single one."""
+"""Largest number of torch's threads for which NumPy with a single thread is at least as fast."""
 
 
 class Product:
-    """Product of ``[k, m, i]`` and ``[k, i, n]``, invisible to autograd; a callable.
+    """Callable that computes k matrix products in given memory, invisible to autograd.
 
-    It is created once, and can be called in every step in which the matrices are in the same
-    memory.
+    The object is created once, and can be called in every step in which the matrices are in the
+    same memory.
 
     Parameters
     ----------
     left, right
-        The factors, ``[k, m, i]`` and ``[k, i, n]``.
+        The factors of k products, ``[k, m, i]`` and ``[k, i, n]``.
     out
-        Memory for the result, ``[k, m, n]``.
+        Memory for the results, ``[k, m, n]``.
     plus
-        Terms ``[k, n]`` that are added to every row; None for no terms.
+        Terms that are added to every row of a product, ``[k, n]``; None for no terms.
     """
 
     def __init__(
@@ -55,14 +60,18 @@ class Product:
         self._left = left
         self._right = right
         self._out = out
-        self._plus = None if plus is None else plus.unsqueeze(1)
+        self._plus: Tensor | None = None
+        if plus is not None:
+            self._plus = plus.unsqueeze(1)
+        # For a tiny product, the call of torch takes longer than the call of NumPy.
+        self._arrays: tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None = None
         tiny = m * i * right.shape[2] <= TINY and torch.get_num_threads() <= FEW_THREADS
-        numpy = tiny and left.is_cpu and left.dtype in TYPES
-        self._arrays = (left.numpy(), right.numpy(), out.numpy()) if numpy else None
+        if tiny and left.is_cpu and left.dtype in TYPES:
+            self._arrays = (left.numpy(), right.numpy(), out.numpy())
 
     @np.errstate(all="ignore")  # like torch: clients that diverge are detected by their updates
     def __call__(self) -> None:
-        """Write the product of the current values of the matrices."""
+        """Compute the products of the current values of the matrices, and write them to ``out``."""
         if self._arrays is not None:
             left, right, out = self._arrays
             np.matmul(left, right, out=out)
@@ -75,25 +84,28 @@ class Product:
 
 
 def linear(x: Tensor, weight: StackedParameter, bias: StackedParameter | None) -> Tensor:
-    """Apply each client's own dense layer to its rows of x, ``[k·B, ..., inputs]``."""
+    """Apply each client's own dense layer to its rows of ``x``, ``[k·B, ..., inputs]``."""
     if has_torch_function_unary(x):
         return x.__torch_function__(linear, (type(x),), (x, weight, bias))
-    return _Linear.apply(x, weight.use(), None if bias is None else bias.use(), weight, bias)
+    weight_value = weight.use()
+    bias_value = None if bias is None else bias.use()
+    return _Linear.apply(x, weight_value, bias_value, weight, bias)
 
 
 def embedding(tokens: Tensor, weight: StackedParameter, padding: int | None) -> Tensor:
-    """Look up tokens ``[k·B, ...]`` in each client's own table.
+    """Look up tokens ``[k·B, ...]`` in each client's own embedding table.
 
-    The row ``padding`` of the table gets no gradient.
+    The row number ``padding`` of the table gets no gradient; None for no such row.
     """
     return _Embedding.apply(tokens, weight.use(), weight, padding)
 
 
 def delivered(parameter: StackedParameter) -> Tensor:
-    """Return the value ``[k, *shape]`` of a parameter for any operation of autograd.
+    """Return the value ``[k, *shape]`` of a stacked parameter as a tensor tracked by autograd.
 
-    The gradient goes to the parameter. If gradients of single examples are needed, every example
-    gets a value of its own, ``[k·B, *shape]``.
+    A layer can apply any differentiable operation to this tensor. In the backward pass, the
+    tensor's gradient is added to the stacked parameter. If gradients of single examples are needed,
+    the value is repeated for each of B examples, ``[k·B, *shape]``.
     """
     if (by_example := parameter.by_example) is not None:
         return _DeliveredToEach.apply(parameter.use(), parameter, by_example)
@@ -101,6 +113,8 @@ def delivered(parameter: StackedParameter) -> Tensor:
 
 
 class _Delivered(Function):
+    """Identity whose backward pass adds the gradient to a stacked parameter."""
+
     @staticmethod
     def forward(ctx: Any, value: Tensor, parameter: StackedParameter) -> Tensor:
         ctx.parameter = parameter
@@ -113,6 +127,8 @@ class _Delivered(Function):
 
 
 class _DeliveredToEach(Function):
+    """Autograd function that repeats a parameter for each example, to get the examples' gradients."""
+
     @staticmethod
     def forward(
         ctx: Any, value: Tensor, parameter: StackedParameter, by_example: ByExample
@@ -130,6 +146,8 @@ class _DeliveredToEach(Function):
 
 
 class _Linear(Function):
+    """Dense layers of k clients, whose backward pass adds the gradients to stacked parameters."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -142,7 +160,8 @@ class _Linear(Function):
         ctx.save_for_backward(x, value)
         ctx.parameters = weight, bias
         k, outputs, inputs = value.shape
-        # Not a view of what bmm returns: autograd would refuse activations that work in place.
+        # Not a view of a result of bmm: autograd would refuse activations that change a view in
+        # place.
         out = x.new_empty((*x.shape[:-1], outputs))
         rows = x.detach().reshape(k, -1, inputs)
         Product(rows, value.detach().mT, out.view(k, -1, outputs), bias_value)()
@@ -157,7 +176,7 @@ class _Linear(Function):
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = x.new_empty(x.shape)
-            # Computed before the weights change: a fused step may write to them in hand_over.
+            # Computed first, since a fused step in hand_over may change the weights.
             Product(gradient, value.detach(), of_x.view(k, -1, inputs))()
         hand_over(gradient, rows, *ctx.parameters)
         return of_x, None, None, None, None
@@ -166,16 +185,16 @@ class _Linear(Function):
 def hand_over(
     gradient: Tensor, rows: Tensor, weight: StackedParameter, bias: StackedParameter | None
 ) -> None:
-    """Hand the gradients of a dense layer to its parameters.
+    """Add the gradients of k clients' dense layers to the layers' stacked parameters.
 
     Parameters
     ----------
     gradient
-        Gradients of the outputs, ``[k, B, outputs]``.
+        Gradients of the outputs of k clients' layers, ``[k, B, outputs]``.
     rows
-        The inputs, ``[k, B, inputs]``.
+        Inputs of the layers, ``[k, B, inputs]``.
     weight, bias
-        Parameters of the layer.
+        Stacked parameters of the layers; no bias if None.
     """
     if (by_example := weight.by_example) is not None:
         by_example.add_dense(gradient, rows, weight, bias)
@@ -187,6 +206,8 @@ def hand_over(
 
 
 class _Embedding(Function):
+    """Embeddings of k clients, whose backward pass adds the gradient to a stacked parameter."""
+
     @staticmethod
     def forward(
         ctx: Any, tokens: Tensor, weight: Tensor, table: StackedParameter, padding: int | None
@@ -211,8 +232,8 @@ class _Embedding(Function):
         grad = grads[0].reshape(len(index), -1)
         if ctx.padding is not None:
             grad = grad.masked_fill((tokens == ctx.padding).view(-1, 1), 0)
-        # First the sum of each word's gradients: if they were added to the table one by one, each
-        # addition would be rounded to the precision of the table's entries.
+        # The gradients of each word are summed first: if they were added to the table one by one,
+        # each addition would be rounded to the precision of the table's entries.
         words, place = index.unique(return_inverse=True)
         sums = grad.new_zeros(len(words), grad.shape[1]).index_add_(0, place, grad)
         target, beta, alpha = ctx.table.receive()

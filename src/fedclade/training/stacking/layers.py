@@ -1,8 +1,12 @@
-"""Stacked layers with parameters: each applies every client's layer to its rows ``[k·B, ...]``."""
+"""Stacked layers: each applies the layers of k clients to the clients' rows ``[k·B, ...]``.
+
+The batches of k clients, with B rows (examples) each, are concatenated in dimension 0. Layers
+without parameters need no stacked form.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,29 +17,34 @@ from fedclade.training.stacking.functions import delivered, embedding, linear
 from fedclade.training.stacking.stacked_parameter import Active, StackedParameter
 
 Find = Callable[[Tensor | None], StackedParameter | None]
-"""Returns the stacked form of a parameter or buffer, and None for None.
+"""Function that returns the stacked form of a parameter or buffer; None for None.
 
-Tied parameters have the same stacked form.
+A parameter that several layers share has one stacked form.
 """
 
 
 class Refused(Exception):  # noqa: N818  (not an error of the user's)
-    """Option of a layer that has no stacked form; the message names the option."""
+    """Error for a layer with an option that stacked layers do not support.
+
+    The message names the option and the values that are supported, as in ``the option
+    add_zero_attn=True, but the stacked engine supports only False``.
+    """
 
 
 class Stacked(nn.Module):
-    """Base class of stacked layers."""
+    """Base class of stacked layers, which apply the layers of k clients at once."""
 
     padding_shows = False
-    """Whether the result for one row depends on the number of other rows, and so on padding."""
+    """Whether the result for a row depends on the number of other rows, and so on padding."""
     by_example = False
     """Whether the layer can compute a separate gradient for each example."""
 
 
 class Described(NamedTuple):
-    """Attributes of a weight that a forward pass, such as peft's, may read.
+    """Stand-in for a weight that has only the weight's data type and device.
 
-    A forward pass that computes with such a weight fails, so its module is not stacked.
+    A forward method of another library, such as peft, may read data type and device. A forward
+    method that computes with this object fails, so its module is not stacked.
     """
 
     dtype: torch.dtype
@@ -43,7 +52,7 @@ class Described(NamedTuple):
 
 
 class StackedLinear(Stacked):
-    """Linear layers of all clients, by batched matrix products."""
+    """Linear layers of k clients, computed by batched matrix products."""
 
     by_example = True
 
@@ -53,18 +62,18 @@ class StackedLinear(Stacked):
         self.weight_and_bias = cast(StackedParameter, find(layer.weight)), find(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs, ``[k·B, ..., outputs]``."""
+        """Return the outputs of the linear layers, ``[k·B, ..., outputs]``."""
         return linear(x, *self.weight_and_bias)
 
 
 class StackedEmbedding(Stacked):
-    """Embeddings of all clients, in one table."""
+    """Embeddings of k clients, in one table."""
 
     def __init__(self, layer: nn.Embedding, find: Find, active: Active) -> None:
         super().__init__()
         for option in ("max_norm", "scale_grad_by_freq", "sparse"):
             if getattr(layer, option):
-                raise Refused(option)
+                raise Refused(f"the option {option}, which the stacked engine does not support")
         self._weight = cast(StackedParameter, find(layer.weight))
         self._padding = layer.padding_idx
 
@@ -74,15 +83,22 @@ class StackedEmbedding(Stacked):
 
 
 class StackedConv(Stacked):
-    """Conv1d, 2d, 3d and their transposes, as one convolution with k times as many groups."""
+    """Convolutions of k clients, as one convolution with k times as many groups.
+
+    The class stacks convolutions and transposed convolutions in 1, 2 and 3 dimensions.
+    """
 
     by_example = True
 
     def __init__(self, layer: nn.Conv2d, find: Find, active: Active) -> None:
         super().__init__()
         if layer.padding_mode != "zeros":
-            raise Refused(f"padding_mode {layer.padding_mode!r}")
-        self._weight, self._bias = cast(StackedParameter, find(layer.weight)), find(layer.bias)
+            raise Refused(
+                f"the option padding_mode={layer.padding_mode!r}, but the stacked engine supports "
+                "only 'zeros'"
+            )
+        self._weight = cast(StackedParameter, find(layer.weight))
+        self._bias = find(layer.bias)
         options: dict[str, Any] = {
             "stride": layer.stride,
             "padding": layer.padding,
@@ -96,64 +112,81 @@ class StackedConv(Stacked):
         self._groups = layer.groups
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs, ``[k·B, outputs, ...]``."""
+        """Return the outputs of the convolutions, ``[k·B, outputs, ...]``."""
         weight = delivered(self._weight)
-        bias = None if self._bias is None else delivered(self._bias).flatten()
         k = len(weight)
         y = self._convolve(
-            beside(x, k), weight.flatten(0, 1), bias, groups=k * self._groups, **self._options
+            beside(x, k),
+            weight.flatten(0, 1),
+            _concatenated(self._bias),
+            groups=k * self._groups,
+            **self._options,
         )
         return folded(y, k)
 
 
 class StackedBatchNorm(Stacked):
-    """BatchNorm1d, 2d and 3d, with the statistics of each client's own rows."""
+    """Batch normalisation layers of k clients, each with the statistics of its own client's rows.
+
+    The class stacks BatchNorm1d, BatchNorm2d and BatchNorm3d.
+    """
 
     padding_shows = True
 
     def __init__(self, layer: nn.BatchNorm2d, find: Find, active: Active) -> None:
         super().__init__()
         if layer.momentum is None:
-            raise Refused("momentum None")
-        self._weight, self._bias = find(layer.weight), find(layer.bias)
-        self._mean, self._var = find(layer.running_mean), find(layer.running_var)
+            raise Refused(
+                "the option momentum=None, but the stacked engine supports only numbers as momentum"
+            )
+        self._weight = find(layer.weight)
+        self._bias = find(layer.bias)
+        self._mean = find(layer.running_mean)
+        self._var = find(layer.running_var)
         self._count = find(layer.num_batches_tracked)
         self._momentum = layer.momentum
         self._eps = layer.eps
         self._active = active
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized inputs."""
+        """Return the inputs ``[k·B, ...]``, normalised by the statistics of each client's rows."""
         if self.training and self._count is not None:
             self._count.state.add_(1)
-        mean, var = (None if p is None else p.state.reshape(-1) for p in (self._mean, self._var))
-        weight, bias = (
-            None if p is None else delivered(p).flatten() for p in (self._weight, self._bias)
-        )
+        # Running statistics have no gradient, so their values are used and updated in place.
+        mean = None if self._mean is None else self._mean.state.reshape(-1)
+        var = None if self._var is None else self._var.state.reshape(-1)
         k = self._active.count
-        own = self.training or mean is None
-        return folded(
-            functional.batch_norm(
-                beside(x, k), mean, var, weight, bias, own, self._momentum, self._eps
-            ),
-            k,
+        y = functional.batch_norm(
+            beside(x, k),
+            mean,
+            var,
+            weight=_concatenated(self._weight),
+            bias=_concatenated(self._bias),
+            training=self.training or mean is None,
+            momentum=self._momentum,
+            eps=self._eps,
         )
+        return folded(y, k)
 
 
 class StackedLayerNorm(Stacked):
-    """LayerNorm and GroupNorm: statistics per example, scale and shift per client."""
+    """LayerNorm or GroupNorm layers of k clients.
+
+    Statistics are computed for each example, and each client has its own scale and shift.
+    """
 
     by_example = True
 
     def __init__(self, layer: nn.LayerNorm | nn.GroupNorm, find: Find, active: Active) -> None:
         super().__init__()
-        self._weight, self._bias = find(layer.weight), find(layer.bias)
+        self._weight = find(layer.weight)
+        self._bias = find(layer.bias)
         self._layer_shape = layer.normalized_shape if isinstance(layer, nn.LayerNorm) else None
         self._groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else 0
         self._eps = layer.eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized inputs."""
+        """Return the inputs ``[k·B, ...]``, normalised, scaled and shifted."""
         if self._layer_shape is None:
             y = functional.group_norm(x, self._groups, eps=self._eps)
             behind = x.dim() - 2
@@ -177,7 +210,7 @@ class StackedLayerNorm(Stacked):
 
 
 class StackedDropout(Stacked):
-    """Dropout with a generator per client."""
+    """Dropout layers of k clients, with a random generator for each client."""
 
     by_example = True
 
@@ -188,12 +221,19 @@ class StackedDropout(Stacked):
         self.padding_shows = layer.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with some entries dropped, in training mode."""
+        """Return the inputs, in training mode with some entries set to zero at random."""
         if not self.training or self._p == 0:
             return x
         return self._active.dropout(x.reshape(self._active.count, -1, *x.shape[1:]), self._p).view(
             x.shape
         )
+
+
+def _concatenated(parameter: StackedParameter | None) -> Tensor | None:
+    """Return the vectors ``[n]`` of k clients, concatenated, ``[k·n]``; None if there are none."""
+    if parameter is None:
+        return None
+    return delivered(parameter).flatten()
 
 
 def beside(x: Tensor, k: int) -> Tensor:
@@ -206,33 +246,37 @@ def folded(x: Tensor, k: int) -> Tensor:
     return x.unflatten(1, (k, -1)).transpose(0, 1).flatten(0, 1)
 
 
-# Multi-head attention, stacked: its projections are per client. The operations between them have no
-# parameters and are per example.
+# Multi-head attention, stacked: its projections use the parameters of each client. The operations
+# between the projections have no parameters, and treat each example separately.
 #
 # On one thread, a transformer of width 16 trains 2.4 times as fast as by the loop, and one of width
 # 64 trains 1.7 times as fast (``benchmarks/gains.py --only attention``).
 
 
 class StackedAttention(Stacked):
-    """MultiheadAttention, self or cross, with the batch in dimension 0."""
+    """Multi-head attention layers of k clients, with the batch in dimension 0.
+
+    The layers may be self-attention or cross-attention.
+    """
 
     by_example = True
 
     def __init__(self, layer: nn.MultiheadAttention, find: Find, active: Active) -> None:
         super().__init__()
         if not layer.batch_first:
-            raise Refused("batch_first False")
+            raise Refused("the option batch_first=False, but the stacked engine supports only True")
         if layer.bias_k is not None:
-            raise Refused("add_bias_kv")
+            raise Refused("the option add_bias_kv=True, but the stacked engine supports only False")
         if layer.add_zero_attn:
-            raise Refused("add_zero_attn")
+            raise Refused(
+                "the option add_zero_attn=True, but the stacked engine supports only False"
+            )
         apart = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
-        self._packed, self._apart = find(layer.in_proj_weight), [find(weight) for weight in apart]
+        self._packed = find(layer.in_proj_weight)
+        self._apart = [find(weight) for weight in apart]
         self._bias = find(layer.in_proj_bias)
-        self._out, self._out_bias = (
-            cast(StackedParameter, find(layer.out_proj.weight)),
-            find(layer.out_proj.bias),
-        )
+        self._out = cast(StackedParameter, find(layer.out_proj.weight))
+        self._out_bias = find(layer.out_proj.bias)
         self._heads = layer.num_heads
         self._p = layer.dropout
         self._active = active
@@ -249,24 +293,27 @@ class StackedAttention(Stacked):
         average_attn_weights: bool = True,
         is_causal: bool = False,  # only a hint: the mask has the same information
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the outputs ``[k·B, L, width]``, and on request the weights.
+        """Return the outputs ``[k·B, L, width]`` for L queries, and the attention weights or None.
 
-        Weights are ``[k·B, L, S]`` if averaged over heads, and ``[k·B, heads, L, S]`` otherwise.
+        Weights are returned only with ``need_weights``. They are ``[k·B, L, S]`` for S keys if they
+        are averaged over heads, and ``[k·B, heads, L, S]`` otherwise. The parameters are those of
+        ``torch.nn.MultiheadAttention``.
 
         Raises
         ------
         ValueError
-            If the query is not ``[batch, length, width]``.
+            If the query does not have the shape ``[batch, length, width]``.
         """
         if query.dim() != 3:
             raise ValueError(
-                f"attention takes [batch, length, width], got shape {tuple(query.shape)}"
+                "the query of MultiheadAttention should have shape [batch, length, width], got "
+                f"shape {tuple(query.shape)}"
             )
         q, k, v = (
             x.unflatten(-1, (self._heads, -1)).transpose(1, 2)
             for x in self._projected(query, key, value)
         )
-        mask = _merged(key_padding_mask, attn_mask, q)
+        mask = _merge_masks(key_padding_mask, attn_mask, q)
         weights = None
         if need_weights or (self._p and self.training):
             weights = self._dropped(_weights(q, k, mask, dead_are_nan=need_weights))
@@ -276,60 +323,75 @@ class StackedAttention(Stacked):
         y = linear(y.transpose(1, 2).flatten(2), self._out, self._out_bias)
         if weights is None or not need_weights:
             return y, None
-        return y, weights.mean(1) if average_attn_weights else weights
+        if average_attn_weights:
+            weights = weights.mean(1)
+        return y, weights
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """Return the projections of query, key and value by each client's weights."""
         if self._packed is not None and query is key and key is value:
             return linear(query, self._packed, self._bias).chunk(3, -1)
         if self._packed is not None:
             weights = delivered(self._packed).chunk(3, 1)
         else:
             weights = tuple(delivered(cast(StackedParameter, weight)) for weight in self._apart)
-        biases = (None,) * 3 if self._bias is None else delivered(self._bias).chunk(3, 1)
-        return tuple(map(_affine, (query, key, value), weights, biases))
+        biases: Sequence[Tensor | None] = (None, None, None)
+        if self._bias is not None:
+            biases = delivered(self._bias).chunk(3, 1)
+        return tuple(map(_apply_linear, (query, key, value), weights, biases))
 
     def _dropped(self, weights: Tensor) -> Tensor:
+        """Return attention weights, in training mode with dropout by each client's generator."""
         if not self.training or self._p == 0:
             return weights
         by_client = weights.view(self._active.count, -1, *weights.shape[1:])
         return self._active.dropout(by_client, self._p).view(weights.shape)
 
 
-def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Apply each client's weight ``[k, o, i]`` and bias ``[k, o]`` to rows ``[k·B, ..., i]``."""
+def _apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply the linear maps of k clients to rows ``[k·B, ..., i]``.
+
+    The clients' weights are ``[k, o, i]``, and the biases ``[k, o]``, for o outputs and i inputs.
+    """
     rows = x.reshape(len(weight), -1, x.shape[-1])
-    y = (
-        torch.bmm(rows, weight.mT)
-        if bias is None
-        else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
-    )
+    if bias is None:
+        y = torch.bmm(rows, weight.mT)
+    else:
+        y = torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
     return y.view(*x.shape[:-1], -1)
 
 
-def _merged(padding: Tensor | None, attention: Tensor | None, q: Tensor) -> Tensor | None:
-    """Return the sum of both masks, to be added to the scores ``[k·B, heads, L, S]``, or None.
+def _merge_masks(padding: Tensor | None, attention: Tensor | None, q: Tensor) -> Tensor | None:
+    """Return a mask to be added to attention scores ``[k·B, heads, L, S]``; None without masks.
 
-    The mask of padding is that of the keys, ``[k·B, S]``. The mask of attention is ``[L, S]`` for
-    all examples, or ``[k·B·heads, L, S]``. A boolean mask is true where a key must not be attended
-    to; a mask of numbers is added as it is.
+    The result is the sum of two masks. ``padding`` is a mask of the keys, ``[k·B, S]``.
+    ``attention`` is a mask ``[L, S]`` for all examples, or ``[k·B·heads, L, S]``. A boolean mask is
+    True where a key must not be attended to; a mask of numbers is added unchanged.
     """
-    parts: list[Tensor] = []
+    added: Tensor | None = None
     if padding is not None:
-        parts.append(padding[:, None, None])
+        added = _as_numbers(padding[:, None, None], q)
     if attention is not None:
-        parts.append(attention if attention.dim() == 2 else attention.view(*q.shape[:3], -1))
-    added = [
-        q.new_zeros(()).masked_fill(p, -torch.inf) if p.dtype == torch.bool else p for p in parts
-    ]
-    return sum(added[1:], start=added[0]) if added else None
+        if attention.dim() != 2:
+            attention = attention.view(*q.shape[:3], -1)
+        attention = _as_numbers(attention, q)
+        added = attention if added is None else added + attention
+    return added
+
+
+def _as_numbers(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask that can be added to scores: −∞ where a boolean mask is True."""
+    if mask.dtype != torch.bool:
+        return mask
+    return like.new_zeros(()).masked_fill(mask, -torch.inf)
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, dead_are_nan: bool) -> Tensor:
     """Return the attention weights ``[k·B, heads, L, S]`` of queries and keys.
 
-    Queries and keys are ``[k·B, heads, ..., head width]``. Where the mask excludes all keys of a
-    query, its weights are NaN or 0, by ``dead_are_nan``: torch gives NaN when it is asked for
-    weights, and 0 otherwise.
+    Queries and keys are ``[k·B, heads, ..., head width]``. If the mask excludes all keys of a
+    query, the weights of the query are NaN with ``dead_are_nan``, and 0 otherwise: torch returns
+    NaN if the caller requests weights, and computes with 0 otherwise.
     """
     scores = q * q.shape[-1] ** -0.5 @ k.mT
     if mask is None:
@@ -341,7 +403,7 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, dead_are_nan: bool) -> T
     return scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
 
 
-# LSTM and GRU, stacked: one product for the inputs of all times, then a loop over time.
+# LSTM and GRU, stacked: one matrix product for the inputs of all time steps, then a loop over time.
 #
 # On one thread of a CPU, the stacked form is 1.5 to 2 times as fast as the loop with 16 hidden
 # units, equally fast with 32 to 64, and 0.6 times as fast with the papers' 128, for which ``auto``
@@ -350,23 +412,25 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, dead_are_nan: bool) -> T
 # clients.
 
 States = tuple[Tensor, ...]
-"""States of one layer: h, and for an LSTM also c."""
+"""States of one recurrent layer: the hidden state h, and for an LSTM also the cell state c."""
 
 
 class StackedRecurrent(Stacked):
-    """Common part of stacked LSTM and GRU: a stack of recurrent layers."""
+    """Base class of stacked LSTM and GRU modules, each with one or more recurrent layers."""
 
     def __init__(self, layer: nn.RNNBase, find: Find, active: Active) -> None:
         super().__init__()
         if layer.bidirectional:
-            raise Refused("bidirectional")
+            raise Refused(
+                "the option bidirectional=True, but the stacked engine supports only False"
+            )
         if layer.proj_size:
-            raise Refused("proj_size")
+            raise Refused("the option proj_size, but the stacked engine supports only proj_size=0")
         kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        self._layers = [
-            [find(getattr(layer, f"{kind}_l{depth}", None)) for kind in kinds]
-            for depth in range(layer.num_layers)
-        ]
+        self._layers: list[list[StackedParameter | None]] = []
+        for depth in range(layer.num_layers):
+            parameters = [getattr(layer, f"{kind}_l{depth}", None) for kind in kinds]
+            self._layers.append([find(parameter) for parameter in parameters])
         self._hidden = layer.hidden_size
         self._batch_first = layer.batch_first
         self._dropout = layer.dropout
@@ -374,11 +438,24 @@ class StackedRecurrent(Stacked):
         self.padding_shows = layer.dropout > 0
 
     def _run(self, x: Tensor, first: list[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
-        """Return the states of the last layer at all times, and the final states of every layer.
+        """Apply all recurrent layers to a sequence of inputs.
 
-        ``first`` has the states before time 0, ``[layers, k·B, hidden]``; None stands for zeros.
+        Parameters
+        ----------
+        x
+            Inputs of k clients.
+        first
+            States before the first time step: the hidden states h, and for an LSTM also the cell
+            states c, ``[layers, k·B, hidden]`` each; None for zeros.
+
+        Returns
+        -------
+        tuple
+            Hidden states of the last layer at all time steps; and the final states of all layers,
+            as a list of tensors like ``first``.
         """
-        x = x if self._batch_first else x.transpose(0, 1)
+        if not self._batch_first:
+            x = x.transpose(0, 1)
         k = self._active.count
         ends = list[States]()
         for depth, (weight, recurrent, bias, recurrent_bias) in enumerate(self._layers):
@@ -387,35 +464,46 @@ class StackedRecurrent(Stacked):
                 by_time = x.view(k, -1, *x.shape[1:]).transpose(1, 2)
                 x = self._active.dropout(by_time, self._dropout).transpose(1, 2).reshape(x.shape)
             gates = linear(x, cast(StackedParameter, weight), bias)
-            turned = delivered(cast(StackedParameter, recurrent)).mT
+            transposed = delivered(cast(StackedParameter, recurrent)).mT
             shift = 0 if recurrent_bias is None else delivered(recurrent_bias).unsqueeze(1)
-            states = tuple(
-                x.new_zeros(k, len(x) // k, self._hidden)
-                if each is None
-                else each[depth].reshape(k, -1, self._hidden)
-                for each in first
-            )
+            states = tuple(self._first_state(each, depth, x) for each in first)
             outputs: list[Tensor] = []
             for of_input in gates.view(k, -1, *gates.shape[1:]).unbind(2):
-                states = self._cell(of_input, torch.matmul(states[0], turned) + shift, states)
+                states = self._cell(of_input, torch.matmul(states[0], transposed) + shift, states)
                 outputs.append(states[0])
             x = torch.stack(outputs, 2).flatten(0, 1)
             ends.append(states)
         last = [torch.stack(each).flatten(1, 2) for each in zip(*ends, strict=True)]
-        return (x if self._batch_first else x.transpose(0, 1)), last
+        if not self._batch_first:
+            x = x.transpose(0, 1)
+        return x, last
+
+    def _first_state(self, states: Tensor | None, depth: int, x: Tensor) -> Tensor:
+        """Return the state of a layer before the first time step, ``[k, B, hidden]``."""
+        k = self._active.count
+        if states is None:
+            return x.new_zeros(k, len(x) // k, self._hidden)
+        return states[depth].reshape(k, -1, self._hidden)
 
     def _cell(self, of_input: Tensor, of_state: Tensor, states: States) -> States:
-        """Return the next states, given the gates' terms of input and state ``[k, B, ...]``."""
+        """Return the states after one time step.
+
+        ``of_input`` and ``of_state`` are the terms of the gates that depend on the input and on the
+        state before, ``[k, B, ...]``.
+        """
         raise NotImplementedError
 
 
 class StackedLSTM(StackedRecurrent):
-    """LSTM layers of all clients."""
+    """LSTM modules of k clients."""
 
     def forward(
         self, x: Tensor, states: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the states of the last layer, and the final (h, c) ``[layers, k·B, hidden]``."""
+        """Return the hidden states of the last layer at all time steps, and the final states.
+
+        The final states are (h, c) of all layers, ``[layers, k·B, hidden]`` each.
+        """
         y, last = self._run(x, list(states or (None, None)))
         return y, tuple(last)
 
@@ -428,10 +516,13 @@ class StackedLSTM(StackedRecurrent):
 
 
 class StackedGRU(StackedRecurrent):
-    """GRU layers of all clients."""
+    """GRU modules of k clients."""
 
     def forward(self, x: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the states of the last layer, and the final states ``[layers, k·B, hidden]``."""
+        """Return the hidden states of the last layer at all time steps, and the final states.
+
+        The final states of all layers are ``[layers, k·B, hidden]``.
+        """
         y, (last,) = self._run(x, [states])
         return y, last
 

@@ -1,4 +1,4 @@
-"""Loss of a step of all clients, and each client's mean loss over all its steps."""
+"""Losses of all clients in a training step, their gradients, and each client's mean loss."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ REGISTER = 16
 
 
 class Losses:
-    """Loss of a task, summed over the clients' means, so that each client's gradient is its own.
+    """Losses of a task for several clients at once, with the gradient of the outputs.
 
-    The gradient of cross-entropy with respect to the logits, softmax minus one at the target, is
-    computed here: with autograd it takes longer, which is noticeable in the step of a small model.
+    The loss of a step is the sum of the clients' mean losses, so that the gradient of each client
+    is that of its own mean loss. The gradient of the cross-entropy with respect to the logits
+    (softmax minus one at the target) is computed without autograd, which would take longer for a
+    small model.
 
     Parameters
     ----------
     plan
-        The steps.
+        The steps of the training.
     task
-        The loss.
+        The task, whose loss is computed.
     all_count
-        Whether no target is :data:`~fedclade.core.IGNORED`, except for padding.
+        Whether all targets, except for padding, count: none is :data:`~fedclade.core.IGNORED`.
     """
 
     def __init__(self, plan: Plan, task: FittedTask, all_count: bool) -> None:
@@ -45,18 +47,18 @@ class Losses:
     def of(
         self, step: Step, logits: Tensor, targets: Tensor, of_examples: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the losses of a step, for :meth:`note`, and the gradient of the logits.
+        """Return the losses of the rows of a step, ``[k·B]``, and the gradient of the outputs.
 
-        The next step overwrites the gradient.
+        The losses can be passed to :meth:`note`. The next step overwrites the gradient.
 
         Parameters
         ----------
         step
-            The step.
+            The step, with k clients and B rows for each client.
         logits
-            Logits ``[k·B, ..., outputs]``.
+            Outputs of the model, ``[k·B, ..., outputs]``.
         targets
-            Targets ``[k·B, ...]``.
+            Targets, ``[k·B, ...]``.
         of_examples
             Weights of the examples, ``[k·B]``; None if all weigh 1.
         """
@@ -64,14 +66,18 @@ class Losses:
             return self._of_any(step, logits, targets, of_examples)
         scoring = self._scoring
         if scoring is None or not scoring.holds(logits):
-            scoring = self._scoring = (
-                _ByRow if logits.shape[-1] >= REGISTER or logits.is_cuda else _ByColumn
-            )(logits)
+            if logits.shape[-1] >= REGISTER or logits.is_cuda:
+                scoring = _ByRow(logits)
+            else:
+                scoring = _ByColumn(logits)
+            self._scoring = scoring
         flat = targets.flatten()
         each = flat.shape[0] // step.rows
         if self._all_count and step.own is None:
             losses, gradient = scoring.of(flat, 1 / (step.width * each))
-            of_rows = losses.view(step.rows, each).mean(1) if each > 1 else losses
+            of_rows = losses
+            if each > 1:
+                of_rows = losses.view(step.rows, each).mean(1)
             if of_examples is not None:
                 of_rows = of_rows * of_examples
                 gradient.mul_(of_examples.repeat_interleave(each).unsqueeze(1))
@@ -89,7 +95,7 @@ class Losses:
     def _of_any(
         self, step: Step, outputs: Tensor, targets: Tensor, of_examples: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the losses and the gradient for any loss, by autograd."""
+        """Return the losses of a step and the gradient of the outputs for any loss, by autograd."""
         outputs = outputs.detach().requires_grad_()
         counts = count_targets(targets).view(step.clients, -1)
         if step.own is not None:
@@ -106,16 +112,16 @@ class Losses:
         return (losses.detach() * own).flatten(), gradient
 
     def note(self, of_rows: Tensor) -> None:
-        """Record the losses of the next step."""
+        """Record the losses of a step, for the clients' mean losses."""
         self._noted.append(of_rows)
 
     def of_clients(self) -> Tensor:
-        """Return each client's mean loss over all recorded steps, float64 ``[n]`` on the CPU."""
+        """Return the mean loss of each client over all recorded steps, float64 ``[n]`` on a CPU."""
         return self._plan.means(torch.cat(self._noted))
 
 
 class _ByRow:
-    """Losses of the rows of logits in given memory."""
+    """Cross-entropy of each row of logits, and its gradient, for logits in given memory."""
 
     def __init__(self, logits: Tensor) -> None:
         self._logits = logits.detach()
@@ -126,7 +132,10 @@ class _ByRow:
         return logits.data_ptr() == self._logits.data_ptr() and logits.shape == self._logits.shape
 
     def of(self, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """Return the loss of each row, ``[R]``, and the gradient of ``weight`` times the loss."""
+        """Return the loss of each of R rows, ``[R]``, and the gradient of the logits.
+
+        The gradient is that of ``weight`` times the sum of the losses.
+        """
         scores = self._rows.log_softmax(1)
         losses = functional.nll_loss(scores, targets, reduction="none")
         return losses, scores.exp_().scatter_(1, targets.unsqueeze(1), -1, reduce="add").mul_(
@@ -135,10 +144,11 @@ class _ByRow:
 
 
 class _ByColumn(_ByRow):
-    """Losses of rows with few outputs on a CPU, computed on transposed logits.
+    """Cross-entropy of rows with few outputs on a CPU, computed on transposed logits.
 
-    There, log_softmax processes rows of few outputs entry by entry. All memory is reused as well. A
-    step of ``mclr`` is 1.1 times as fast (``benchmarks/gains.py --only column``).
+    On a CPU, torch's log_softmax processes rows with few outputs entry by entry, but columns of the
+    transposed logits together. All memory is reused. A step of ``mclr`` is 1.1 times as fast
+    (``benchmarks/gains.py --only column``).
     """
 
     def __init__(self, logits: Tensor) -> None:
@@ -150,7 +160,10 @@ class _ByColumn(_ByRow):
         self._turned = self._rows.t(), self._scores.t(), self._gradient.t()
 
     def of(self, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """Return the loss of each row, ``[R]``, and the gradient of ``weight`` times the loss."""
+        """Return the loss of each of R rows, ``[R]``, and the gradient of the logits.
+
+        The gradient is that of ``weight`` times the sum of the losses.
+        """
         columns = self._columns
         (logits, scores, gradient) = self._turned
         torch.log_softmax(columns.copy_(logits), 0, out=self._scores)
@@ -164,4 +177,5 @@ class _ByColumn(_ByRow):
 
 @lru_cache(maxsize=16)
 def _identity(size: int, factor: float, dtype: torch.dtype) -> Tensor:
+    """Return the identity matrix times a factor, from a cache."""
     return torch.eye(size, dtype=dtype).mul_(factor)

@@ -1,8 +1,8 @@
-"""Steps on a GPU that are recorded once as CUDA graphs, and then launched as a whole.
+"""Training steps on a GPU that are recorded once as CUDA graphs, and then launched as a whole.
 
-A step of a small model has dozens of kernels, which the GPU executes faster than the CPU can launch
-them. A recording is tried, and measured, before it is used. ``benchmarks/gpu.sh`` measures the
-gain; that has not been done yet.
+A step of a small model has dozens of kernels (GPU programs), which the GPU executes faster than the
+CPU can launch them one by one. A recording is tried, and its speed measured, before it is used.
+``benchmarks/gpu.sh`` measures the gain; that has not been done yet.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from fedclade.training.stacking.batches import Plan, Step
 from fedclade.training.stacking.stacked_module import StackedModule
 
 OFTEN = 2
-"""Least number of steps of a kind in a round for which a recording is worthwhile."""
+"""Least number of steps of the same kind in a round for which a recording is worthwhile."""
 
 MOST_KINDS = 16
-"""Largest number of kinds of steps of a round that are recorded: the most frequent ones."""
+"""Largest number of kinds of steps that are recorded in a round: the most frequent kinds."""
 
 MOST_RECORDINGS = 4 * MOST_KINDS
-"""Largest number of recordings that are kept: the most recently used ones."""
+"""Largest number of recordings in memory; the least recently used recordings are deleted."""
 
 MOST_MET = 4 * MOST_RECORDINGS
-"""Largest number of steps without a recording that are remembered."""
+"""Largest number of steps without a recording whose first occurrence is remembered."""
 
 Run = Callable[[Step, Tensor, Tensor], Tensor]
-"""Trains on the inputs and targets of a step; returns the step's losses.
-
-:class:`~fedclade.training.stacking.loss.Losses` records them.
-"""
+"""Function that trains on the inputs and targets of a step, and returns the losses of the rows."""
 
 Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""Records a function without executing it.
+"""Function that records a function without executing it.
 
-The results are a function that executes the recording each time it is called, and the tensor to
+Its results are a function that executes the recording each time it is called, and the tensor to
 which the recording writes its result.
 """
 
 
 class _Recording(NamedTuple):
+    """Recorded step: memory for its targets, a function that launches it, and its losses."""
+
     targets: Tensor
     launch: Callable[[], None]
     losses: Tensor
 
 
 class Replay:
-    """Recordings of steps, kept from round to round.
+    """Recordings of training steps, which are reused in later rounds.
 
-    A recording contains addresses and numbers, not tensors. It is valid for a step only if
-    parameters, gradients, momentum, anchors and inputs are at the same addresses, and clients,
-    width and optimizer are the same. A step is recorded when it occurs again in a later round. So
-    nothing is recorded if, for example, the step size falls in every round.
+    A recording contains memory addresses and numbers, not tensors. A recording is valid for a step
+    only if parameters, gradients, momentum, anchors and inputs are at the same addresses, and
+    clients, width of the batches and optimizer are the same. A step is recorded when it occurs
+    again in a later round. So nothing is recorded if, for example, the step size changes in every
+    round.
 
     Parameters
     ----------
     record
-        Records a step; None for CUDA graphs.
+        Function that records a step; None for CUDA graphs.
     """
 
     def __init__(self, record: Record | None = None) -> None:
@@ -70,18 +70,18 @@ class Replay:
         self._rounds = 0
 
     def of_round(self, run: Run, stacked: StackedModule, plan: Plan, fixed: Hashable) -> Run:
-        """Return a function that runs the steps of a round, or launches their recordings.
+        """Return a function that runs the steps of a round, or launches recordings of these steps.
 
         Parameters
         ----------
         run
-            Runs a step.
+            Function that runs a step.
         stacked
-            The stacked module.
+            The stacked module, with the memory that a step uses.
         plan
-            The steps.
+            The steps of the round.
         fixed
-            All further properties of a step that do not change in a round.
+            All other properties on which a step depends, and which do not change in a round.
         """
         kinds = {kind for kind, count in plan.kinds.most_common(MOST_KINDS) if count >= OFTEN}
         self._rounds += 1
@@ -99,18 +99,21 @@ class Replay:
             key = (addresses, fixed, step.kind, x.data_ptr(), x.shape, x.dtype, y.shape)
             if key not in self._recordings and self._first_met(key) == self._rounds:
                 return run(step, x, y)
-            return self._launched(key, lambda kept: run(step, x, kept), y)
+            return self._launch_recording(key, lambda kept: run(step, x, kept), y)
 
         return run_or_launch
 
     def _first_met(self, key: Hashable) -> int:
-        """Return the round in which a step occurred first: the current one if it is new."""
+        """Return the round in which a step first occurred; the current round for a new step."""
         first = self._met.setdefault(key, self._rounds)
         if len(self._met) > MOST_MET:
             self._met.popitem(last=False)
         return first
 
-    def _launched(self, key: Hashable, run: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
+    def _launch_recording(
+        self, key: Hashable, run: Callable[[Tensor], Tensor], targets: Tensor
+    ) -> Tensor:
+        """Launch the recording of a step, which is recorded first if needed; return its losses."""
         if key not in self._recordings:
             kept = targets.clone()
             self._recordings[key] = _Recording(kept, *self._record(lambda: run(kept)))
@@ -124,14 +127,17 @@ class Replay:
 
 
 def can_record(device: torch.device) -> bool:
-    """Return whether steps on this device can be recorded, unless an operation prevents that."""
+    """Return whether steps on a device can be recorded as CUDA graphs.
+
+    A single operation may still prevent a recording, which a trial detects.
+    """
     return device.type == "cuda"
 
 
 class CudaGraphs:
-    """Records kernels that are launched on the GPU; see :data:`Record`.
+    """Function that records the kernels of another function on a GPU; see :data:`Record`.
 
-    All recordings share their working memory, since they run one after another.
+    All recordings share their working memory, since they are executed one after another.
 
     Raises
     ------
@@ -143,7 +149,7 @@ class CudaGraphs:
         self._pool: Any = None
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Record a function."""
+        """Record the kernels that a function launches, as a CUDA graph."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             losses = run()

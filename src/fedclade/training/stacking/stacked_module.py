@@ -1,4 +1,7 @@
-"""Copy of a module in which every layer with parameters is stacked."""
+"""Copy of a module in which every layer with parameters has the parameters of many clients.
+
+Such a stacked module trains all clients of a block by one forward and one backward pass per step.
+"""
 
 from __future__ import annotations
 
@@ -49,40 +52,46 @@ LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], Stacked]] = {
     nn.Dropout: layers.StackedDropout,
     nn.MultiheadAttention: StackedAttention,
 }
-"""Stacked layers by exact type, since a subclass may have any forward."""
+"""Stacked form of each type of layer.
+
+The type must be exactly the same, since a subclass may have another forward method.
+"""
 
 
 class CannotStack(CannotTrainTogether):
-    """Error for a module that cannot be stacked.
+    """Error for a module that the stacked engine does not support.
 
-    The message names the layer, as in ``'features.norm' (InstanceNorm2d) has parameters ...``.
+    The message names the layer and the reason, as in ``'features.norm' (InstanceNorm2d) has a
+    parameter of its own, 'weight', but no stacked form``.
     """
 
     @classmethod
     def of(cls, name: str, layer: nn.Module, reason: str) -> CannotStack:
-        """Return the error for a layer or tensor of a given name."""
-        where = repr(name) if name else "the module"
+        """Return the error for a layer or tensor of a given name, with the reason."""
+        where = "the module"
+        if name:
+            where = repr(name)
         return cls(f"{where} ({type(layer).__name__}) {reason}")
 
 
 class StackedModule:
-    """Module for all clients, and the memory of their parameters; the original stays unchanged.
+    """Copy of a module for many clients, with the memory of the clients' parameters.
 
-    Frozen parameters exist once, in the module's own memory. A layer that is frozen as a whole is
-    the plain layer, on the rows of all clients.
+    The original module stays unchanged. Frozen parameters exist once, in the module's own memory. A
+    layer whose parameters are all frozen is not replaced: it processes the rows of all clients.
 
     Parameters
     ----------
     module
-        The module.
+        The module of the model.
     layout
-        Its layout.
+        Layout of the model's parameter vector.
 
     Raises
     ------
     CannotStack
-        If a layer has parameters, but is not one of :data:`LAYERS` or has an option that is not
-        stacked.
+        If a layer with parameters is not one of :data:`LAYERS`, or has an option that no stacked
+        layer supports.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
@@ -109,13 +118,15 @@ class StackedModule:
             isinstance(layer, Stacked) and layer.padding_shows for layer in self.module.modules()
         )
         self.hot_bytes = hot_bytes(module, layout)
-        self._pool, self._clients, self._device = BufferPool(), 0, torch.device("cpu")
+        self._pool = BufferPool()
+        self._clients = 0
+        self._device = torch.device("cpu")
         self._optimizer = LocalOptimizer(0.0)
         self._bands: Bands | None = None
         self._tape = Tape.of(self.module)
 
     def load(self, models: Tensor, rows: Sequence[int]) -> None:
-        """Give each of n clients its model, a row of ``[K, S]``.
+        """Load the models of n clients, given the row of each client's model in ``[K, S]``.
 
         Raises
         ------
@@ -133,17 +144,23 @@ class StackedModule:
             for p in self._frozen:
                 value = self.layout.frozen[p.slot.name].to(models)
                 p.allocate(value.expand(n, *value.shape))
-        # A buffer outside the stacked layers exists once, so it needs one value for all clients.
+        # A buffer outside the stacked layers exists once, so it must be equal in all clients'
+        # models.
         for slot in self._shared:
             values = _of_clients(models, rows, slot)
             if not torch.equal(values, values[:1].expand_as(values)):
                 raise CannotStack.of(
-                    slot.name, self.module, "is a buffer that differs between the models"
+                    slot.name,
+                    self.module,
+                    "is a buffer that differs between the models, but the stacked engine stores it "
+                    "only once for all clients",
                 )
-            self.module.get_buffer(slot.name).copy_(_rounded(values[0], slot).view(slot.shape))
+            self.module.get_buffer(slot.name).copy_(
+                _round_integers(values[0], slot).view(slot.shape)
+            )
         for p in self._moving:
             p.everyone.copy_(
-                _rounded(_of_clients(models, rows, p.slot), p.slot).view(p.everyone.shape)
+                _round_integers(_of_clients(models, rows, p.slot), p.slot).view(p.everyone.shape)
             )
 
     def begin(
@@ -156,30 +173,31 @@ class StackedModule:
         states: Sequence[Mapping[str, Tensor]] = (),
         by_example: ByExample | None = None,
     ) -> None:
-        """Start local training of the loaded models.
+        """Start local training of the models that have been loaded.
 
         Parameters
         ----------
         optimizer
             The optimizer.
         seeds
-            Seed of each client, for dropout.
+            Seed of each client's random generator, for dropout.
         anchors
-            Models ``[n, S]`` to which the proximal term pulls each client; None without such a
+            Models to which the proximal term pulls each client, ``[n, S]``; None without a proximal
             term.
         edges
-            Boundaries between clients. Clients between two adjacent edges take the same steps.
+            Boundaries between clients. Clients between two adjacent edges take the same number of
+            steps.
         fixed
             Names of parameters that are not trained.
         states
-            State of each client's optimizer; empty if states are not kept.
+            State of each client's optimizer; empty if states are not stored between rounds.
         by_example
             Collector for the gradients of single examples; None if they are not needed.
 
         Raises
         ------
         CannotStack
-            If gradients of single examples are needed, and a layer cannot separate them.
+            If gradients of single examples are needed, and a layer cannot compute them.
         """
         if by_example is not None:
             self._check_by_example()
@@ -189,20 +207,26 @@ class StackedModule:
         self.layout.set_training(self.module)
         self.active.seed(seeds, self._device)
         moving = [p for p in self._trained if p.slot.name not in fixed]
-        self._bands = None if optimizer.is_plain else Bands(optimizer, moving, edges, states)
+        self._bands = None
+        if not optimizer.is_plain:
+            self._bands = Bands(optimizer, moving, edges, states)
         for p in self._trained:
             p.held = p.slot.name in fixed
-            p.begin(optimizer, None if anchors is None else anchors[:, p.slot.start : p.slot.stop])
+            anchor = None if anchors is None else anchors[:, p.slot.start : p.slot.stop]
+            p.begin(optimizer, anchor)
 
     def _check_by_example(self) -> None:
+        """Raise CannotStack if a layer cannot compute a separate gradient for each example."""
         for name, layer in self.module.named_modules():
             if isinstance(layer, Stacked) and not layer.by_example:
                 raise CannotStack.of(
-                    name, layer, "has no stacked form that tells the gradients of examples apart"
+                    name,
+                    layer,
+                    "has no stacked form that computes a gradient for each example, as DP-SGD requires",
                 )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits for inputs ``[k·B, ...]`` of the clients that train."""
+        """Return the outputs for inputs ``[k·B, ...]`` of the k clients that train."""
         if self._tape is not None:
             try:
                 return self._tape.forward(x)
@@ -211,23 +235,23 @@ class StackedModule:
         return self.module(x)
 
     def backward(self, logits: Tensor, gradient: Tensor) -> None:
-        """Hand the gradients to all parameters, given the gradient of the logits."""
+        """Compute the gradients of all parameters, given the gradient of the outputs."""
         if self._tape is None:
             torch.autograd.backward(logits, gradient)
         else:
             self._tape.backward(gradient)
 
     def add(self, gradient: Tensor) -> None:
-        """Add to the gradients of the clients that train.
+        """Add vectors, such as noise, to the gradients of the clients that train.
 
-        ``gradient`` is ``[k, D]`` in the order of the layout.
+        ``gradient`` is ``[k, D]`` for k clients and D parameters, in the order of the layout.
         """
         for p in self._trained:
             if p.learns:
                 p.add(gradient[:, p.slot.start : p.slot.stop].view(p.state.shape))
 
     def step(self) -> None:
-        """Complete the gradients, clip them, and take a step of the optimizer."""
+        """Complete and clip the gradients of the clients that train; take an optimizer step."""
         scales = self._optimizer.scales(
             [g for p in self._trained if (g := p.complete()) is not None]
         )
@@ -238,15 +262,21 @@ class StackedModule:
             p.step(scales)
 
     def states(self) -> list[dict[str, Tensor]]:
-        """Return the state of each client's optimizer; it is empty for plain SGD."""
-        return [{} for _ in range(self._clients)] if self._bands is None else self._bands.states()
+        """Return the state of each client's optimizer, which is empty for plain SGD."""
+        if self._bands is None:
+            return [{} for _ in range(self._clients)]
+        return self._bands.states()
 
     def addresses(self) -> tuple[int, ...]:
-        """Return the addresses that a step reads or writes, except for batch and shared buffers."""
+        """Return the memory addresses that a step reads or writes.
+
+        A recorded step is valid for these addresses only. The addresses of the batch, and of
+        buffers that clients share, are not included.
+        """
         return tuple(address for p in self._parameters for address in p.addresses())
 
     def bind(self, start: int, stop: int) -> None:
-        """Select the clients ``start`` to ``stop`` as those that train."""
+        """Select the range of clients, ``start`` to ``stop``, that train in the next steps."""
         if (start, stop) != (self.active.start, self.active.stop):
             self.active.start = start
             self.active.stop = stop
@@ -258,60 +288,79 @@ class StackedModule:
     def updates(
         self, models: Tensor, rows: Sequence[int], out: Tensor, places: Sequence[int]
     ) -> None:
-        """Write the update of each client to its row of ``out``.
+        """Write each client's update, its new model minus its first model, to a row of ``out``.
 
         Parameters
         ----------
         models
             Models from which the clients started, ``[K, S]``.
         rows
-            Row of each client's model.
+            For each client, the row of its model.
         out
-            Memory for the updates, ``[N, S]``.
+            Memory for the updates of all N clients of the round, ``[N, S]``.
         places
-            Row of each client's update.
+            For each client of this block, the row of its update.
 
         Raises
         ------
         CannotStack
-            If training has changed a buffer outside the stacked layers. All clients have then
-            contributed to it, or every client should start from its original value.
+            If training has changed a buffer outside the stacked layers. Such a buffer exists once,
+            so the change would mix the clients.
         """
         n = len(rows)
         side_by_side = list(places) == list(range(places[0], places[0] + n))
-        updates = (
-            out[places[0] : places[0] + n] if side_by_side else out.new_empty(n, self.layout.size)
-        )
+        if side_by_side:
+            updates = out[places[0] : places[0] + n]
+        else:
+            updates = out.new_empty(n, self.layout.size)
         for p in self._moving:
             update = updates[:, p.slot.start : p.slot.stop]
             torch.sub(p.everyone.view(n, -1), _of_clients(models, rows, p.slot), out=update)
         for slot in self._shared:
             before = _of_clients(models, rows, slot)
             buffer = self.module.get_buffer(slot.name)
-            if not torch.equal(buffer, _rounded(before[0], slot).view(slot.shape).to(buffer.dtype)):
-                raise CannotStack.of(slot.name, self.module, "is a buffer that training changes")
+            if not torch.equal(
+                buffer, _round_integers(before[0], slot).view(slot.shape).to(buffer.dtype)
+            ):
+                raise CannotStack.of(
+                    slot.name,
+                    self.module,
+                    "is a buffer that training changes, but the stacked engine stores it only once "
+                    "for all clients",
+                )
             updates[:, slot.start : slot.stop] = buffer.flatten() - before
         for name in self._unsent:
             if not has_same_values(self.module.get_buffer(name), self.layout.unsent[name]):
-                raise CannotStack.of(name, self.module, "is a buffer that training changes")
+                raise CannotStack.of(
+                    name,
+                    self.module,
+                    "is a buffer that training changes, but the stacked engine stores it only once "
+                    "for all clients",
+                )
         if not side_by_side:
             out[places] = updates
 
 
 def _of_clients(models: Tensor, rows: Sequence[int], slot: Slot) -> Tensor:
-    """Return the values of a slot in the clients' models, ``[n, entries]``."""
+    """Return the values of one parameter or buffer in the models of n clients, ``[n, entries]``."""
     values = models[:, slot.start : slot.stop]
-    return values.expand(len(rows), -1) if len(models) == 1 else values[rows]
+    if len(models) == 1:
+        return values.expand(len(rows), -1)
+    return values[rows]
 
 
-def _rounded(values: Tensor, slot: Slot) -> Tensor:
-    return values if slot.dtype.is_floating_point else values.round()
+def _round_integers(values: Tensor, slot: Slot) -> Tensor:
+    """Return the values of a parameter or buffer, rounded if the buffer has an integer type."""
+    if slot.dtype.is_floating_point:
+        return values
+    return values.round()
 
 
 class _Swap:
-    """Replaces the layers of a module in place.
+    """Conversion of a module in place: its layers are replaced by stacked layers.
 
-    ``parameters`` has the stacked form of each tensor, by the tensor's id.
+    ``parameters`` has the stacked form of each parameter and buffer, by the Python id of the
+    original tensor.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, active: Active) -> None:
@@ -327,8 +376,8 @@ class _Swap:
         self._frozen = {id(tensors[name]) for name in layout.frozen}
         self._resting = set(layout.resting)
         done: dict[nn.Module, nn.Module] = {}
-        # Prefixes of the names of layers that a stacked layer replaces as well, such as the output
-        # projection of attention.
+        # Name prefixes of inner layers that are replaced with the layer around them, such as the
+        # output projection of attention.
         inside: list[str] = []
         for name, layer in [*module.named_modules(remove_duplicate=False)]:
             if type(layer) in LAYERS and not self._is_common(name, layer):
@@ -342,7 +391,11 @@ class _Swap:
             self._refuse_rest(name, layer, stacked=layer in done or name.startswith(tuple(inside)))
 
     def _is_common(self, name: str, layer: nn.Module) -> bool:
-        """Return whether a layer is the same for all clients: frozen, without draws or state."""
+        """Return whether all clients can share one layer.
+
+        They can if all tensors of the layer are frozen, and the layer has neither random operations
+        nor statistics of its inputs.
+        """
         tensors = [*layer.parameters(), *(b for b in layer.buffers() if id(b) in self._slots)]
         if not tensors or not self._frozen.issuperset(map(id, tensors)):
             return False
@@ -352,9 +405,14 @@ class _Swap:
         return not own_statistics and not draws and getattr(layer, "max_norm", None) is None
 
     def _refuse_rest(self, name: str, layer: nn.Module, stacked: bool) -> None:
-        """Refuse tensors that only this layer has and that have no stacked form.
+        """Refuse a layer with tensors that have no stacked form.
 
-        Even a layer with a stacked form may have been given more tensors.
+        A layer with a stacked form can have such tensors, too, if a user has added them.
+
+        Raises
+        ------
+        CannotStack
+            If the layer has such a tensor.
         """
         own = dict[str, Tensor](layer.named_parameters(recurse=False))
         if stacked:  # a layer that is not stacked keeps its own buffers
@@ -363,29 +421,32 @@ class _Swap:
                 for buffer, b in layer.named_buffers(recurse=False)
                 if id(b) in self._slots
             }
+        known = self._frozen
+        if stacked:
+            known = self.parameters.keys()
         for tensor, value in own.items():
-            if id(value) not in (self.parameters if stacked else self._frozen):
+            if id(value) not in known:
                 kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
                 raise CannotStack.of(
                     name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form"
                 )
 
     def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
+        """Return the stacked form of a layer; raise CannotStack if an option or hook forbids it."""
         before = vars(layer)["_forward_pre_hooks"]
-        # Hooks that cast or copy the whole module's inputs treat the rows of all clients alike.
+        # Hooks that cast or copy the inputs of the whole module treat each row in the same way, so
+        # they can run on the rows of all clients.
         are_of_inputs = not name and all(
             isinstance(hook, CopyInputs | CastInputs) for hook in before.values()
         )
         if (before and not are_of_inputs) or any(
             vars(layer)[hooks] for hooks in ("_forward_hooks", "_backward_hooks")
         ):
-            raise CannotStack.of(name, layer, "has hooks")
+            raise CannotStack.of(name, layer, "has hooks, which a stacked layer would not run")
         try:
             stacked = LAYERS[type(layer)](layer, self._find, self._active)
         except Refused as refused:
-            raise CannotStack.of(
-                name, layer, f"has {refused}, which has no stacked form"
-            ) from refused
+            raise CannotStack.of(name, layer, f"has {refused}") from refused
         for hook in before.values():
             stacked.register_forward_pre_hook(hook)
         # Attributes such as hidden_size, which a user's forward may read.
@@ -395,10 +456,14 @@ class _Swap:
         return stacked
 
     def _find(self, tensor: Tensor | None) -> StackedParameter | None:
+        """Return the stacked form of a parameter or buffer; None if a layer has no such tensor."""
         if tensor is None:
             return None
         if id(tensor) not in self._slots:
-            raise Refused("a parameter that is computed from others")
+            raise Refused(
+                "a parameter that is computed from other parameters (a parametrization), which the "
+                "stacked engine does not support"
+            )
         return self.parameters.setdefault(
             id(tensor), StackedParameter(self._slots[id(tensor)], tensor.requires_grad)
         )

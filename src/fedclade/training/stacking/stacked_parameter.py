@@ -1,4 +1,8 @@
-"""Stacked parameters: one tensor of the model for all clients, its gradient, and its SGD step."""
+"""Stacked parameters: the values of one parameter or buffer for all clients, with their gradients.
+
+The module also has the gradients of single examples (for DP-SGD), a pool of reused memory, and the
+selection of the clients that train in a step.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +17,28 @@ from fedclade.core import Slot
 from fedclade.training.optimizer import LocalOptimizer, per_client
 
 FEW_ROWS = 32
-"""Largest number of rows for which a product is added to parameters directly.
+"""Largest number of rows for which a gradient, a matrix product, is added to parameters directly.
 
-The share of each row is then rounded to the precision of the parameter, which is coarser than the
-precision of the gradient. With many rows, the time for writing the gradient is small compared with
-the time for computing it.
+The contribution of each row is then rounded to the precision of the parameter, which is coarser
+than the precision of the gradient. With many rows this is not worthwhile: writing the gradient
+takes little time compared with computing it.
 """
 
 
 class StackedParameter:
-    """A parameter or buffer of n clients, ``[n, *shape]`` in contiguous memory.
+    """Parameter or buffer of n clients, ``[n, *shape]`` in contiguous memory.
 
     In the forward pass, a layer gets the value from :meth:`use`. In the backward pass,
-    :meth:`receive` returns the destination of the gradient: a buffer that is reused in every step,
-    or, if the optimizer can fuse its step, the parameters themselves. A step is fused only if the
-    parameter is used once in the forward pass. A second use ends fusing in time, since no backward
-    pass has begun by then.
+    :meth:`receive` returns the memory to which the gradient is added: a buffer that is reused in
+    every step, or, if the optimizer's step can be fused, the parameters themselves. A step is fused
+    only if the forward pass uses the parameter once. A second use is detected in the forward pass,
+    before any gradient has been added.
     """
 
     def __init__(self, slot: Slot, trained: bool) -> None:
         self.slot = slot
         self.trained = trained
-        # Whether this local training leaves the parameter unchanged, though others train it.
+        # Whether the parameter is not trained in this local training, but may be in another one.
         self.held = False
         self.everyone = torch.empty(0)
         self.state = self.everyone
@@ -46,45 +50,54 @@ class StackedParameter:
         self._range = (0, 0)
         self._fused = self._used = self._touched = False
         self.by_example: ByExample | None = None
-        """Collector of the gradients of single examples; None if gradients are summed at once.
+        """Collector of the gradients of single examples; None if they are not needed.
 
-        It replaces :meth:`receive` as the destination of the gradient.
+        If set, gradients are added to the collector instead of the memory that :meth:`receive`
+        returns.
         """
 
     def allocate(self, memory: Tensor) -> None:
-        """Use ``memory``, ``[n, *shape]``, for the values."""
-        # .data here and in bind: a fused step changes a parameter without autograd's knowledge,
-        # after its last use in the backward pass. Autograd must not take that for a change of the
-        # other parameters, which share the memory.
+        """Use ``memory``, ``[n, *shape]``, for the values of n clients."""
+        # ``.data`` is used here and in bind because a fused step changes a parameter without
+        # autograd's knowledge, after the parameter's last use in the backward pass. Autograd must
+        # not mistake this for a change of other parameters in the same memory.
         self.everyone = memory.data
         self._gradients = self._velocity = self._anchor = None
 
     def begin(self, optimizer: LocalOptimizer, anchor: Tensor | None) -> None:
-        """Start local training from the current values, with optional anchors ``[n, entries]``."""
+        """Start local training from the current values.
+
+        ``anchor`` has the values to which the proximal term pulls the n clients, ``[n, entries]``;
+        None without a proximal term.
+        """
         self._optimizer = optimizer
         # DP-SGD adds noise after the last gradient, so its gradient cannot be fused into the step.
         fused = optimizer.can_fuse and self.by_example is None
         self._fused = fused
         self._used = False
         self._touched = False
-        self._anchor = None if anchor is None else anchor.reshape(self.everyone.shape)
+        self._anchor = None
+        if anchor is not None:
+            self._anchor = anchor.reshape(self.everyone.shape)
         if self._gradients is not None:
             self._gradients.zero_()
-        self._velocity = torch.zeros_like(self.everyone) if optimizer.keeps_velocity else None
+        self._velocity = None
+        if optimizer.keeps_velocity:
+            self._velocity = torch.zeros_like(self.everyone)
 
     def addresses(self) -> tuple[int, ...]:
-        """Return the addresses of parameters, gradients, momentum and anchors; 0 if unset."""
+        """Return the memory addresses of values, gradients, momentum and anchors; 0 if unset."""
         tensors = self.everyone, self._gradients, self._velocity, self._anchor
         return tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
 
     def bind(self, start: int, stop: int) -> None:
-        """Select the clients ``start`` to ``stop`` as those that train."""
+        """Select the range of clients, ``start`` to ``stop``, that train in the next steps."""
         self._range = start, stop
         self.state = self.everyone[start:stop]
         self._value = self.state.data.requires_grad_(self.trained)
 
     def use(self) -> Tensor:
-        """Return the value ``[k, *shape]`` of the clients that train, for one use in forward."""
+        """Return the value ``[k, *shape]`` of the k clients that train, for a forward pass."""
         if self.trained and torch.is_grad_enabled():
             self._fused = self._fused and not self._used
             self._used = True
@@ -92,13 +105,20 @@ class StackedParameter:
 
     @property
     def learns(self) -> bool:
-        """Whether the optimizer takes steps with the gradient of this parameter."""
+        """Whether optimizer steps change this parameter in the current local training."""
         return self.trained and not self.held
 
     def receive(self) -> tuple[Tensor, float, float]:
-        """Return (target, β, α): add the gradient g by target ← β·target + α·g."""
+        """Return the memory to which the gradient of the clients that train must be added.
+
+        Returns
+        -------
+        tuple
+            Target, β and α: the caller has to add the gradient g by target ← β·target + α·g. For a
+            fused step, the target is the parameter itself.
+        """
         if self.held:
-            return self._gradient(), 0.0, 1.0  # this gradient is never used in a step
+            return self._gradient(), 0.0, 1.0  # the gradient is computed, but no step uses it
         if self._fused:
             self._used = False
             return self.state, *self._optimizer.fused
@@ -107,15 +127,15 @@ class StackedParameter:
         return self._gradient(), beta, 1.0
 
     def add(self, gradient: Tensor) -> None:
-        """Add a gradient ``[k, *shape]``."""
+        """Add a gradient of the k clients that train, ``[k, *shape]``."""
         target, beta, alpha = self.receive()
         scaled(target, beta).add_(gradient, alpha=alpha)
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
-        """Add the product of ``[k, m, rows]`` and ``[k, rows, n]`` as a gradient.
+        """Add a gradient that is the product of ``[k, m, rows]`` and ``[k, rows, n]``.
 
-        With few rows, or a gradient buffer as the destination, the product is not written
-        separately.
+        The product is added without being written to separate memory, unless the destination is the
+        parameter itself and there are many rows.
         """
         target, beta, alpha = self.receive()
         if target is self.state and right.shape[1] > FEW_ROWS:
@@ -124,10 +144,11 @@ class StackedParameter:
             target.baddbmm_(left, right, beta=beta, alpha=alpha)
 
     def complete(self) -> Tensor | None:
-        """Add the proximal term; return the gradient ``[k, *shape]``, or None.
+        """Add the gradient of the proximal term, and return the gradient ``[k, *shape]``.
 
-        It is None if the step was fused, or if the loss does not depend on the parameter: SGD
-        leaves such a parameter unchanged, and does not decay it.
+        The result is None if the step was fused, or if the loss does not depend on the parameter.
+        In the second case, the step leaves the parameter unchanged: not even weight decay is
+        applied, as in torch's SGD.
         """
         if not self._touched:
             return None
@@ -138,25 +159,29 @@ class StackedParameter:
         return gradient
 
     def step(self, scales: Tensor | None) -> None:
-        """Take a step with the complete gradient, scaled by factors ``[k]`` of clipping if given.
+        """Take an SGD step with the complete gradient.
 
-        The buffer of the gradient is multiplied by β at the next step, which makes it the momentum
-        buffer of SGD.
+        ``scales`` has the factors of clipping, ``[k]``, or is None without clipping. In the next
+        step, the buffer of the gradient is multiplied by the momentum factor before gradients are
+        added, which makes it the momentum buffer of SGD.
         """
         if self._touched:
             self._touched = False
-            velocity = None if self._velocity is None else self._velocity[slice(*self._range)]
+            velocity = None
+            if self._velocity is not None:
+                velocity = self._velocity[slice(*self._range)]
             self._optimizer.step(self.state, self._gradient(), velocity, scales)
 
     def view(self, start: int, stop: int) -> nn.Parameter:
-        """Return the values of clients ``start`` to ``stop`` as a parameter for an optimizer."""
+        """Return the values of the clients ``start`` to ``stop``, as an optimizer's parameter."""
         return nn.Parameter(self.everyone[start:stop])
 
     def clipped(self, scales: Tensor | None) -> Tensor | None:
-        """Return the gradients ``[n, *shape]`` for a step of the clients that train, or None.
+        """Return the complete gradients for a step of one of torch's optimizers, ``[n, *shape]``.
 
-        Their gradients are complete, and scaled by the factors ``[k]`` of clipping if given. The
-        result is None if the loss does not depend on the parameter.
+        ``scales`` has the factors of clipping, ``[k]``, by which the gradients of the k clients
+        that train are multiplied; it is None without clipping. The result is None if the loss does
+        not depend on the parameter.
         """
         if not self._touched:
             return None
@@ -166,16 +191,19 @@ class StackedParameter:
         return self._gradients
 
     def _gradient(self) -> Tensor:
+        """Return the gradient buffer of the clients that train, ``[k, *shape]``."""
         if self._gradients is None:
             self._gradients = torch.zeros_like(self.everyone)
         return self._gradients[slice(*self._range)]
 
 
 def scaled(target: Tensor, beta: float) -> Tensor:
-    """Multiply a tensor in place; a factor of 0 also sets entries that are not finite to 0."""
+    """Multiply a tensor by a factor in place; with factor 0, NaN and infinity become 0 as well."""
     if beta == 0:
         return target.zero_()
-    return target if beta == 1 else target.mul_(beta)
+    if beta == 1:
+        return target
+    return target.mul_(beta)
 
 
 # Gradients of single examples of all clients: their norms, and their sums weighted by factors.
@@ -184,50 +212,59 @@ def scaled(target: Tensor, beta: float) -> Tensor:
 # δxᵀ of two vectors. Its norm is ‖δ‖·‖x‖. The weighted sum with factors c is Σ c·δxᵀ, a product of
 # the same form as the plain gradient. So the gradients of single examples are never written to
 # memory (Goodfellow 2015, arXiv:1510.01799; Bu et al. 2023, arXiv:2210.00038). Gradients of other
-# layers are.
+# layers are written.
 
 
 class _Dense(NamedTuple):
-    """Each example's gradient as factors: of outputs ``[k, B, o]``, and inputs ``[k, B, i]``."""
+    """Gradients of single examples for a dense layer's parameter, stored as two factors.
+
+    The factors are the gradients of the outputs ``[k, B, o]`` and the inputs ``[k, B, i]``, for B
+    examples of each of k clients.
+    """
 
     gradient: Tensor
     rows: Tensor | None  # None for a bias: its gradient equals the gradient of the outputs
 
     def squares(self) -> Tensor:
-        """Return the squared norms of the gradients, ``[k, B]``."""
+        """Return the squared L2 norms of the gradients of single examples, ``[k, B]``."""
         of_outputs = self.gradient.square().sum(2)
-        return of_outputs if self.rows is None else of_outputs.mul_(self.rows.square().sum(2))
+        if self.rows is None:
+            return of_outputs
+        return of_outputs.mul_(self.rows.square().sum(2))
 
     def written(self) -> Tensor:
-        """Return the gradients in full, ``[k, B, ...]``."""
-        return (
-            self.gradient
-            if self.rows is None
-            else self.gradient.unsqueeze(3) * self.rows.unsqueeze(2)
-        )
+        """Return the gradients of single examples as one tensor, ``[k, B, ...]``."""
+        if self.rows is None:
+            return self.gradient
+        return self.gradient.unsqueeze(3) * self.rows.unsqueeze(2)
 
 
 class ByExample:
-    """Collector of the gradients of single examples in a step, which clips and sums them.
+    """Collector of the gradients of single examples in a step, which are clipped and then summed.
 
-    Every parameter adds its gradients. After the backward pass, :meth:`squares` returns the squared
-    norms, and :meth:`deliver` gives every parameter the weighted sum.
+    In the backward pass, every parameter adds its gradients. After that, :meth:`squares` returns
+    the squared norms, from which the caller computes factors, and :meth:`deliver` adds the weighted
+    sum of the gradients to every parameter.
     """
 
     def __init__(self) -> None:
         self.width = 0
         """Number of examples of each client in the step: B."""
         self._found: dict[StackedParameter, list[_Dense | Tensor]] = {}
-        # Mask of examples whose norm is not finite, [k, B, 1]; None if there are none.
+        # Mask of examples whose gradient's norm is not finite, [k, B, 1]; None without such
+        # examples.
         self._broken: Tensor | None = None
 
     def begin(self, width: int) -> None:
-        """Begin a step with ``width`` examples of each client."""
+        """Start a step with ``width`` examples of each client.
+
+        The gradients of the step before are deleted.
+        """
         self.width = width
         self._found = {}
 
     def add(self, parameter: StackedParameter, gradients: Tensor) -> None:
-        """Add the gradient of each example, ``[k·B, *shape]``."""
+        """Add a parameter's gradients of single examples, ``[k·B, *shape]``."""
         if parameter.learns:
             self._found.setdefault(parameter, []).append(gradients.unflatten(0, (-1, self.width)))
 
@@ -238,16 +275,16 @@ class ByExample:
         weight: StackedParameter,
         bias: StackedParameter | None,
     ) -> None:
-        """Add gradients of a dense layer, given as gradients of its outputs, and its inputs.
+        """Add gradients of single examples for a dense layer, given as two factors.
 
         Parameters
         ----------
         gradient
-            Gradients of the outputs, ``[k, B·..., outputs]``.
+            Gradients of the outputs of k clients' layers, ``[k, B·..., outputs]``.
         rows
-            The inputs, ``[k, B·..., inputs]``.
+            Inputs of the layers, ``[k, B·..., inputs]``.
         weight, bias
-            Parameters of the layer.
+            Stacked parameters of the layers; no bias if None.
         """
         k = len(rows)
         each = rows.shape[1] // self.width
@@ -255,8 +292,11 @@ class ByExample:
             of_weight = _Dense(gradient, rows)
             of_bias = _Dense(gradient, None)
         else:
-            outputs, inputs = (t.reshape(k, self.width, each, -1) for t in (gradient, rows))
-            of_weight = torch.matmul(outputs.mT, inputs) if weight.learns else outputs
+            outputs = gradient.reshape(k, self.width, each, -1)
+            inputs = rows.reshape(k, self.width, each, -1)
+            of_weight = outputs
+            if weight.learns:
+                of_weight = torch.matmul(outputs.mT, inputs)
             of_bias = outputs.sum(2)
         if weight.learns:
             self._found.setdefault(weight, []).append(of_weight)
@@ -264,21 +304,20 @@ class ByExample:
             self._found.setdefault(bias, []).append(of_bias)
 
     def squares(self) -> Tensor:
-        """Return the squared norm of each example's gradient over all parameters, ``[k, B]``."""
+        """Return the squared L2 norm of each example's gradient over all parameters, ``[k, B]``."""
         self._found = {parameter: [_together(parts)] for parameter, parts in self._found.items()}
-        each = [parts[0] for parts in self._found.values()]
-        squares = [
-            e.squares() if isinstance(e, _Dense) else e.flatten(2).square().sum(2) for e in each
-        ]
-        found = torch.stack(squares).sum(0)
+        found = torch.stack([_squares(parts[0]) for parts in self._found.values()]).sum(0)
         broken = ~found.isfinite()
-        self._broken = broken.unsqueeze(2) if bool(broken.any()) else None
+        self._broken = None
+        if bool(broken.any()):
+            self._broken = broken.unsqueeze(2)
         return found
 
     def deliver(self, factors: Tensor) -> None:
-        """Add to every parameter the sum of its examples' gradients, with factors ``[k, B]``.
+        """Add to every parameter the weighted sum of the gradients of its client's examples.
 
-        An example with factor 0 is left out, even if its gradient is not finite.
+        ``factors`` has the weights of the examples, ``[k, B]``. An example with weight 0 is left
+        out, even if its gradient is not finite.
         """
         left_out = (factors == 0).unsqueeze(2)
         weights = factors.unsqueeze(1)
@@ -288,46 +327,58 @@ class ByExample:
                 if found.rows is None:
                     parameter.add(outputs.sum(1).view(parameter.state.shape))
                 else:
-                    rows = (
-                        found.rows
-                        if self._broken is None
-                        else found.rows.masked_fill(self._broken, 0)
-                    )
+                    rows = found.rows
+                    if self._broken is not None:
+                        rows = rows.masked_fill(self._broken, 0)
                     parameter.add_product(outputs.mT, rows)
             else:
+                # The shape is [k, B, entries], also for a parameter that is a single number.
                 flat = found.flatten(2) if found.dim() > 2 else found.unsqueeze(2)
                 parameter.add(
                     torch.bmm(weights, flat.masked_fill(left_out, 0)).view(parameter.state.shape)
                 )
 
 
+def _squares(gradients: _Dense | Tensor) -> Tensor:
+    """Return the squared L2 norm of each example's gradient of one parameter, ``[k, B]``."""
+    if isinstance(gradients, _Dense):
+        return gradients.squares()
+    return gradients.flatten(2).square().sum(2)
+
+
+def _written(gradients: _Dense | Tensor) -> Tensor:
+    """Return the gradients of single examples as one tensor, ``[k, B, ...]``."""
+    if isinstance(gradients, _Dense):
+        return gradients.written()
+    return gradients
+
+
 def _together(parts: list[_Dense | Tensor]) -> _Dense | Tensor:
-    """Return the sum of the gradients from several uses of a parameter."""
+    """Return the sum of the gradients of single examples from several uses of a parameter."""
     if len(parts) == 1:
         return parts[0]
-    return torch.stack(
-        [part.written() if isinstance(part, _Dense) else part for part in parts]
-    ).sum(0)
+    return torch.stack([_written(part) for part in parts]).sum(0)
 
 
 # Memory that is reused.
 
 
 class BufferPool:
-    """Memory that is reused for tensors of one kind, one after another.
+    """Memory that is reused for one tensor after another, such as the inputs of each step.
 
-    Fresh memory would have to be mapped page by page each time: the C library returns memory at the
-    end of its heap to the system as soon as it is freed. That can take longer than a step of a
-    small model.
+    New memory would have to be mapped page by page each time, since the C library returns memory at
+    the end of its heap to the system as soon as it is freed. The mapping can take longer than a
+    step of a small model.
     """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
 
     def room(self, like: Tensor, *shape: int) -> Tensor:
-        """Return a tensor with a shape, and the type and device of ``like``, in the pool's memory.
+        """Return a tensor of a given shape in the memory of the pool.
 
-        Earlier contents of the memory are overwritten.
+        The tensor has the data type and the device of ``like``. Earlier contents of the memory are
+        overwritten.
         """
         size = prod(shape)
         memory = self._memory
@@ -340,12 +391,13 @@ class BufferPool:
 
 
 class Active:
-    """The clients ``start`` to ``stop`` that train, with a generator for the dropout of each.
+    """Range of clients, ``start`` to ``stop``, that train in a step, with generators for dropout.
 
-    The seed of a generator is the one that the loop gives the global generator, and masks have the
-    shape that the loop draws. So the dropout of a client does not depend on other clients. On a CPU
-    the masks equal those of the loop, except for those of attention: in the loop, the entries of
-    attention are in another order in memory, in which they are drawn.
+    Each client has its own generator for dropout, so the dropout masks of a client do not depend on
+    other clients. The generator has the seed with which the loop would seed torch's global
+    generator, and it draws masks of the same shapes as the loop. On a CPU, the masks therefore
+    equal those of the loop, except in attention layers, where the loop draws the entries of a mask
+    in another order.
     """
 
     def __init__(self) -> None:
@@ -356,17 +408,21 @@ class Active:
 
     @property
     def count(self) -> int:
-        """Number of clients that train: k."""
+        """Number k of clients that train in the current step."""
         return self.stop - self.start
 
     def seed(self, seeds: Sequence[int], device: torch.device) -> None:
-        """Set the seed of each client's generator."""
+        """Set the seed of each client's random generator, and the device of the generators."""
         self._seeds = seeds
         self._device = device
         self._generators = []
 
     def dropout(self, x: Tensor, p: float) -> Tensor:
-        """Drop entries of x ``[k, ...]`` with probability p, and scale the others by 1/(1 − p)."""
+        """Apply dropout to the values ``[k, ...]`` of the k clients that train.
+
+        Entries are set to 0 with probability p, by each client's random generator. The other
+        entries are divided by 1 − p.
+        """
         kept = torch.empty_like(x, memory_format=torch.contiguous_format)
         if not self._generators:  # created only if something is dropped
             self._generators = [
@@ -374,4 +430,6 @@ class Active:
             ]
         for mask, generator in zip(kept, self._generators[self.start : self.stop], strict=True):
             mask.bernoulli_(1 - p, generator=generator)
-        return x * (kept.div_(1 - p) if p < 1 else kept)
+        if p < 1:
+            kept.div_(1 - p)
+        return x * kept

@@ -1,6 +1,7 @@
-"""Experiments of CFL: Sattler, Müller, Samek 2019, "Clustered Federated Learning".
+"""Experiments of the CFL papers, and the functions that measure and draw each experiment.
 
-They include those of the workshop paper of the same year.
+The papers are Sattler, Müller and Samek 2019, "Clustered Federated Learning", and the workshop
+paper of the same year.
 """
 
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""Figures of CFL's experiments, drawn from the data of an outcome."""
+"""Functions that draw the figures of the CFL experiments from stored outcomes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
 
 
 def draw_xor(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw the points of both clusters, and the borders of the global and the clusters' models."""
+    """Draw figure 1: points of two clusters, and borders of one model and of two models."""
     title = "No single model fits both clusters; each cluster by itself is easy"
-    subtitle = f"after Sattler et al. 2019, figure 1 · {settings['clients']} clients, {settings['rounds']} rounds"
+    subtitle = (
+        f"after Sattler et al. 2019, figure 1 · {settings['clients']} clients, "
+        f"{settings['rounds']} rounds"
+    )
     figure, axes = panels(2, title, subtitle)
     colors = {
         "one model for all": style.INK,
@@ -56,7 +60,7 @@ def draw_xor(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_paths(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw the paths over the contours of both risks, and the norms below."""
+    """Draw figure 2: paths of a model over the contours of two clients' risks, and update norms."""
     title = "Gradient norms tell incongruent clients from congruent ones"
     figure, axes = panels(
         2, title, "after Sattler et al. 2019, figure 2 · two clients, two weights", rows=2
@@ -93,9 +97,11 @@ def _draw_path(axes: Axes, shown: dict[str, Any], settings: Settings) -> None:
 
 
 def draw_theory(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw P[correct] over k and γ, and over d, and the extremes of the samples with their bounds.
+    """Draw figure 3: how often random gradients are split correctly, and the bounds of Theorem 1.
 
-    The border of Theorem 1 is drawn over k and γ.
+    The panels show the share of correct splits over the number of distributions k and the noise γ,
+    with the border that Theorem 1 guarantees; this share over the dimension d; and the highest
+    similarities across splits, with their upper bound.
     """
     figure, (area, over_d, below) = panels(
         3,
@@ -139,14 +145,16 @@ def draw_theory(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_gaps(outcome: Outcome, settings: Settings, *, figure: int, unit: str) -> Figure:
-    """Draw the gaps of updates and of gradients, with a panel for each data set.
+    """Draw the separation gaps of weight updates and of gradients, a panel for each data set.
 
-    Above zero a split is right.
+    A positive gap guarantees a correct split. ``figure`` is the number of the figure in the paper,
+    and ``unit`` the label of the horizontal axis.
     """
-    subtitle = f"after Sattler et al. 2019, figure {figure} · {settings['clients']} clients, {settings['clusters']} "
-    picture, axes = panels(
-        len(outcome.series), f"Separation gap against {unit}", f"{subtitle}label swaps"
+    subtitle = (
+        f"after Sattler et al. 2019, figure {figure} · {settings['clients']} clients, "
+        f"{settings['clusters']} label swaps"
     )
+    picture, axes = panels(len(outcome.series), f"Separation gap against {unit}", subtitle)
     for panel, (name, shown) in zip(axes, outcome.series.items(), strict=True):
         mean_lines(
             panel, shown["x"], {of_kind: shown[kind] for kind, of_kind in gaps.KINDS.items()}
@@ -163,22 +171,17 @@ draw_rounds = partial(draw_gaps, figure=6, unit="communication rounds")
 
 
 def draw_norms(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw both norms over the rounds, with incongruent clients at the left."""
+    """Draw figure 7: norm of the mean update and largest norm over the rounds.
+
+    Incongruent clients, for which no single model is good, are at the left, congruent clients at
+    the right.
+    """
     title = "The largest norm of an update tells whether one model suits both clients"
     figure, axes = panels(
         2, title, f"after Sattler et al. 2019, figure 7 · {settings['data']}, two clients"
     )
     for axis, kind in zip(axes, norms.KINDS, strict=True):
-        for (norm, name), color in zip(
-            norms.NORMS.items(), (style.INK, style.CLUSTERS[1]), strict=True
-        ):
-            values = outcome.series[kind][norm]
-            axis.plot(
-                np.linspace(1, outcome.series["rounds"], len(values)),
-                values,
-                color=color,
-                label=name,
-            )
+        _draw_norm_lines(axis, outcome.series[kind], outcome.series["rounds"])
         style.label(axis, x="communication rounds", y="norm of the update")
         head(axis, kind)
     style.log_scale(axes[0])
@@ -187,10 +190,20 @@ def draw_norms(outcome: Outcome, settings: Settings) -> Figure:
     return figure
 
 
-def draw_steps(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw both norms over the rounds, with a row for each step size.
+def _draw_norm_lines(axes: Axes, shown: Mapping[str, list[float]], rounds: int) -> None:
+    """Draw the norm of the mean update and the largest norm over the rounds in a panel."""
+    colors = {"mean_norm": style.INK, "max_norm": style.CLUSTERS[1]}
+    for norm, name in norms.NORMS.items():
+        values = shown[norm]
+        numbers = np.linspace(1, rounds, len(values))
+        axes.plot(numbers, values, color=colors[norm], label=name)
 
-    Incongruent clients are at the left.
+
+def draw_steps(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw norm of the mean update and largest norm over the rounds, a row for each step size.
+
+    Incongruent clients, for which no single model is good, are at the left, congruent clients at
+    the right.
     """
     steps = outcome.series["steps"]
     title = "With whole-data batches the step size decides whether the mean update vanishes"
@@ -198,16 +211,7 @@ def draw_steps(outcome: Outcome, settings: Settings) -> Figure:
     figure, axes = panels(2, title, subtitle, rows=len(steps))
     places = [(step, kind) for step in steps for kind in norms.KINDS]
     for axis, (step, kind) in zip(axes, places, strict=True):
-        for (norm, name), color in zip(
-            norms.NORMS.items(), (style.INK, style.CLUSTERS[1]), strict=True
-        ):
-            values = steps[step][kind][norm]
-            axis.plot(
-                np.linspace(1, outcome.series["rounds"], len(values)),
-                values,
-                color=color,
-                label=name,
-            )
+        _draw_norm_lines(axis, steps[step][kind], outcome.series["rounds"])
         style.label(axis, x="communication rounds", y="norm of the update")
         head(axis, f"{kind}, η = {step}")
         style.log_scale(axis)
@@ -216,10 +220,12 @@ def draw_steps(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_splits(outcome: Outcome, settings: Settings, *, place: str, score: str) -> Figure:
-    """Draw each true cluster's score, FL's score, the separation gaps, and similarities of clients.
+    """Draw scores, separation gaps and similarities over the rounds, a column for each method.
 
-    There is a column for each method. Pairs of clients are as in the workshop paper's figure 3, for
-    the runs that stored them.
+    The top row has the score of each true cluster and the mean score of FL, the middle row the
+    separation gap of each cluster, and the bottom row the similarities of pairs of clients, as in
+    figure 3 of the workshop paper, for methods whose runs stored similarities. Vertical lines mark
+    splits.
     """
     title = "Federated learning stagnates; after the splits every cluster goes on"
     methods = [method for method in splits.METHODS if method != "fl" and method in outcome.series]
@@ -246,16 +252,16 @@ def draw_splits(outcome: Outcome, settings: Settings, *, place: str, score: str)
             below.set_axis_off()
         for panel in (above, middle, below):
             panel.set_xlim(1, settings["rounds"])
-            for number in series["splits"] if panel.axison else ():
+            if not panel.axison:
+                continue
+            for number in series["splits"]:
                 panel.axvline(number, color=style.MUTED, linewidth=0.9, linestyle=(0, (1, 2)))
         head(above, f"{splits.METHODS[method]}: true clusters")
-        style.label(above, y=score if column == 0 else "")
-        style.label(middle, y="separation gap g(α)" if column == 0 else "")
-        style.label(
-            below,
-            x="communication rounds",
-            y="similarity of pairs of clients" if column == 0 else "",
-        )
+        style.label(below, x="communication rounds")
+        if column == 0:
+            style.label(above, y=score)
+            style.label(middle, y="separation gap g(α)")
+            style.label(below, y="similarity of pairs of clients")
     legend(axes[0])
     below = axes[2 * columns]
     legend(
@@ -274,7 +280,7 @@ draw_agnews = partial(draw_splits, place="figure 9", score="test perplexity")
 
 
 def _draw_pairs(axes: Axes, pairs: series.Pairs) -> None:
-    """Draw the mean of every kind of pair, and a band from the lowest to the highest."""
+    """Draw the mean similarity of each kind of pairs, with a band from minimum to maximum."""
     colors = dict(
         zip(series.KINDS, (style.CLUSTERS[0], style.CLUSTERS[1], style.MUTED), strict=True)
     )

@@ -1,6 +1,8 @@
-"""CFL's figures 5 and 6: the separation gap of weight updates and of gradients.
+"""Figures 5 and 6 of the CFL paper: the separation gap of weight updates and of gradients.
 
-Both are measured at the same models of plain federated learning.
+The *separation gap* g(α) is the smallest similarity within a true cluster minus the largest
+similarity across the split; if it is positive, the split is correct. Updates and gradients are
+compared at the same models, which plain federated learning has trained.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade import FedAvg, Federation, ParameterTree, Round, Updates
+from fedclade import ClientWork, FedAvg, Federation, Nothing, ParameterTree, Round, Updates
 from fedclade.clustering import cosine_similarity, find_optimal_bipartition, separation_gap
 from fedclade.runs import Maker
 from fedclade.training import SimulatedClients, choose_device
@@ -22,20 +24,23 @@ from fedclade_papers.experiment import Paper
 from fedclade_papers.outcome import Claim, Outcome, Row
 
 KINDS = {"updates": "weight updates", "gradients": "gradients"}
-"""Vectors by which clients are compared: eq. 51 and eq. 50."""
+"""Kinds of vectors by which clients are compared: weight updates (eq. 51), gradients (eq. 50)."""
 
 FEWEST_ROUNDS = 20
 """Smallest number of rounds that can show the paper's claims on 50 rounds."""
 
 Gaps = dict[str, list[dict[str, Any]]]
-"""By kind: ``gap`` and ``right`` at each chosen round, see :func:`separation`."""
+"""Results of :func:`separation` (``gap`` and ``right``) at each chosen round, by kind of vector."""
 
 Curves = Mapping[str, Mapping[str, NDArray[np.float64]]]
-"""By kind, then ``gap`` or ``right``: ``[seeds, n]``."""
+"""Arrays ``[seeds, n]`` by kind of vector, then by ``gap`` or ``right``.
+
+n is the number of points of the curve.
+"""
 
 
 def separation(updates: Updates, truth: Sequence[int]) -> dict[str, Any]:
-    """Return measures of how well updates or gradients separate the true clusters.
+    """Measure how well clients' updates or gradients separate the true clusters.
 
     Parameters
     ----------
@@ -47,13 +52,14 @@ def separation(updates: Updates, truth: Sequence[int]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``gap`` is the separation gap g(α) (Definition 2). ``right`` is whether the optimal
-        bi-partition separates no two clients of one cluster (Definition 1), which is possible
-        without a gap.
+        ``gap``: the separation gap g(α) (Definition 2); ``right``: whether the optimal
+        bi-partition separates no two clients of one true cluster (Definition 1), which is also
+        possible without a positive gap.
     """
     alpha = cosine_similarity(updates.signatures)
     split = find_optimal_bipartition(alpha, range(len(truth)))
-    first, second = ({truth[place] for place in part} for part in (split.first, split.second))
+    first = {truth[place] for place in split.first}
+    second = {truth[place] for place in split.second}
     return {"gap": separation_gap(alpha, truth, split.alpha_cross_max), "right": not first & second}
 
 
@@ -65,12 +71,18 @@ def gaps_over_rounds(
     at: Collection[int],
     seed: int,
 ) -> Gaps:
-    """Return the separation at the joint model after each chosen round of federated learning.
+    """Train one model for all clients, and measure the separation gaps after chosen rounds.
 
-    Rounds are counted from 1.
+    Parameters
+    ----------
+    cache, federation, make_model, settings, seed
+        Cache, clients, function that builds the model from a seed, settings, and seed of the run.
+    at
+        Numbers of the rounds, from 1, after which the gaps are measured.
     """
     assert federation.true_clusters is not None  # the federation has a shift
-    ids, rows = federation.ids, [0] * len(federation)
+    ids = federation.ids
+    rows = [0] * len(federation)  # all clients train row 0 of the models, the joint one
     truth = [federation.true_clusters[client] for client in ids]
     clients = SimulatedClients(federation, make_model(seed), choose_device(cache.device))
     found: Gaps = {kind: [] for kind in KINDS}
@@ -79,93 +91,137 @@ def gaps_over_rounds(
         if row["round"] in at:
             model = tree.nodes[0].params[None]
             next_round = Round(row["round"] + 1, local_of(settings), seed, purpose="separation")
-            found["updates"].append(separation(clients.train(ids, model, rows, next_round), truth))
-            found["gradients"].append(
-                separation(clients.gradients(ids, model, rows, next_round), truth)
+            work = ClientWork(store=Nothing())
+            updates = clients.train(
+                ids, models=model, assignment=rows, this_round=next_round, work=work
             )
+            gradients = clients.gradients(ids, model, rows, next_round)
+            found["updates"].append(separation(updates, truth))
+            found["gradients"].append(separation(gradients, truth))
 
-    last: dict[str, Any] = {"rounds": max(at), "evaluate_every": max(at), "on_round": on_round}
-    cache.simulate(FedAvg(), make_model, federation, settings, seed, **last)
+    cache.simulate(
+        FedAvg(),
+        make_model,
+        federation,
+        settings=settings,
+        seed=seed,
+        rounds=max(at),
+        evaluate_every=max(at),
+        on_round=on_round,
+    )
     return found
 
 
 def measure_data(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure the gap after the last round for every number of data points (figure 5)."""
+    """Measure figure 5: the separation gap after the last round, for each number of data points."""
     at = [settings["rounds"]]
-    curves = {
-        name: _curves(cache, settings, name, task["points"], at)
-        for name, task in settings["tasks"].items()
-    }
+    curves: dict[str, Curves] = {}
+    for name, task in settings["tasks"].items():
+        curves[name] = _measure_curves(cache, settings, name, points=task["points"], at=at)
     x = {name: task["points"] for name, task in settings["tasks"].items()}
-    return _outcome(paper, settings, curves, x, settings["enough_points"], "data points", "data")
-
-
-def measure_rounds(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure the gap at the model after each chosen round (figure 6)."""
-    tasks: dict[str, Any] = settings["tasks"]
-    at: list[int] = settings["rounds"]
-    enough: int = settings["enough_rounds"]
-    curves = {
-        name: _curves(cache, settings, name, [task["points"]], at) for name, task in tasks.items()
-    }
-    return _outcome(
+    return _make_outcome(
         paper,
         settings,
         curves,
-        dict.fromkeys(tasks, at),
-        dict.fromkeys(tasks, enough),
-        "rounds",
-        "rounds",
+        x=x,
+        enough=settings["enough_points"],
+        unit="data points",
+        what="data",
     )
 
 
-def _curves(
-    cache: ResultCache, settings: Settings, name: str, points: Sequence[int], at: Sequence[int]
-) -> Curves:
-    """Return the data of a figure for one data set.
+def measure_rounds(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
+    """Measure figure 6: the separation gap at the model after each chosen round."""
+    tasks: dict[str, Any] = settings["tasks"]
+    at: list[int] = settings["rounds"]
+    enough: int = settings["enough_rounds"]
+    curves: dict[str, Curves] = {}
+    for name, task in tasks.items():
+        curves[name] = _measure_curves(cache, settings, name, points=[task["points"]], at=at)
+    return _make_outcome(
+        paper,
+        settings,
+        curves,
+        x=dict.fromkeys(tasks, at),
+        enough=dict.fromkeys(tasks, enough),
+        unit="rounds",
+        what="rounds",
+    )
 
-    For each number of points it contains the chosen rounds, concatenated.
+
+def _measure_curves(
+    cache: ResultCache, settings: Settings, name: str, *, points: Sequence[int], at: Sequence[int]
+) -> Curves:
+    """Measure the separation gaps of one data set for every seed.
+
+    The second dimension of the arrays has, for each number of data points in turn, an entry for
+    each chosen round.
     """
     task = settings["tasks"][name]
-    found: list[list[Gaps]] = [
-        [
-            cache.piece(
-                f"{name}, {n} data points, seed {seed}",
-                partial(_gaps, cache, settings, name, n, at, seed),
+    found: list[Gaps] = []
+    for seed in task.get("seeds", settings["seeds"]):
+        of_seed: Gaps = {kind: [] for kind in KINDS}
+        for n in points:
+            measure = partial(
+                _measure_gaps, cache, settings, name, points=n, chosen_rounds=at, seed=seed
             )
-            for n in points
-        ]
-        for seed in task.get("seeds", settings["seeds"])
-    ]
-    return {
-        kind: {
-            what: np.array(
-                [[at[what] for gaps in each for at in gaps[kind]] for each in found], dtype=float
-            )
-            for what in ("gap", "right")
+            gaps: Gaps = cache.piece(f"{name}, {n} data points, seed {seed}", measure)
+            for kind in KINDS:
+                of_seed[kind] += gaps[kind]
+        found.append(of_seed)
+    curves: dict[str, dict[str, NDArray[np.float64]]] = {}
+    for kind in KINDS:
+        measures = [of_seed[kind] for of_seed in found]
+        curves[kind] = {
+            "gap": _stack_seeds(measures, "gap"),
+            "right": _stack_seeds(measures, "right"),
         }
-        for kind in KINDS
-    }
+    return curves
 
 
-def _gaps(
-    cache: ResultCache, settings: Settings, name: str, points: int, at: Sequence[int], seed: int
+def _stack_seeds(found: Sequence[Sequence[Mapping[str, Any]]], what: str) -> NDArray[np.float64]:
+    """Stack a quantity of :func:`separation`, ``gap`` or ``right``, as an array ``[seeds, n]``."""
+    array = np.empty((len(found), len(found[0])))
+    for row, of_seed in enumerate(found):
+        values = [measures[what] for measures in of_seed]
+        array[row] = np.array(values, dtype=float)
+    return array
+
+
+def _measure_gaps(
+    cache: ResultCache,
+    settings: Settings,
+    name: str,
+    *,
+    points: int,
+    chosen_rounds: Sequence[int],
+    seed: int,
 ) -> Gaps:
     task = settings["tasks"][name]
-    more: dict[str, Any] = {
-        "samples_per_client": points,
-        "shift": "label_swap",
-        "clusters": settings["clusters"],
-    }
-    federation = cache.federation(task.get("data", name), settings, seed, **more)
+    federation = cache.federation(
+        task.get("data", name),
+        settings,
+        seed,
+        samples_per_client=points,
+        shift="label_swap",
+        clusters=settings["clusters"],
+    )
     make = maker_of(federation, task["model"], task.get("model_arguments"))
-    return gaps_over_rounds(cache, federation, make, {**settings, **task}, at, seed)
+    return gaps_over_rounds(
+        cache,
+        federation,
+        make_model=make,
+        settings={**settings, **task},
+        at=chosen_rounds,
+        seed=seed,
+    )
 
 
-def _outcome(
+def _make_outcome(
     paper: Paper,
     settings: Settings,
     curves: Mapping[str, Curves],
+    *,
     x: Mapping[str, Sequence[int]],
     enough: Mapping[str, int],
     unit: str,
@@ -177,38 +233,39 @@ def _outcome(
     ends = list[str]()
     for name, curve in curves.items():
         named = {"data": name, "enough": enough[name], "unit": unit, "what": what}
-        claims += _claims(partial(paper.claim, **named), curve, x[name], enough[name], unit)
-        rows += [
-            Row.of(
-                f"{name}, {unit} = {place} · {of_kind}: g(α)", None, curve[kind]["gap"][:, n], ""
-            )
-            for kind, of_kind in KINDS.items()
-            for n, place in enumerate(x[name])
-        ]
+        claims += _check_claims(
+            partial(paper.claim, **named), curve, x=x[name], enough=enough[name], unit=unit
+        )
+        for kind, of_kind in KINDS.items():
+            for n, place in enumerate(x[name]):
+                gaps_of_seeds = curve[kind]["gap"][:, n]
+                row_name = f"{name}, {unit} = {place} · {of_kind}: g(α)"
+                rows.append(Row.of(row_name, None, gaps_of_seeds, ""))
         gaps = curve["updates"]["gap"].mean(0)
         ends.append(f"{name} {gaps[0]:+.2f} at {x[name][0]} to {gaps[-1]:+.2f} at {x[name][-1]}")
-    series = {
-        name: {
-            "x": list(x[name]),
-            **{kind: np.round(curve[kind]["gap"], 4).tolist() for kind in KINDS},
-        }
-        for name, curve in curves.items()
-    }
+    series: dict[str, dict[str, Any]] = {}
+    for name, curve in curves.items():
+        series[name] = {"x": list(x[name])}
+        for kind in KINDS:
+            series[name][kind] = np.round(curve[kind]["gap"], 4).tolist()
     seen = Counter(claim.seen for claim in claims if tested and claim.holds is not None)
-    counted = f"; {seen['yes']} of {seen.total()} claims were seen" if seen else ""
+    counted = ""
+    if seen:
+        counted = f"; {seen['yes']} of {seen.total()} claims were seen"
     sentence = f"Mean gap by {unit}: {'; '.join(ends)}{counted}."
     because = None if seen["no"] else ""
     return paper.outcome(rows, claims, series, sentence, because=because, tested=tested)
 
 
-def _claims(
-    claim: Callable[..., Claim], curve: Curves, x: Sequence[int], enough: int, unit: str
+def _check_claims(
+    claim: Callable[..., Claim], curve: Curves, *, x: Sequence[int], enough: int, unit: str
 ) -> list[Claim]:
-    """Return the claims on one data set.
+    """Return the paper's claims on one data set.
 
-    The paper regards a right split as a positive gap; but a split can be right without a gap
-    (figure 3). ``x`` increases: "fewer data points" and "a greater distance to a stationary
-    solution" (section VI-A) are its lower half.
+    The paper regards a correct split as a positive gap; but a split can be correct without a
+    positive gap (figure 3). ``x``, the values of the horizontal axis, increases. "Fewer data
+    points" and "a greater distance to a stationary solution" (section VI-A) are read as the lower
+    half of ``x``. ``enough`` is the value of ``x`` from which on the paper claims a correct split.
     """
     gaps, of_gradients = (curve[kind]["gap"].mean(0) for kind in KINDS)
     right = 100 * curve["updates"]["right"].mean(0)
@@ -222,17 +279,17 @@ def _claims(
     where = f"at {', '.join(map(str, better)) or 'none'} of {', '.join(map(str, x))}"
     against = f"mean gap {gaps.mean():+.2f} against {of_gradients.mean():+.2f}"
     ends = f"{unit} {x[0]}: {gaps[0]:+.2f}, {x[-1]}: {gaps[-1]:+.2f}"
-    is_right, is_positive = (
-        (right[beyond].min() == 100, gaps[beyond].min() > 0) if beyond.any() else (None, None)
-    )
+    is_right = None
+    is_positive = None
+    if beyond.any():
+        is_right = right[beyond].min() == 100
+        is_positive = gaps[beyond].min() > 0
+    grows = None
+    if len(steps):
+        grows = gaps[-1] > gaps[0]
     return [
         claim("right", is_right, f"share of the seeds, by {unit}: {shares}"),
         claim("positive", is_positive, f"mean gap, by {unit}: {means}"),
-        claim(
-            "grows",
-            gaps[-1] > gaps[0] if len(steps) else None,
-            f"{ends}; {back}",
-            bool((steps >= 0).all()),
-        ),
+        claim("grows", grows, f"{ends}; {back}", bool((steps >= 0).all())),
         claim("updates", few.all(), f"{where}; {against}"),
     ]

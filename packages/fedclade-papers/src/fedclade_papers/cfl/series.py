@@ -1,6 +1,7 @@
-"""Results that CFL's figures 8 and 9 store of a run: scores, and similarities of clients' pairs.
+"""Results of runs that are stored for figures 8 and 9 of the CFL paper.
 
-The similarities are those of the right part of figure 3 of the workshop paper.
+They include scores over the rounds and separation gaps, and for the right part of figure 3 of the
+workshop paper the similarities between the updates of pairs of clients.
 """
 
 from __future__ import annotations
@@ -13,124 +14,156 @@ from typing import Any
 
 import numpy as np
 
-from fedclade import CFL, Clients, Event, Round, RoundLog, Run
+from fedclade import CFL, Clients, Event, RoundLog, RoundPlan, Run
 from fedclade.algorithms import CFLState
 from fedclade.runs import events_of
 from fedclade.tasks import perplexity
 from fedclade_papers.cache import Settings
 
 Series = dict[str, Any]
-"""Stored results of a run, see :func:`series_of`."""
+"""Results of a run that are stored; :func:`series_of` describes them."""
 
 
 def series_of(run: Run, settings: Settings) -> Series:
-    """Return the results of a run; scores are in per cent, or perplexities.
+    """Collect the results of a run that figures 8 and 9 need.
+
+    Scores are accuracies in percent or, for language models, perplexities. e is the number of
+    evaluated rounds.
 
     Returns
     -------
     dict
-        ``rounds`` that were evaluated, ``[e]``; ``scores``, the mean over clients ``[e]``, and
-        ``by_cluster``, the mean score of each true cluster ``[clusters][e]``; ``ari`` by round;
-        ``gaps`` by node, ``[[round, gap], ...]``; ``splits``, the rounds of splits; ``jump``,
-        ``gap_at_split``, ``gap_at_end``, ``norms`` and ``settled``, see the functions;
-        ``examples``, the number of training examples.
+        ``rounds``: numbers of the evaluated rounds, ``[e]``; ``scores``: mean score over the
+        clients in these rounds, ``[e]``; ``by_cluster``: mean score of each true cluster,
+        ``[clusters][e]``; ``ari``: adjusted Rand index in every round; ``gaps``: separation gaps by
+        node of the tree, ``[[round, gap], ...]``; ``gap_at_split`` and ``gap_at_end``: gap of the
+        first cluster when it is split first, and largest gap in the last round; ``splits``: rounds
+        in which clusters were split; ``jump``: see :func:`_measure_jump`; ``norms``: see
+        :func:`_collect_norms`; ``settled``: see :func:`_find_settling_round`; ``examples``: number
+        of training examples of all clients.
     """
     truth = {row["client"]: row["true_cluster"] for row in run.client_rows}
     language = "perplexity" in run.summary
     table = defaultdict[tuple[int, int], list[float]](list)
     for row in run.client_rows:
-        value = perplexity(row["loss"]) if language else 100 * row["accuracy"]
+        if language:
+            value = perplexity(row["loss"])
+        else:
+            value = 100 * row["accuracy"]
         table[row["round"], row["true_cluster"]].append(value)
-    rounds, clusters = (sorted(set(each)) for each in zip(*table, strict=True))
+    rounds = sorted({number for number, _ in table})
+    clusters = sorted({cluster for _, cluster in table})
     gaps = defaultdict[str, list[list[float]]](list)
     for row in run.cluster_rows:
         if row["separation_gap"] is not None:
             gaps[str(row["node"])].append([row["round"], round(row["separation_gap"], 3)])
+    scores: list[float] = []
+    for number in rounds:
+        values = [value for cluster in clusters for value in table[number, cluster]]
+        scores.append(float(np.mean(values)))
+    by_cluster: list[list[float]] = []
+    for cluster in clusters:
+        means = [float(np.mean(table[number, cluster])) for number in rounds]
+        by_cluster.append([round(mean, 2) for mean in means])
     ari = [row["ari"] for row in run.metric_rows]
+    first = settings["split_rounds"][0]
     return {
         "rounds": rounds,
-        "scores": [
-            float(np.mean([v for c in clusters for v in table[number, c]])) for number in rounds
-        ],
-        "by_cluster": [
-            [round(float(np.mean(table[number, c])), 2) for number in rounds] for c in clusters
-        ],
+        "scores": scores,
+        "by_cluster": by_cluster,
         "ari": ari,
         "gaps": gaps,
         "splits": [
             event["round"] for event in run.events if event["kind"] in ("split", "regrouped")
         ],
-        "jump": _jump(run, settings, truth),
-        "gap_at_split": next(
-            (gap for number, gap in gaps.get("0", []) if number == settings["split_rounds"][0]),
-            None,
-        ),
-        "norms": _norms(run, settings, truth),
+        "jump": _measure_jump(run, settings, truth),
+        "gap_at_split": next((gap for number, gap in gaps.get("0", []) if number == first), None),
+        "norms": _collect_norms(run, settings, truth),
         "gap_at_end": max(
             (last[-1][1] for last in gaps.values() if last[-1][0] == len(run.metric_rows)),
             default=-1.0,
         ),
-        "settled": _settled(ari),
+        "settled": _find_settling_round(ari),
         "examples": sum({row["client"]: row["n_train"] for row in run.client_rows}.values()),
     }
 
 
-def _jump(run: Run, settings: Settings, truth: Mapping[int, int]) -> float:
-    """Return the rise in accuracy, in points, of the cluster that the first split isolates.
+def _measure_jump(run: Run, settings: Settings, truth: Mapping[int, int]) -> float:
+    """Return the rise in accuracy of a cluster that the first split separates from all others.
 
-    It is the rise until the next evaluation, for clients of a child that contains only one true
-    cluster; 0 if there is no such child.
+    The rise is the difference in percentage points between the evaluation in the round of the
+    split and the next evaluation. It is averaged over the clients of a child cluster that contains
+    only one true cluster, and is 0 if the split gives no such child.
     """
     first = settings["split_rounds"][0]
     children = [node.members for node in run.tree.nodes if node.born == first]
-    pure = [members for members in children if len({truth[client] for client in members}) == 1]
+    pure = [members for members in children if _count_true_clusters(members, truth) == 1]
 
-    def accuracy(number: int) -> float:
-        return float(
-            np.mean(
-                [
-                    r["accuracy"]
-                    for r in run.client_rows
-                    if r["round"] == number and r["client"] in pure[0]
-                ]
-            )
-        )
+    if not pure:
+        return 0.0
 
-    return 100 * (accuracy(first + settings["evaluate_every"]) - accuracy(first)) if pure else 0.0
+    def average_accuracy(number: int) -> float:
+        """Return the mean accuracy of the separated cluster's clients in a round."""
+        accuracies = [
+            row["accuracy"]
+            for row in run.client_rows
+            if row["round"] == number and row["client"] in pure[0]
+        ]
+        return float(np.mean(accuracies))
+
+    return 100 * (average_accuracy(first + settings["evaluate_every"]) - average_accuracy(first))
 
 
-def _norms(run: Run, settings: Settings, truth: Mapping[int, int]) -> dict[str, list[float]]:
-    """Return the largest norms (eq. 33) in the rounds of splits, of mixed and of pure clusters.
+def _count_true_clusters(members: Sequence[int], truth: Mapping[int, int]) -> int:
+    """Return the number of different true clusters to which some clients belong."""
+    return len({truth[client] for client in members})
 
-    Pure clusters contain clients of one true cluster only.
+
+def _collect_norms(
+    run: Run, settings: Settings, truth: Mapping[int, int]
+) -> dict[str, list[float]]:
+    """Return the largest update norm (eq. 33) of each cluster in the rounds of splits.
+
+    The norms are listed separately for ``mixed`` clusters, which contain clients of several true
+    clusters, and for ``pure`` clusters, which contain clients of one true cluster.
     """
     found: dict[str, list[float]] = {"mixed": [], "pure": []}
     for row in run.cluster_rows:
         if row["round"] in settings["split_rounds"] and row["max_norm"] is not None:
-            distributions = {truth[client] for client in run.tree.nodes[row["node"]].members}
-            found["mixed" if len(distributions) > 1 else "pure"].append(round(row["max_norm"], 3))
+            members = run.tree.nodes[row["node"]].members
+            kind = "mixed" if _count_true_clusters(members, truth) > 1 else "pure"
+            found[kind].append(round(row["max_norm"], 3))
     return found
 
 
-def _settled(ari: Sequence[float]) -> int:
-    """Return the round from which on the clusters are the true ones; 0 if they finally are not."""
+def _find_settling_round(ari: Sequence[float]) -> int:
+    """Return the round from which on the clusters are always the true clusters.
+
+    The result is 0 if the clusters of the last round are not the true clusters. ``ari`` has the
+    adjusted Rand index of each round.
+    """
     last = max((number for number, value in enumerate(ari, start=1) if value != 1), default=0)
-    return 0 if last == len(ari) else last + 1
+    if last == len(ari):
+        return 0
+    return last + 1
 
 
 DIGITS = 3
 """Number of decimals of a stored similarity."""
 
 KINDS = {"same": "one distribution", "other": "two distributions", "clustered": "already clustered"}
-"""Kinds of pairs of clients within one cluster: blue, orange and grey in the paper."""
+"""Kinds of pairs of clients within one cluster, drawn in blue, orange and grey in the paper."""
 
 Pairs = dict[str, list[list[float]]]
-"""By kind of pair: ``[round, lowest, mean, highest]`` for every round with such pairs."""
+"""Similarities of pairs of clients, by the keys of :data:`KINDS`.
+
+For every round that has pairs of a kind: ``[round, lowest, mean, highest]``.
+"""
 
 
 @dataclass(frozen=True)
 class Pairwise(Event):
-    """The pairwise similarities of a cluster's clients in a round."""
+    """Event with the similarities between the updates of all pairs of a cluster's clients."""
 
     kind = "similarities"
 
@@ -140,12 +173,12 @@ class Pairwise(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedCFL(CFL):
-    """CFL that reports the similarities of its clients as events, which the run stores."""
+    """CFL that also reports the similarities of clients as events, so that the run stores them."""
 
     def step(
-        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[CFLState, RoundLog]:
-        """Run one round."""
+        """Run one round of CFL, and add an event with the similarities of each cluster."""
         state, log = super().step(state, cohort, clients, this_round)
         events = [
             Pairwise(node, each.members, np.round(each.similarity, DIGITS).tolist())
@@ -156,30 +189,33 @@ class WatchedCFL(CFL):
 
 
 def pairs_of(run: Run, truth: Mapping[int, int]) -> Pairs:
-    """Return the similarities of pairs of clients in a run of :class:`WatchedCFL`.
+    """Summarize the similarities of pairs of clients in a run of :class:`WatchedCFL`.
 
-    A pair counts as already clustered if its cluster is one of the true clusters ``truth``.
+    ``truth`` has the true cluster of each client. A pair of clients counts as already clustered if
+    the cluster of the two clients equals a true cluster.
     """
     sizes = Counter(truth.values())
     found: dict[str, dict[int, list[float]]] = {kind: defaultdict(list) for kind in KINDS}
     for number, event in events_of(run.events, Pairwise):
         clients = event.clients
         alpha = event.alpha
-        kinds = {truth[client] for client in clients}
-        done = len(kinds) == 1 and len(clients) == sizes[min(kinds)]
+        inside = {truth[client] for client in clients}
+        done = len(inside) == 1 and len(clients) == sizes[min(inside)]
         for a, b in combinations(range(len(clients)), 2):
-            alike = "same" if truth[clients[a]] == truth[clients[b]] else "other"
-            found["clustered" if done else alike][number].append(alpha[a][b])
-    return {
-        kind: [
-            [
-                number,
-                *(
-                    round(float(value), DIGITS)
-                    for value in (min(values), np.mean(values), max(values))
-                ),
-            ]
-            for number, values in sorted(rounds.items())
-        ]
-        for kind, rounds in found.items()
-    }
+            if done:
+                kind = "clustered"
+            elif truth[clients[a]] == truth[clients[b]]:
+                kind = "same"
+            else:
+                kind = "other"
+            found[kind][number].append(alpha[a][b])
+    pairs: Pairs = {}
+    for kind, by_round in found.items():
+        pairs[kind] = [[number, *_summarize(by_round[number])] for number in sorted(by_round)]
+    return pairs
+
+
+def _summarize(values: Sequence[float]) -> list[float]:
+    """Return the lowest, the mean and the highest of some values, rounded."""
+    summary = (min(values), np.mean(values), max(values))
+    return [round(float(value), DIGITS) for value in summary]

@@ -1,6 +1,6 @@
-"""CFL's figures 8 and 9: federated learning stagnates, and splits at fixed rounds help.
+"""Figures 8 and 9 of the CFL paper: accuracy stagnates until clusters are split in fixed rounds.
 
-They are compared with rcfl, which needs no such rounds.
+The runs are compared with ``rcfl``, fedclade's own method, which needs no fixed rounds.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ FEWEST_ROUNDS = 30
 """Smallest number of rounds that can show claims on the final result."""
 
 METHODS = {"fl": "FL", "cfl": "CFL by dates", "own": "CFL by its criteria", "rcfl": "rcfl"}
-"""Names of the methods. ``own`` is omitted if no suitable ε₁, ε₂ and γ_max are known."""
+"""Names of the methods: federated learning (FL), CFL with fixed rounds, CFL with criteria, rcfl.
+
+``own``, CFL with the criteria ε₁, ε₂ and γ_max, is omitted if no suitable values are known.
+"""
 
 BEYOND = ("own", "rcfl")
-"""Methods that the paper's figures do not contain."""
+"""Keys of the methods that the paper's figures do not contain."""
 
 
 def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Train on permuted labels (figure 8)."""
+    """Measure figure 8: all methods on images whose labels are permuted in each cluster."""
     found = _train_all(cache, settings)
     first = settings["split_rounds"][0]
     numbers = paper.numbers
-    stagnation, end = _scores(found, first)
+    stagnation, end = _collect_scores(found, first)
     settled = [series["settled"] for series in found["rcfl"]]
     jumps = [series["jump"] for series in found["cfl"]]
     at_least: dict[str, Any] = {"wanted": "at least", "within": 2}
@@ -56,28 +59,27 @@ def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
     gain_late = np.array(end["fl"]) - np.array(stagnation)
     late = f"{gain_late.mean():+.1f} points from round {first} to {settings['rounds']}"
     gain = np.mean(end["cfl"]) - np.mean(stagnation)
-    from_round = f"its clusters are the true ones from round {_listed(settled)} on"
+    from_round = f"its clusters are the true ones from round {_join_numbers(settled)} on"
     calendar = f"CFL's calendar splits first in {first}"
-    before, after = (
-        [series[key] for series in found["cfl"]] for key in ("gap_at_split", "gap_at_end")
-    )
+    before = [series["gap_at_split"] for series in found["cfl"]]
+    after = [series["gap_at_end"] for series in found["cfl"]]
     claims = [
         paper.claim(
             "stagnates",
             gain_late.max() < 0.25 * np.mean(stagnation),
             f"{late}, while CFL gains {gain:+.1f}",
         ),
-        paper.claim("separated", *_separated(found["cfl"])),
-        paper.claim("gap", min(before) > 0, f"g(α) {_listed(before)}"),
-        paper.claim("no_gap", max(after) < 0, f"largest g(α) of a cluster {_listed(after)}"),
-        paper.claim("norms", *_norms_tell(found["cfl"])),
+        paper.claim("separated", *_check_clusters(found["cfl"])),
+        paper.claim("gap", min(before) > 0, f"g(α) {_join_numbers(before)}"),
+        paper.claim("no_gap", max(after) < 0, f"largest g(α) of a cluster {_join_numbers(after)}"),
+        paper.claim("norms", *_compare_norms(found["cfl"])),
         paper.claim(
             "doubled",
             more.min() > 2,
             f"×{more.min():.2f} to ×{more.max():.2f} of the FL solution's",
         ),
-        *_on_criteria(paper, found, settings),
-        *_on_pairs(paper, found["cfl"]),
+        *_check_criteria(paper, found, settings),
+        *_check_pairs(paper, found["cfl"]),
         replace(
             paper.claim(
                 "rcfl", 0 < min(settled) <= max(settled) < first, f"{from_round}; {calendar}"
@@ -87,31 +89,37 @@ def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
     ]
     sentence = (
         f"FL {np.mean(stagnation):.1f} % when CFL splits first and {np.mean(end['fl']):.1f} % at "
-        f"the end; {_ends(found, end, ' %')}."
+        f"the end; {_write_final_scores(found, end, ' %')}."
     )
-    because = _because(paper, settings, found)
-    remarks = [_dates(paper, settings)]
+    because = _explain_differences(paper, settings, found)
+    remarks = [_describe_dates(paper, settings)]
     tested = settings["rounds"] >= FEWEST_ROUNDS
     return paper.outcome(
-        rows, claims, _first(found), sentence, because=because, remarks=remarks, tested=tested
+        rows,
+        claims,
+        _get_first_runs(found),
+        sentence,
+        because=because,
+        remarks=remarks,
+        tested=tested,
     )
 
 
 def measure_agnews(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Train next-word prediction on articles of one topic for each client (figure 9)."""
+    """Measure figure 9: next-word prediction on articles of one topic for each client."""
     found = _train_all(cache, settings)
-    stagnation, end = _scores(found, settings["split_rounds"][0])
+    stagnation, end = _collect_scores(found, settings["split_rounds"][0])
     numbers = paper.numbers
     after = "perplexity of CFL at the end, after the splits (the paper: below this)"
     rows = [
         Row.of("perplexity of FL when CFL splits first", numbers["stagnation"], stagnation, ""),
         Row.of("perplexity of FL at the end", numbers["fl"], end["fl"], ""),
         Row.of(after, numbers["cfl"], end["cfl"], ""),
-        *(
-            Row.of(f"perplexity of {METHODS[key]} at the end", None, end[key], "")
-            for key in BEYOND
-            if key in end
-        ),
+    ]
+    rows += [
+        Row.of(f"perplexity of {METHODS[key]} at the end", None, end[key], "")
+        for key in BEYOND
+        if key in end
     ]
     gain = [100 * (1 - cfl / fl) for fl, cfl in zip(end["fl"], end["cfl"], strict=True)]
     claims = [
@@ -121,8 +129,8 @@ def measure_agnews(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
             f"{np.mean(gain):.1f} % less",
             within_printed(gain, numbers["gain"]),
         ),
-        paper.claim("discovered", *_separated(found["cfl"])),
-        *_on_criteria(paper, found, settings),
+        paper.claim("discovered", *_check_clusters(found["cfl"])),
+        *_check_criteria(paper, found, settings),
     ]
     articles = found["fl"][0]["examples"]
     words = settings["source_arguments"]["vocabulary_size"]
@@ -130,17 +138,23 @@ def measure_agnews(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
         key: paper.texts[key].format(articles=articles, words=words)
         for key in ("articles", "vocabulary")
     }
-    remarks = [texts["articles"], paper.texts["no_vocabulary"], _dates(paper, settings)]
-    sentence = f"FL {np.mean(end['fl']):.1f} at the end; {_ends(found, end, '')}."
-    because = f"{texts['vocabulary']} {_because(paper, settings, found)}"
+    remarks = [texts["articles"], paper.texts["no_vocabulary"], _describe_dates(paper, settings)]
+    sentence = f"FL {np.mean(end['fl']):.1f} at the end; {_write_final_scores(found, end, '')}."
+    because = f"{texts['vocabulary']} {_explain_differences(paper, settings, found)}"
     tested = settings["rounds"] >= FEWEST_ROUNDS
     return paper.outcome(
-        rows, claims, _first(found), sentence, because=because, remarks=remarks, tested=tested
+        rows,
+        claims,
+        _get_first_runs(found),
+        sentence,
+        because=because,
+        remarks=remarks,
+        tested=tested,
     )
 
 
 def _train_all(cache: ResultCache, settings: Settings) -> dict[str, list[Series]]:
-    """Return the results of every method for each seed."""
+    """Run every method with every seed, and return the stored results by method."""
     return {
         method: cache.by_seed(name, settings["seeds"], partial(_train, cache, settings, method))
         for method, name in METHODS.items()
@@ -161,63 +175,86 @@ def _train(cache: ResultCache, settings: Settings, method: str, seed: int) -> Se
     algorithm = makers[method]()
     federation = cache.federation(settings["data"], settings, seed, **settings["distribution"])
     model = maker_of(federation, settings["model"], settings["model_arguments"])
-    how: dict[str, Any] = {
-        "key": f"{METHODS[method]}, seed {seed}",
-        "evaluate_every": settings["evaluate_every"],
-    }
-    run = cache.simulate(algorithm, model, federation, settings, seed, **how)
+    run = cache.simulate(
+        algorithm,
+        model,
+        federation,
+        settings=settings,
+        seed=seed,
+        key=f"{METHODS[method]}, seed {seed}",
+        evaluate_every=settings["evaluate_every"],
+    )
     series = series_of(run, settings)
     truth = federation.true_clusters
-    return (
-        {**series, "pairs": pairs_of(run, truth)}
-        if isinstance(algorithm, CFL) and truth
-        else series
-    )
+    if isinstance(algorithm, CFL) and truth:
+        return {**series, "pairs": pairs_of(run, truth)}
+    return series
 
 
-def _scores(found: Mapping[str, Sequence[Series]], first: int) -> tuple[Values, dict[str, Values]]:
-    """Return FL's scores when CFL splits first, and all methods' final scores, for each seed."""
+def _collect_scores(
+    found: Mapping[str, Sequence[Series]], first: int
+) -> tuple[Values, dict[str, Values]]:
+    """Collect scores for each seed.
+
+    Returns
+    -------
+    tuple
+        The scores of FL in round ``first``, in which CFL splits first; and the scores of every
+        method in the last round, by method.
+    """
     stagnation = [series["scores"][series["rounds"].index(first)] for series in found["fl"]]
-    return stagnation, {
-        method: [series["scores"][-1] for series in runs] for method, runs in found.items()
-    }
+    end: dict[str, Values] = {}
+    for method, runs in found.items():
+        end[method] = [series["scores"][-1] for series in runs]
+    return stagnation, end
 
 
-def _first(found: Mapping[str, Sequence[Series]]) -> dict[str, Series]:
-    """Return the results of the first seed, which the figure shows."""
+def _get_first_runs(found: Mapping[str, Sequence[Series]]) -> dict[str, Series]:
+    """Return the results of each method for the first seed, which the figure shows."""
     return {method: runs[0] for method, runs in found.items()}
 
 
-def _separated(runs: Sequence[Series]) -> tuple[bool, str]:
-    """Return whether the clusters are the true ones at the end, and their ARI as text."""
+def _check_clusters(runs: Sequence[Series]) -> tuple[bool, str]:
+    """Return whether all runs end with the true clusters, and the runs' final ARI as text."""
     ari = [series["ari"][-1] for series in runs]
-    return all(each == 1 for each in ari), f"ARI {_listed(ari)}"
+    return all(each == 1 for each in ari), f"ARI {_join_numbers(ari)}"
 
 
-def _norms_tell(runs: Sequence[Series]) -> tuple[bool | None, str]:
-    """Return whether all largest norms of mixed clusters exceed those of pure clusters.
+def _compare_norms(runs: Sequence[Series]) -> tuple[bool | None, str]:
+    """Compare the largest update norms of mixed and of pure clusters.
 
-    The norms are returned as text.
+    Mixed clusters contain clients of several true clusters, pure clusters of one.
+
+    Returns
+    -------
+    tuple
+        Whether the norms of all mixed clusters exceed the norms of all pure clusters (None if one
+        kind of cluster is missing), and the norms as text.
     """
-    mixed, pure = (
-        [norm for series in runs for norm in series["norms"][kind]] for kind in ("mixed", "pure")
-    )
+    mixed = [norm for series in runs for norm in series["norms"]["mixed"]]
+    pure = [norm for series in runs for norm in series["norms"]["pure"]]
+    exceeds = None
+    if mixed and pure:
+        exceeds = min(mixed) > max(pure)
     return (
-        min(mixed) > max(pure) if mixed and pure else None,
-        f"in the rounds of the splits {_listed(sorted(mixed))} of clusters of several "
-        f"distributions, {_listed(sorted(pure)) or 'none'} of those of one",
+        exceeds,
+        f"in the rounds of the splits {_join_numbers(sorted(mixed))} of clusters of several "
+        f"distributions, {_join_numbers(sorted(pure)) or 'none'} of those of one",
     )
 
 
-def _on_criteria(
+def _check_criteria(
     paper: Paper, found: Mapping[str, Sequence[Series]], settings: Settings
 ) -> list[Claim]:
-    """Return the claim on CFL with splits by eqs. 32, 33 and 39, if thresholds are known."""
+    """Return the claim on CFL that splits by the criteria of eqs. 32, 33 and 39.
+
+    The list is empty if no suitable thresholds are known.
+    """
     if "own" not in found:
         return []
-    holds, measured = _separated(found["own"])
+    holds, measured = _check_clusters(found["own"])
     splits = "; ".join(", ".join(map(str, series["splits"])) or "none" for series in found["own"])
-    rule = _rule(settings["criteria"])
+    rule = _write_rule(settings["criteria"])
     return [
         paper.claim(
             "criteria",
@@ -227,51 +264,60 @@ def _on_criteria(
     ]
 
 
-def _on_pairs(paper: Paper, runs: Sequence[Series]) -> list[Claim]:
-    """Return the claim on the right part of the workshop paper's figure 3, if runs stored pairs."""
-    apart: list[float] = []
+def _check_pairs(paper: Paper, runs: Sequence[Series]) -> list[Claim]:
+    """Return the claim on similarities of pairs of clients (workshop paper, figure 3, right).
+
+    The list is empty if no run has pairs of both kinds in one round.
+    """
+    gaps: list[float] = []
     for series in runs:
-        same, other = (
-            {number: mean for number, _, mean, _ in series["pairs"][kind]}
-            for kind in ("same", "other")
-        )
-        apart += [same[number] - other[number] for number in same.keys() & other.keys()]
-    differ = f"mean similarities differ by {min(apart):.2f} to {max(apart):.2f}" if apart else ""
-    return [paper.claim("alike", min(apart) > 0, differ)] if apart else []
+        same = {number: mean for number, _, mean, _ in series["pairs"]["same"]}
+        other = {number: mean for number, _, mean, _ in series["pairs"]["other"]}
+        gaps += [same[number] - other[number] for number in same.keys() & other.keys()]
+    if not gaps:
+        return []
+    measured = f"mean similarities differ by {min(gaps):.2f} to {max(gaps):.2f}"
+    return [paper.claim("alike", min(gaps) > 0, measured)]
 
 
-def _dates(paper: Paper, settings: Settings) -> str:
+def _describe_dates(paper: Paper, settings: Settings) -> str:
     known = "found" if settings["criteria"] else "not_found"
-    return paper.texts["dates"].format(rule=_rule(settings["at_dates"])) + paper.texts[known]
+    return paper.texts["dates"].format(rule=_write_rule(settings["at_dates"])) + paper.texts[known]
 
 
-def _ends(found: Mapping[str, Sequence[Series]], end: Mapping[str, Values], unit: str) -> str:
-    """Return the final results of every method but FL as text."""
-    return ", ".join(
-        f"{METHODS[method]} {np.mean(end[method]):.1f}{unit} (ARI "
-        f"{np.mean([each['ari'][-1] for each in runs]):.2f})"
-        for method, runs in found.items()
-        if method != "fl"
-    )
+def _write_final_scores(
+    found: Mapping[str, Sequence[Series]], end: Mapping[str, Values], unit: str
+) -> str:
+    """Write the final score and ARI of every method except FL as text."""
+    texts = list[str]()
+    for method, runs in found.items():
+        if method != "fl":
+            ari = np.mean([series["ari"][-1] for series in runs])
+            texts.append(f"{METHODS[method]} {np.mean(end[method]):.1f}{unit} (ARI {ari:.2f})")
+    return ", ".join(texts)
 
 
-def _because(paper: Paper, settings: Settings, found: Mapping[str, Sequence[Series]]) -> str:
-    """Return the differences from the paper and their consequences as text."""
+def _explain_differences(
+    paper: Paper, settings: Settings, found: Mapping[str, Sequence[Series]]
+) -> str:
+    """Write the reasons for which results differ from the paper as text."""
     scale = f"{settings['rounds']} rounds, dates {', '.join(map(str, settings['split_rounds']))}"
-    missed = {method: any(each["ari"][-1] < 1 for each in runs) for method, runs in found.items()}
     parts = [paper.texts["ours"].format(scale=scale)]
-    parts += (
-        [paper.texts["pure_norms"]]
-        if missed["cfl"] and _norms_tell(found["cfl"])[0] is False
-        else []
-    )
-    parts += [paper.texts["other_seeds"]] if missed.get("own") else []
+    if _miss_clusters(found["cfl"]) and _compare_norms(found["cfl"])[0] is False:
+        parts.append(paper.texts["pure_norms"])
+    if _miss_clusters(found.get("own", [])):
+        parts.append(paper.texts["other_seeds"])
     return " ".join(parts)
 
 
-def _rule(criteria: Settings) -> str:
+def _miss_clusters(runs: Sequence[Series]) -> bool:
+    """Return whether at least one run ends with clusters that are not the true clusters."""
+    return any(series["ari"][-1] < 1 for series in runs)
+
+
+def _write_rule(criteria: Settings) -> str:
     return ", ".join(f"{key} {value:g}" for key, value in criteria.items())
 
 
-def _listed(values: Iterable[float]) -> str:
+def _join_numbers(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.3g}" for value in values)

@@ -1,4 +1,4 @@
-"""CFL's figure 3: how often random gradients are split correctly, compared with Theorem 1.
+"""Figure 3 of the CFL paper: how often random gradients are split correctly, and Theorem 1.
 
 The gradients ∇R of k distributions are normal in d dimensions and sum to zero, as at a stationary
 point (eq. 104). Each of m clients, the same number for each distribution, has ∇r = ∇R + noise. The
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import pi, sin
 from typing import Any
 
@@ -28,20 +29,24 @@ from fedclade_papers.experiment import Paper
 from fedclade_papers.outcome import Claim, Outcome, Row
 
 ROUNDING = 1e-9
-"""Distance by which float64 cosines may exceed a bound."""
+"""Difference by which a cosine in float64 may exceed a bound, because of rounding."""
 
 MANY = 10
-"""Number of distributions above which k is large in the sense of eqs. 30 and 31."""
+"""Number of distributions k above which k counts as large in eqs. 30 and 31."""
 
 
 def bounds(k: int, gamma: float) -> tuple[float, float]:
-    """Return the bounds of eqs. 19 and 21 if all γ_i are γ.
+    """Return the bounds of Theorem 1 on similarities, for k distributions with equal noise γ.
 
-    They are an upper bound on α_cross^max and a lower bound on α_intra^min.
+    Returns
+    -------
+    tuple
+        Upper bound on α_cross^max, the largest similarity across the split (eq. 19); and lower
+        bound on α_intra^min, the smallest similarity within a distribution (eq. 21).
     """
-    return bound_cross_similarity([gamma] * k, range(k)), bound_intra_similarity(
-        [gamma] * 2, [0, 0]
-    )
+    cross = bound_cross_similarity([gamma] * k, range(k))
+    intra = bound_intra_similarity([gamma] * 2, [0, 0])
+    return cross, intra
 
 
 def largest_noise(k: int) -> float:
@@ -55,7 +60,7 @@ def largest_noise(k: int) -> float:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of all clients' gradients, split in two."""
+    """Measures of one random sample of all clients' gradients and of its bi-partition."""
 
     #: α_intra^min, the smallest similarity of two clients of one distribution (eq. 21).
     intra: float
@@ -70,7 +75,7 @@ class Sample:
 def draw_sample(
     k: int, d: int, gamma: float, clients_each: int, generator: np.random.Generator
 ) -> Sample:
-    """Draw gradients of several distributions, and split them in two.
+    """Draw random gradients of clients with several distributions, and bi-partition the clients.
 
     Parameters
     ----------
@@ -99,9 +104,11 @@ def draw_sample(
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return statistics of many samples of one k, d and γ.
+    """Return statistics of many samples with the same k, d and γ.
 
-    They are shares in [0, 1], counts, and extremes.
+    ``gap_positive`` and ``right`` are shares in [0, 1] of the samples; ``wrong_with_gap`` and
+    ``right_without_gap`` are numbers of samples; ``highest_cross`` and ``lowest_intra`` are the
+    extreme similarities.
     """
     n = len(samples)
     return {
@@ -115,18 +122,14 @@ def summary(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Draw gradients for every k and γ, and for every d at one k and γ."""
+    """Measure figure 3: random gradients for every k and γ, and for every d at one k and γ."""
     gammas = settings["gammas"]
     fixed = settings["over_d"]
-    cells = [
-        cell
-        for k in settings["ks"]
-        for cell in cache.piece(
-            f"k = {k}", lambda k=k: [_cell(settings, k, settings["d"], gamma) for gamma in gammas]
-        )
-    ]
+    cells: list[dict[str, Any]] = []
+    for k in settings["ks"]:
+        cells += cache.piece(f"k = {k}", partial(_measure_gammas, settings, k))
     over_d = [
-        cache.piece(f"d = {d}", lambda d=d: _cell(settings, fixed["k"], d, fixed["gamma"]))
+        cache.piece(f"d = {d}", partial(_measure_cell, settings, fixed["k"], d, fixed["gamma"]))
         for d in fixed["ds"]
     ]
     every = [*cells, *over_d]
@@ -140,7 +143,8 @@ def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     rows = [
         Row(
             f"P[g(α) > 0], k = {cell['k']}, d = {cell['d']}, γ = {above:g} (eq. 30)",
-            *(100.0, 100 * cell["gap_positive"]),
+            paper=100.0,
+            ours=100 * cell["gap_positive"],
             wanted="at least",
             told="≈ 1",
         )
@@ -148,20 +152,25 @@ def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
         if cell["k"] > MANY and cell["gamma"] == above
     ]
     series = {"cells": cells, "over_d": over_d}
-    claims = _claims(paper, every, settings["samples"])
+    claims = _check_claims(paper, every, settings["samples"])
     return paper.outcome(rows, claims, series, sentence, because=None if without else "")
 
 
-def _cell(settings: Settings, k: int, d: int, gamma: float) -> dict[str, Any]:
+def _measure_gammas(settings: Settings, k: int) -> list[dict[str, Any]]:
+    """Return the statistics of random gradients with k distributions, for every noise γ."""
+    return [_measure_cell(settings, k, settings["d"], gamma) for gamma in settings["gammas"]]
+
+
+def _measure_cell(settings: Settings, k: int, d: int, gamma: float) -> dict[str, Any]:
     generator = rng.generator(settings["seeds"][0], "figure 3", k, d, round(1000 * gamma))
     samples = [
-        draw_sample(k, d, gamma, settings["clients_each"], generator)
+        draw_sample(k, d, gamma, clients_each=settings["clients_each"], generator=generator)
         for _ in range(settings["samples"])
     ]
     return {"k": k, "d": d, "gamma": gamma, **summary(samples)}
 
 
-def _claims(paper: Paper, cells: Sequence[Settings], samples: int) -> list[Claim]:
+def _check_claims(paper: Paper, cells: Sequence[Settings], samples: int) -> list[Claim]:
     # The bounds need γ < 1 (eq. 15). Without noise the similarities equal the bounds.
     bounded = [cell for cell in cells if 0 < cell["gamma"] < 1]
     n = len(bounded) * samples
@@ -171,9 +180,9 @@ def _claims(paper: Paper, cells: Sequence[Settings], samples: int) -> list[Claim
     wrong = sum(1 - cell["gap_positive"] for cell in green) * samples
     many = [cell for cell in cells if cell["k"] > MANY]
     beyond = max((cell["gamma"] for cell in many if cell["gap_positive"] > 0.99), default=0)
-    without, misled = (
-        sum(cell[key] for cell in cells) for key in ("right_without_gap", "wrong_with_gap")
-    )
+    without = sum(cell["right_without_gap"] for cell in cells)
+    misled = sum(cell["wrong_with_gap"] for cell in cells)
+    is_beyond = beyond > 1 if many else None
     return [
         paper.claim(
             "cross", cross <= ROUNDING, f"{n:,} samples; the nearest stays {-cross:.4f} below"
@@ -186,9 +195,7 @@ def _claims(paper: Paper, cells: Sequence[Settings], samples: int) -> list[Claim
             wrong < 0.5,
             f"{wrong:.0f} of {len(green) * samples:,} samples of the area were not",
         ),
-        paper.claim(
-            "large", beyond > 1 if many else None, f"for k > {MANY}, P > 0.99 up to γ = {beyond:g}"
-        ),
+        paper.claim("large", is_beyond, f"for k > {MANY}, P > 0.99 up to γ = {beyond:g}"),
         paper.claim("gap", misled == 0, f"{misled} samples with a positive gap and a wrong split"),
         paper.claim(
             "only",

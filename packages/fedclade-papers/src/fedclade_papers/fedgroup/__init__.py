@@ -1,6 +1,7 @@
-"""Experiments of FedGroup: Duan et al. 2020 (arXiv:2010.06870).
+"""Experiments of the paper on FedGroup, and the functions that measure and draw each experiment.
 
-"FedGroup: efficient clustered federated learning".
+The paper is Duan et al. 2020, "FedGroup: efficient clustered federated learning"
+(arXiv:2010.06870).
 """
 
 from fedclade_papers.experiment import experiments_of

@@ -1,4 +1,7 @@
-"""Table I and figure 1 of FedGroup: FedAvg on clients with few classes each."""
+"""Table I and figure 1 of the FedGroup paper: FedAvg on clients with few classes each.
+
+The *discrepancy* is the paper's measure of how far the clients' models are from the global model.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,20 @@ ROUNDS = "rounds to 85 %"
 
 
 def measure_classes(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Train FedAvg on clients with few classes each.
+    """Measure Table I and figure 1: FedAvg on clients that each have few classes.
 
-    ``series`` of the outcome has the results of the first seed for every round.
+    The data of the figure are the accuracies and discrepancies of the first seed in every round.
     """
     task = TASKS[settings["task"]]
     runs = {
         n: runs_of(cache, settings, task, "FedAvg", labels_per_client=n)
         for n in settings["classes"]
     }
-    rows = {n: _rows(n, found, paper.numbers[f"{n}"]) for n, found in runs.items()}
-    series = {
-        f"{n}": {key: found[0][key] for key in ("accuracy", "discrepancy")}
-        for n, found in runs.items()
-    }
+    rows = {n: _make_rows(n, found, paper.numbers[f"{n}"]) for n, found in runs.items()}
+    series: dict[str, Found] = {}
+    for n, found in runs.items():
+        first = found[0]
+        series[f"{n}"] = {"accuracy": first["accuracy"], "discrepancy": first["discrepancy"]}
     few = rows[min(rows)]
     many = rows[max(rows)]
     sentence = (
@@ -48,7 +51,7 @@ def measure_classes(paper: Paper, cache: ResultCache, settings: Settings) -> Out
         for n in rows
         if ROUNDS not in rows[n]
     ]
-    claims = _claims(paper, rows, tested=settings["rounds"] >= FEWEST_ROUNDS)
+    claims = _check_claims(paper, rows, tested=settings["rounds"] >= FEWEST_ROUNDS)
     # Figure 1 draws the runs of Table I, whose rows count there.
     shown_in = paper.texts.get("rows_of", "")
     every = [replace(row, repeats=shown_in) for of_n in rows.values() for row in of_n.values()]
@@ -57,24 +60,20 @@ def measure_classes(paper: Paper, cache: ResultCache, settings: Settings) -> Out
     )
 
 
-def _rows(classes: int, runs: Sequence[Found], paper: Sequence[float]) -> dict[str, Row]:
-    """Return the five figures of a row of Table I.
+def _make_rows(classes: int, runs: Sequence[Found], paper: Sequence[float]) -> dict[str, Row]:
+    """Return the five numbers of a row of Table I, by name.
 
-    The last figure is omitted if a run did not reach the target accuracy.
+    The number of rounds to the target accuracy is omitted if a run did not reach the target.
     """
-    accuracy = [[100 * value for value in run["accuracy"]] for run in runs]
-    rounds = [
-        next((n for n, value in enumerate(run["accuracy"], start=1) if value >= TARGET), None)
-        for run in runs
-    ]
+    rounds = [_find_round_at_target(run) for run in runs]
     found = {
         MEAN: ([fmean(run["discrepancy"]) for run in runs], "", 0.5),
         VARIANCE: ([variance(run["discrepancy"]) for run in runs], "", 2.0),
-        MAXIMUM: ([max(values) for values in accuracy], "%", 1.0),
-        MEDIAN: ([median(values) for values in accuracy], "%", 1.0),
+        MAXIMUM: ([max(_list_accuracies(run)) for run in runs], "%", 1.0),
+        MEDIAN: ([median(_list_accuracies(run)) for run in runs], "%", 1.0),
         ROUNDS: ([number for number in rounds if number], "rounds", 2.0),
     }
-    name = f"{classes} {'class' if classes == 1 else 'classes'}"
+    name = "1 class" if classes == 1 else f"{classes} classes"
     return {
         what: Row.of(f"{name} · {what}", theirs, values, unit, within=within)
         for (what, (values, unit, within)), theirs in zip(found.items(), paper, strict=True)
@@ -82,23 +81,49 @@ def _rows(classes: int, runs: Sequence[Found], paper: Sequence[float]) -> dict[s
     }
 
 
-def _claims(paper: Paper, rows: Mapping[int, Mapping[str, Row]], *, tested: bool) -> list[Claim]:
-    """Return the claims of section III-A on the step from the fewest to the most classes."""
+def _falls_as_printed(first: float, last: float) -> bool:
+    """Return whether a variance falls by 80.5 %, as in the paper."""
+    return within_printed([100 * (1 - last / first)], 80.5)
+
+
+def _rises_as_printed(first: float, last: float) -> bool:
+    """Return whether an accuracy rises by 4.0 percentage points, as in the paper."""
+    return within_printed([last - first], 4.0)
+
+
+def _takes_rounds_as_printed(first: float, last: float) -> bool:
+    """Return whether the numbers of rounds to the target are 36 and 10, as in the paper."""
+    return within_printed([first], 36) and within_printed([last], 10)
+
+
+def _list_accuracies(run: Found) -> list[float]:
+    """Return the accuracy of a run in every round in percent."""
+    return [100 * value for value in run["accuracy"]]
+
+
+def _find_round_at_target(run: Found) -> int | None:
+    """Return the first round in which a run has the target accuracy; None if no round has it."""
+    for number, value in enumerate(run["accuracy"], start=1):
+        if value >= TARGET:
+            return number
+    return None
+
+
+def _check_claims(
+    paper: Paper, rows: Mapping[int, Mapping[str, Row]], *, tested: bool
+) -> list[Claim]:
+    """Return the paper's claims on the effect of more classes per client (section III-A).
+
+    The claims compare the fewest and the most classes per client. ``tested`` is whether the runs
+    have enough rounds to test all claims.
+    """
     few = min(rows)
     many = max(rows)
     checks: dict[str, tuple[str, int, Callable[[float, float], bool] | None]] = {
         "discrepancy": (MEAN, -1, None),
-        "variance": (
-            VARIANCE,
-            -1,
-            lambda first, last: within_printed([100 * (1 - last / first)], 80.5),
-        ),
-        "maximum": (MAXIMUM, 1, lambda first, last: within_printed([last - first], 4.0)),
-        "rounds": (
-            ROUNDS,
-            -1,
-            lambda first, last: within_printed([first], 36) and within_printed([last], 10),
-        ),
+        "variance": (VARIANCE, -1, _falls_as_printed),
+        "maximum": (MAXIMUM, 1, _rises_as_printed),
+        "rounds": (ROUNDS, -1, _takes_rounds_as_printed),
     }
     claims: list[Claim] = []
     for key, (what, sign, is_as_large) in checks.items():
@@ -110,6 +135,9 @@ def _claims(paper: Paper, rows: Mapping[int, Mapping[str, Row]], *, tested: bool
         first = rows[few][what].ours
         last = rows[many][what].ours
         measured = f"{what}: {first:.3g} with {few}, {last:.3g} with {many}"
-        holds = sign * (last - first) > 0 if tested or key == "maximum" else None
+        if tested or key == "maximum":
+            holds = sign * (last - first) > 0
+        else:
+            holds = None
         claims.append(paper.claim(key, holds, measured, is_as_large and is_as_large(first, last)))
     return claims

@@ -1,4 +1,9 @@
-"""Figure 5 of FedGroup: distances by ternary similarities compared with those by all cosines."""
+"""Figure 5 of the FedGroup paper: two distances between clients, compared for all pairs.
+
+FedGroup describes each client by its *ternary similarities*: the similarities of its update to a
+few main directions of the clients' updates (matrix M). The paper compares distances in M with
+distances between the clients' rows of the matrix M' of all cosine similarities.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +23,17 @@ from fedclade_papers.fedgroup.tasks import Task, absent, tasks_at_hand
 from fedclade_papers.outcome import Claim, Outcome, Row
 
 ABOUT_LINEAR = 0.9
-"""Correlation from which a relation counts as about linear.
+"""Smallest correlation of two distances at which their relation counts as about linear.
 
-The paper has a picture, and no number.
+The paper shows a picture and prints no number.
 """
 
 SHOWN = 300
-"""Number of pairs of clients that a figure shows."""
+"""Number of pairs of clients that the figure shows."""
 
 
 def measure_distances(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Compare the distances of clients in M (ternary similarities) and in M' (all cosines)."""
+    """Measure figure 5: distances by ternary similarities (M) and by all cosines (M')."""
     rows = list[Row]()
     claims = list[Claim]()
     series = dict[str, Found]()
@@ -55,25 +60,23 @@ def measure_distances(paper: Paper, cache: ResultCache, settings: Settings) -> O
         f"{row.ours:.2f} ({row.what.partition(' · ')[0]})" for row in rows[::2]
     )
     bent = [name for claim, name in zip(claims, series, strict=True) if not claim.holds]
-    because = (
-        f"{', '.join(bent)}: m directions hold too little of how the clients differ."
-        if bent
-        else ""
-    )
+    because = ""
+    if bent:
+        because = f"{', '.join(bent)}: m directions hold too little of how the clients differ."
     sentence = f"Correlation of the distances of all pairs: {correlations}."
     remarks = [paper.texts["shared_out"], *absent(cache, settings)]
     return paper.outcome(rows, claims, series, sentence, because=because, remarks=remarks)
 
 
 def _compared(cache: ResultCache, settings: Settings, task: Task, seed: int) -> Found:
-    """Return measures of the agreement of distances in M and in M'.
+    """Measure for one seed how well distances in M (ternary) and in M' (all cosines) agree.
 
     Returns
     -------
     dict
-        ``correlation`` of the distances of all pairs (Pearson's); ``ari``, the agreement of the
-        groups that k-means finds in both; and ``sample``, some pairs: distances in M' (``full``)
-        and in M (``ternary``).
+        ``correlation``: Pearson's correlation of the two distances over all pairs of clients;
+        ``ari``: agreement of the groups that k-means finds with either distance; ``sample``: the
+        distances of some pairs in M' (``full``) and in M (``ternary``).
     """
     updates, chosen = pretrained(cache, settings, task, seed)
     points = {

@@ -1,4 +1,4 @@
-"""Figures of FedGroup's experiments, drawn from the data of an outcome."""
+"""Functions that draw the figures of the FedGroup experiments from stored outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw_classes(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw figure 1: accuracy and discrepancy over rounds, by the number of classes."""
+    """Draw figure 1: accuracy and discrepancy over rounds, a panel for each number of classes."""
     panels = len(outcome.series)
     figure = style.new_figure(3.0 * panels + 0.6, 3.4)
     axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
@@ -23,25 +23,22 @@ def draw_classes(outcome: Outcome, settings: Settings) -> Figure:
     for place, (left, (classes, found)) in enumerate(
         zip(axes, outcome.series.items(), strict=True)
     ):
-        _plot(left, found["accuracy"], color=style.INK, linewidth=1)
-        left.set_title(
-            f"{classes} class{'es' if classes != '1' else ''} per client",
-            fontsize=10,
-            color=style.INK,
-        )
+        _plot_rounds(left, found["accuracy"], color=style.INK, linewidth=1)
+        noun = "class" if classes == "1" else "classes"
+        left.set_title(f"{classes} {noun} per client", fontsize=10, color=style.INK)
         right = _discrepancy_axis(left)
-        _plot(right, found["discrepancy"], color=style.ACCENT, linewidth=0.9)
+        _plot_rounds(right, found["discrepancy"], color=style.ACCENT, linewidth=0.9)
         right.set_ylim(0, 1.05 * largest)
         left.set_ylim(0, 1)
         style.label(left, x="round", y="accuracy (black)" if place == 0 else "")
         right.tick_params(labelright=place == panels - 1)
         style.label(right, y="discrepancy (blue)" if place == panels - 1 else "")
-    style.set_title(figure, "FedAvg by the number of classes per client", _of(settings))
+    style.set_title(figure, "FedAvg by the number of classes per client", _write_subtitle(settings))
     return figure
 
 
 def draw_best(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw Table III: for each task the best accuracy of every method, ours and the paper's."""
+    """Draw Table III: our and the paper's best accuracy of every method, a panel for each task."""
     tasks: dict[str, list[tuple[str, float | None, float]]] = {}
     for row in outcome.rows:
         task, _, method = row.what.removesuffix(", best round").partition(" · ")
@@ -54,12 +51,12 @@ def draw_best(outcome: Outcome, settings: Settings) -> Figure:
         panel.set_title(task, fontsize=10, color=style.INK)
         style.label(panel, x="best accuracy in %")
     _explain_marks(axes[-1])
-    style.set_title(figure, "Best accuracy of all rounds", _of(settings))
+    style.set_title(figure, "Best accuracy of all rounds", _write_subtitle(settings))
     return figure
 
 
 def draw_statistics(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw Table II: every count, ours and the paper's, on a logarithmic scale."""
+    """Draw Table II: our and the paper's numbers, on a logarithmic scale."""
     papers, ours = zip(*outcome.series.values(), strict=True)
     figure = style.new_figure(7.0, 1.4 + 0.3 * len(ours))
     axes = figure.subplots()
@@ -72,9 +69,10 @@ def draw_statistics(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_rounds(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw figures 3 and 4, with one column for each task.
+    """Draw figures 3 and 4: accuracy over rounds, with one column of panels for each task.
 
-    Its panels show the baselines, the groups of FedGroup, and the groups of FedGrouProx.
+    The panels of a column show FedAvg and FedProx, the groups of FedGroup, and the groups of
+    FedGrouProx.
     """
     tasks = list(outcome.series)
     figure = style.new_figure(4.2 * len(tasks) + 0.6, 7.6)
@@ -85,14 +83,14 @@ def draw_rounds(outcome: Outcome, settings: Settings) -> Figure:
         axes[0, column].set_title(task, fontsize=10, color=style.INK)
         for row, method in ((1, "FedGroup"), (2, "FedGrouProx")):
             _draw_groups(axes[row, column], found[method])
-            style.label(
-                axes[row, column],
-                x="round" if row == 2 else "",
-                y=f"{method}, accuracy" if not column else "",
-            )
-        style.label(axes[0, column], y="FedAvg, FedProx, accuracy" if not column else "")
+        style.label(axes[2, column], x="round")
+    style.label(axes[0, 0], y="FedAvg, FedProx, accuracy")
+    style.label(axes[1, 0], y="FedGroup, accuracy")
+    style.label(axes[2, 0], y="FedGrouProx, accuracy")
     style.set_title(
-        figure, "Accuracy over rounds", f"thin: a group; dotted: discrepancy · {_of(settings)}"
+        figure,
+        "Accuracy over rounds",
+        f"thin: a group; dotted: discrepancy · {_write_subtitle(settings)}",
     )
     return figure
 
@@ -100,27 +98,27 @@ def draw_rounds(outcome: Outcome, settings: Settings) -> Figure:
 def _draw_baselines(left: Axes, found: dict[str, Any], last: bool) -> None:
     right = _discrepancy_axis(left)
     for method, color in (("FedAvg", style.CLUSTERS[0]), ("FedProx", style.CLUSTERS[1])):
-        _plot(left, found[method]["accuracy"], color=color, linewidth=1.2, label=method)
-        _plot(right, found[method]["discrepancy"], color=color, linewidth=1, linestyle=":")
+        _plot_rounds(left, found[method]["accuracy"], color=color, linewidth=1.2, label=method)
+        _plot_rounds(right, found[method]["discrepancy"], color=color, linewidth=1, linestyle=":")
     style.label(right, y="discrepancy" if last else "")
     left.legend(frameon=False, fontsize=9, loc="lower right")
 
 
 def _draw_groups(panel: Axes, found: dict[str, Any]) -> None:
     for color, accuracy in zip(style.CLUSTERS, found["groups"].values(), strict=False):
-        _plot(
-            panel, [float("nan") if a is None else a for a in accuracy], color=color, linewidth=0.7
-        )
-    _plot(panel, found["accuracy"], color=style.INK, linewidth=1.4)
+        # NaN leaves a gap in the line where the group has no members.
+        values = [float("nan") if value is None else value for value in accuracy]
+        _plot_rounds(panel, values, color=color, linewidth=0.7)
+    _plot_rounds(panel, found["accuracy"], color=style.INK, linewidth=1.4)
     style.plain(panel)
     style.percent_scale(panel)
 
 
 def draw_distances(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw figure 5: for pairs of clients their distance in M over their distance in M'."""
+    """Draw figure 5: the ternary distance of pairs of clients over their distance by cosines."""
     figure = style.new_figure(3.2 * len(outcome.series) + 0.6, 3.4)
     axes = figure.subplots(1, len(outcome.series), squeeze=False)[0]
-    for place, (panel, (task, found)) in enumerate(zip(axes, outcome.series.items(), strict=True)):
+    for panel, (task, found) in zip(axes, outcome.series.items(), strict=True):
         panel.plot(
             found["full"],
             found["ternary"],
@@ -131,22 +129,19 @@ def draw_distances(outcome: Outcome, settings: Settings) -> Figure:
         )
         panel.set_title(task, fontsize=10, color=style.INK)
         style.plain(panel)
-        style.label(
-            panel,
-            x="distance in M′ (all cosines)",
-            y="distance in M (ternary)" if place == 0 else "",
-        )
-    style.set_title(figure, "Distances of pairs of clients", _of(settings))
+        style.label(panel, x="distance in M′ (all cosines)")
+    style.label(axes[0], y="distance in M (ternary)")
+    style.set_title(figure, "Distances of pairs of clients", _write_subtitle(settings))
     return figure
 
 
-def _plot(axes: Axes, values: list[float], **look: Any) -> None:
-    """Draw a line over the rounds."""
+def _plot_rounds(axes: Axes, values: list[float], **look: Any) -> None:
+    """Draw a line with one value for each round, from round 1."""
     axes.plot(range(1, len(values) + 1), values, **look)
 
 
 def _discrepancy_axis(left: Axes) -> Axes:
-    """Return axes at the right for the discrepancy; the left axes are for the accuracy."""
+    """Add a second axis for the discrepancy at the right of a panel that shows the accuracy."""
     right = left.twinx()
     style.plain(left, right)
     right.grid(False)
@@ -158,6 +153,6 @@ def _explain_marks(axes: Axes) -> None:
     style.legend_beside(axes, [style.handle(kind, MARKS[kind]) for kind in ("ours", "paper")], "")
 
 
-def _of(settings: Settings) -> str:
+def _write_subtitle(settings: Settings) -> str:
     rounds, selected, epochs = (settings[key] for key in ("rounds", "selected", "epochs"))
     return f"Duan et al. 2020 measured again · T = {rounds}, K = {selected}, E = {epochs}"

@@ -1,4 +1,7 @@
-"""FedGroup's tasks, and Table II with their numbers of clients, samples and parameters."""
+"""Tasks of the FedGroup paper, and Table II with numbers of clients, samples and parameters.
+
+A *task* is a data set together with a model.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ from fedclade_papers.outcome import Outcome, Row
 TABLES = read_tables(Path(__file__).with_name("experiments.toml"))
 
 LABELS = 2
-"""Default number of labels per client of Li et al.'s images."""
+"""Default number of labels per client, as in the image data of Li et al."""
 
 ROUNDED = 50
-"""Largest difference in samples that counts as none.
+"""Largest difference in the number of samples that does not count as a difference.
 
-Shares of the data are rounded down, and differ from draw to draw.
+The clients' shares of the data are random and rounded down, so the number varies slightly.
 """
 
 
 @dataclass(frozen=True)
 class Task:
-    """A data set and a model of Table II; see ``[tasks]`` of ``experiments.toml``."""
+    """A data set and a model of Table II, as in the table ``[tasks]`` of ``experiments.toml``."""
 
     data: str
     model: str
@@ -43,7 +46,7 @@ class Task:
 
     @property
     def parameters(self) -> int:
-        """Number of the model's parameters."""
+        """Number of parameters of the task's model."""
         shape = tuple(self.input_shape)
         arguments = self.arguments
         module = build_model(
@@ -52,12 +55,12 @@ class Task:
         return sum(parameter.numel() for parameter in module.parameters())
 
     def maker(self, federation: Federation) -> Maker:
-        """Return a function that builds the model from a seed."""
+        """Return a function that builds the task's model for a federation from a seed."""
         return maker_of(federation, self.model, self.arguments)
 
     @property
     def engine(self) -> str:
-        """Training engine: the one known to be fastest for dense models, otherwise ``auto``."""
+        """Training engine: ``stacked`` for dense models, where it is fastest, else ``auto``."""
         return "stacked" if self.model in ("mclr", "mlp") else "auto"
 
 
@@ -65,7 +68,7 @@ TASKS = {name: Task(**task) for name, task in TABLES["tasks"].items()}
 
 
 def tasks_at_hand(cache: ResultCache, settings: Settings) -> dict[str, Task]:
-    """Return the tasks of the settings with data that is available or can be downloaded."""
+    """Return the tasks of an experiment whose data is available or can be downloaded, by name."""
     return {name: TASKS[name] for name in settings["tasks"] if cache.may_have(TASKS[name].data)}
 
 
@@ -82,7 +85,7 @@ def absent(cache: ResultCache, settings: Settings) -> list[str]:
 def federation_of(
     data: str, settings: Settings, cache: ResultCache, seed: int, labels_per_client: int = LABELS
 ) -> Federation:
-    """Return the clients of a data set of Table II."""
+    """Load a data set of Table II and divide it among clients as the paper does."""
     how = TABLES["federations"][data]
     if labels_per_client != LABELS:
         how = how | {"partition_arguments": {"labels_per_client": labels_per_client}}
@@ -92,18 +95,28 @@ def federation_of(
 
 
 def measure_statistics(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Count the parameters of every model, and the clients and samples of available data sets."""
+    """Measure Table II: numbers of parameters, clients and samples.
+
+    Clients and samples are counted for the data sets that are available.
+    """
     rows = list[Row]()
     exact = list[bool]()
     counted = set[str]()
     present = tasks_at_hand(cache, settings)
     for name in settings["tasks"]:
-        task, (clients, samples, parameters) = (
-            TASKS[name],
-            paper.numbers.get(name, (None, None, None)),
-        )
+        task = TASKS[name]
+        clients, samples, parameters = paper.numbers.get(name, (None, None, None))
         found = cache.piece(f"{name}, parameters", lambda task=task: task.parameters)
-        rows.append(Row(f"{name} · parameters", parameters, found, "", (float(found),), within=0.0))
+        rows.append(
+            Row(
+                what=f"{name} · parameters",
+                paper=parameters,
+                ours=found,
+                unit="",
+                seeds=(float(found),),
+                within=0.0,
+            )
+        )
         exact.append(parameters in (None, found))
         if name in present and task.data not in counted:
             counted.add(task.data)
@@ -116,7 +129,8 @@ def measure_statistics(paper: Paper, cache: ResultCache, settings: Settings) -> 
                 }
 
             counts = cache.by_seed(task.data, settings["seeds"], count)
-            devices, examples = ([each[key] for each in counts] for key in ("clients", "samples"))
+            devices = [of_seed["clients"] for of_seed in counts]
+            examples = [of_seed["samples"] for of_seed in counts]
             rows.append(Row.of(f"{task.data} · devices", clients, devices, "", within=0.0))
             rows.append(Row.of(f"{task.data} · samples", samples, examples, "", within=ROUNDED))
     claim = paper.claim("exact", all(exact), f"{sum(exact)} of {len(exact)} to the last one")
@@ -125,8 +139,10 @@ def measure_statistics(paper: Paper, cache: ResultCache, settings: Settings) -> 
         for row in rows
         if row.what.endswith("samples")
     )
-    sentence = f"{sum(exact)} of {len(exact)} models have the very number of parameters; {'; '.join(sizes)}."
-    remarks = [paper.texts["shared_out"], *absent(cache, settings)]
-    return paper.outcome(
-        rows, [claim], {row.what: [row.paper, row.ours] for row in rows}, sentence, remarks=remarks
+    sentence = (
+        f"{sum(exact)} of {len(exact)} models have the very number of parameters; "
+        f"{'; '.join(sizes)}."
     )
+    remarks = [paper.texts["shared_out"], *absent(cache, settings)]
+    series = {row.what: [row.paper, row.ours] for row in rows}
+    return paper.outcome(rows, [claim], series, sentence, remarks=remarks)

@@ -1,6 +1,7 @@
-"""Experiments of FL+HC: Briggs, Fan, Andras 2020.
+"""Experiments of the paper on FL+HC, and the functions that measure and draw each experiment.
 
-"Federated learning with hierarchical clustering of local updates".
+The paper is Briggs, Fan and Andras 2020, "Federated learning with hierarchical clustering of local
+updates".
 """
 
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""Claims of the FL+HC paper on its tables and figures, and the checks of them."""
+"""Checks whether our measurements confirm the FL+HC paper's claims on its tables and figures."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -16,18 +17,18 @@ FEWEST_ROUNDS = 20
 """Smallest number of rounds that can show claims on runs of 50 rounds."""
 
 CEILING = 0.8
-"""Highest accuracy of FL if four groups swap two labels each.
+"""Highest accuracy that FL can have if four groups of clients swap two labels each.
 
-FL learns the labels of the majority, which are wrong for 2 of 10 digits.
+FL learns the labels of the majority of clients, which are wrong for 2 of a client's 10 digits.
 """
 
 POINT = 1.0
-"""Percentage points up to which accuracies count as equal, or as only very slightly reduced."""
+"""Difference in percentage points up to which accuracies count as equal or slightly reduced."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table: FL+HC with certain settings, and FL for comparison."""
+    """Results of one cell of a table: runs of FL+HC, and runs of FL for comparison."""
 
     key: str
     #: n of Algorithm 1.
@@ -40,45 +41,70 @@ class Cell:
     paper: Sequence[float | None] = (None,) * 4
 
     def after(self, what: str, *, averaged: bool = False) -> list[float]:
-        """Return ``accuracy`` or ``reached`` right after the clustering step, for each seed."""
+        """Return a result in the first round after the clustering step, for each seed.
+
+        ``what`` is ``accuracy``, or ``reached`` for the share of clients at the target. With
+        ``averaged`` the result of FL is returned, otherwise of FL+HC.
+        """
         number = self.rounds_before + 1
-        return [
-            run[what][run["rounds"].index(number)]
-            for run in (self.averaged if averaged else self.runs)
-        ]
+        if averaged:
+            runs = self.averaged
+        else:
+            runs = self.runs
+        return [run[what][run["rounds"].index(number)] for run in runs]
 
     def last(self, what: str) -> list[float]:
-        """Return ``accuracy`` or ``reached`` in the last round, for each seed."""
+        """Return a result of FL+HC in the last round, for each seed.
+
+        ``what`` is ``accuracy``, or ``reached`` for the share of clients at the target.
+        """
         return [run[what][-1] for run in self.runs]
 
     @property
     def gain(self) -> float:
-        """Difference between the accuracies of FL+HC and FL in the last round."""
+        """Mean accuracy of FL+HC minus mean accuracy of FL in the last round."""
         return fmean(self.last("accuracy")) - fmean(run["accuracy"][-1] for run in self.averaged)
 
     @property
+    def has_true_clusters(self) -> bool:
+        """Whether FL+HC found exactly the true clusters with every seed."""
+        return all(run["ari"] == 1 for run in self.runs)
+
+    @property
+    def averaged_reached(self) -> float:
+        """Share of clients that have the target accuracy with FL in the last round."""
+        return fmean(run["reached"][-1] for run in self.averaged)
+
+    @property
     def gain_after(self) -> float:
-        """Ratio of the accuracies of FL+HC and FL in the round after the clustering step."""
+        """Ratio of the accuracies of FL+HC and FL in the first round after the clustering step."""
         return fmean(self.after("accuracy")) / fmean(self.after("accuracy", averaged=True))
 
 
 Checked = tuple[bool | None, str] | tuple[bool, str, bool]
-"""Arguments of :meth:`Paper.claim`: whether a claim holds, the measurement, and its size."""
+"""Result of a check: whether the claim holds, the measurement, and whether the size agrees.
+
+The last entry is left out if the claim states no size.
+"""
 
 
 def claims_on(paper: Paper, cells: Sequence[Cell], settings: Settings) -> list[Claim]:
-    """Return the claims on a table.
+    """Check the paper's claims on a table, and return the claims with their results.
 
-    Claims that a run of few rounds can test are named in ``early`` among the paper's numbers.
+    If the runs have fewer than :data:`FEWEST_ROUNDS` rounds, only the claims listed as ``early`` in
+    ``experiments.toml`` are tested.
     """
     checks = _Checks(cells, paper.numbers)
     claims = {key: paper.claim(key, *getattr(checks, key)()) for key in paper.claims}
-    early = claims if settings["rounds"] >= FEWEST_ROUNDS else paper.numbers.get("early", ())
+    if settings["rounds"] >= FEWEST_ROUNDS:
+        early = claims
+    else:
+        early = paper.numbers.get("early", ())
     return [claim if key in early else replace(claim, holds=None) for key, claim in claims.items()]
 
 
 class _Checks:
-    """Checks of the claims on a table, with a method for each key in ``experiments.toml``."""
+    """Checks of the claims on a table: one method for each claim in ``experiments.toml``."""
 
     def __init__(self, cells: Sequence[Cell], numbers: Mapping[str, Any]) -> None:
         self.cells = cells
@@ -96,7 +122,10 @@ class _Checks:
         least = min(cell.rounds_before for cell in self.cells)
         first = [cell.gain_after for cell in self.cells if cell.rounds_before == least]
         others = [cell.gain_after for cell in self.cells if cell.rounds_before != least]
-        measured = f"n = 1: {min(first):.2f}x to {max(first):.2f}x, later: {min(others):.2f}x to {max(others):.2f}x"
+        measured = (
+            f"n = 1: {min(first):.2f}x to {max(first):.2f}x, "
+            f"later: {min(others):.2f}x to {max(others):.2f}x"
+        )
         return min(first) > max(1, *others), measured, within_printed(first, *self.numbers["jump"])
 
     def same(self) -> Checked:
@@ -109,12 +138,12 @@ class _Checks:
 
     def more_clients(self) -> Checked:
         shares = [fmean(cell.last("reached")) for cell in self.cells]
-        averaged = [fmean(run["reached"][-1] for run in cell.averaged) for cell in self.cells]
-        ratios = [
-            ours / theirs if theirs else float("inf")
-            for ours, theirs in zip(shares, averaged, strict=True)
-        ]
-        measured = f"{min(ratios):.1f}x to {max(ratios):.1f}x: FL+HC {percent(shares)}, FL {percent(averaged)}"
+        averaged = [cell.averaged_reached for cell in self.cells]
+        ratios = [_divide(ours, fl) for ours, fl in zip(shares, averaged, strict=True)]
+        measured = (
+            f"{min(ratios):.1f}x to {max(ratios):.1f}x: FL+HC {percent(shares)}, "
+            f"FL {percent(averaged)}"
+        )
         return min(ratios) > 1, measured, within_printed(ratios, *self.numbers["more_clients"])
 
     def negative(self) -> Checked:
@@ -124,9 +153,8 @@ class _Checks:
 
     def ceiling(self) -> Checked:
         averaged = [max(run["accuracy"]) for cell in self.cells for run in cell.averaged]
-        return round(
-            100 * max(averaged)
-        ) <= 100 * CEILING, f"best of all rounds {percent(averaged)}"
+        is_below = round(100 * max(averaged)) <= 100 * CEILING
+        return is_below, f"best of all rounds {percent(averaged)}"
 
     def finds(self) -> Checked:
         least = min(run["ari"] for cell in self.cells for run in cell.runs)
@@ -144,11 +172,11 @@ class _Checks:
         return _are_printed(last, *self.numbers["end"]), percent(last)
 
     def end_of_cuts(self) -> Checked:
-        others = [cell.key for cell in self.cells if any(run["ari"] < 1 for run in cell.runs)]
+        others = [cell.key for cell in self.cells if not cell.has_true_clusters]
         holds, measured, *_ = self.end()
-        return holds, measured + (
-            f"; other clusters than the true ones with {', '.join(others)}" if others else ""
-        )
+        if others:
+            measured += f"; other clusters than the true ones with {', '.join(others)}"
+        return holds, measured
 
     def after(self) -> Checked:
         after = [value for cell in self.cells for value in cell.after("accuracy")]
@@ -158,17 +186,22 @@ class _Checks:
             for run in cell.runs
             if run["at_the_mean"] is not None
         ]
-        mean = f"; from the mean of the clustering step's updates {percent(moved)}" if moved else ""
+        mean = ""
+        if moved:
+            mean = f"; from the mean of the clustering step's updates {percent(moved)}"
         return _are_printed(after, *self.numbers["after"]), percent(after) + mean
 
     def order(self) -> Checked:
-        """Compare metrics by the mean over linkages; None if a metric was not measured."""
+        """Check the order of the distance metrics by their mean accuracy over all linkages.
+
+        The result is None if a metric was not measured.
+        """
         metrics = dict.fromkeys(metric for pair in self.numbers["order"] for metric in pair)
-        of_each = {
-            m: [fmean(cell.last("accuracy")) for cell in self.cells if cell.key.startswith(m)]
-            for m in metrics
-        }
-        means = {metric: fmean(found) for metric, found in of_each.items() if found}
+        means: dict[str, float] = {}
+        for metric in metrics:
+            cells = [cell for cell in self.cells if cell.key.startswith(metric)]
+            if cells:
+                means[metric] = fmean(fmean(cell.last("accuracy")) for cell in cells)
         measured = ", ".join(f"{metric} {100 * mean:.1f} %" for metric, mean in means.items())
         if missing := [metric for metric in metrics if metric not in means]:
             return None, f"{measured}; not measured: {', '.join(missing)}"
@@ -178,26 +211,25 @@ class _Checks:
 def claims_on_iid(
     paper: Paper, found: Mapping[str, Sequence[int]], cell: Cell, settings: Settings
 ) -> list[Claim]:
-    """Return the claims of section III on IID clients.
+    """Check the paper's claims on IID clients (section III), and return them with their results.
 
     Parameters
     ----------
+    paper, settings
+        Statements of the paper, and settings of the experiment.
     found
-        Number of clusters at the threshold for each seed, by ``"n 1, l2 ward"``.
+        Number of clusters at the threshold for each seed, by names such as ``"n 1, l2 ward"``:
+        rounds before clustering, distance metric and linkage.
     cell
-        FL+HC with the fewest rounds before clustering.
+        Results of FL+HC with the fewest rounds before clustering.
     """
     first, *later = settings["rounds_before"]
     wards = {n: found[f"n {n}, l2 ward"] for n in (first, *later)}
-    last = {
-        metric: [
-            n
-            for name, counts in found.items()
-            if name.startswith(f"n {later[-1]}, {metric} ")
-            for n in counts
-        ]
-        for metric in ("l1", "l2", "cosine")
-    }
+    last: dict[str, list[int]] = {metric: [] for metric in ("l1", "l2", "cosine")}
+    for name, counts in found.items():
+        for metric in last:
+            if name.startswith(f"n {later[-1]}, {metric} "):
+                last[metric] += counts
     lost = 100 * -cell.gain
     listed = ", ".join(f"{n}: {count(counts)}" for n, counts in wards.items())
     clustered = f"{count(wards[first])} clusters, and {lost:.1f} points less at the end"
@@ -211,14 +243,16 @@ def claims_on_iid(
 
 
 def claim_on_curve(paper: Paper, cell: Cell) -> Claim:
-    """Return the claim that more clients reach the target with FL+HC than with FL.
+    """Check the claim that more clients have the target accuracy with FL+HC than with FL.
 
-    The claim is about any round after the clustering step. It holds if it holds for the mean of
-    these rounds, and is as large as in the paper if it holds in every round.
+    The claim is about all rounds after the clustering step. The claim holds if it is true for the
+    mean over these rounds, and has the size of the paper if it is true in every one of them.
     """
-    (clustered,), (averaged,) = cell.runs, cell.averaged
-    ours, theirs = (run["reached"][cell.rounds_before :] for run in (clustered, averaged))
-    more = sum(one > other for one, other in zip(ours, theirs, strict=True))
+    (clustered,) = cell.runs
+    (averaged,) = cell.averaged
+    ours = clustered["reached"][cell.rounds_before :]
+    theirs = averaged["reached"][cell.rounds_before :]
+    more = sum(share > of_fl for share, of_fl in zip(ours, theirs, strict=True))
     measured = (
         f"in {more} of {len(ours)} rounds; on the mean of these rounds FL+HC "
         f"{100 * fmean(ours):.1f} %, FL {100 * fmean(theirs):.1f} %"
@@ -229,15 +263,19 @@ def claim_on_curve(paper: Paper, cell: Cell) -> Claim:
 
 
 def claim_on_speed(paper: Paper, cell: Cell) -> Claim:
-    """Return the claim that FL+HC reaches FL's final accuracy in fewer rounds than FL.
+    """Check the claim that FL+HC reaches FL's final accuracy in fewer rounds than FL.
 
-    The claim is about figures of pathological clients.
+    The paper makes this claim for pathological clients, which have few labels each.
     """
-    (clustered,), (averaged,) = cell.runs, cell.averaged
+    (clustered,) = cell.runs
+    (averaged,) = cell.averaged
     target = averaged["accuracy"][-1]
     ours = rounds_to(target, clustered)
     theirs = rounds_to(target, averaged)
-    measured = f"FL first has the {100 * target:.1f} % at which it ends in round {theirs}, FL+HC in {ours or 'none'}"
+    measured = (
+        f"FL first has the {100 * target:.1f} % at which it ends in round {theirs}, "
+        f"FL+HC in {ours or 'none'}"
+    )
     return paper.claim(
         "sooner",
         ours is not None and theirs is not None and ours < theirs,
@@ -247,46 +285,65 @@ def claim_on_speed(paper: Paper, cell: Cell) -> Claim:
 
 
 def rounds_to(accuracy: float, run: Found) -> int | None:
-    """Return the first round in which a run reaches an accuracy; None if it never does."""
-    return next(
-        (n for n, value in zip(run["rounds"], run["accuracy"], strict=True) if value >= accuracy),
-        None,
-    )
+    """Return the first round in which a run has at least an accuracy; None if no round has."""
+    for number, value in zip(run["rounds"], run["accuracy"], strict=True):
+        if value >= accuracy:
+            return number
+    return None
 
 
 def why_differ(paper: Paper, cells: Sequence[Cell], settings: Settings) -> str:
-    """Return why a table differs: the paper's reasons, and cells with wrong clusters."""
+    """Write why a table differs from the paper: known reasons, and cells with wrong clusters."""
     because = paper.because
-    for cell in cells if "threshold" in settings and "threshold" in paper.texts else ():
-        counts = sorted({run["clusters"] for run in cell.runs})
-        if counts != [CLUSTERS]:
-            named = {"cell": cell.key, "found": count(counts), "threshold": settings["threshold"]}
-            because += paper.texts["threshold"].format(clusters=CLUSTERS, **named)
-    missed = " and ".join(cell.key for cell in cells if any(run["ari"] != 1 for run in cell.runs))
-    if missed and "cuts" in settings and "cuts" in paper.texts:
-        because += paper.texts["cuts"].format(cells=missed, clusters=CLUSTERS)
+    if "threshold" in settings and "threshold" in paper.texts:
+        for cell in cells:
+            counts = sorted({run["clusters"] for run in cell.runs})
+            if counts != [CLUSTERS]:
+                because += paper.texts["threshold"].format(
+                    cell=cell.key,
+                    clusters=CLUSTERS,
+                    found=count(counts),
+                    threshold=settings["threshold"],
+                )
+    if "cuts" in settings and "cuts" in paper.texts:
+        missed = " and ".join(cell.key for cell in cells if not cell.has_true_clusters)
+        if missed:
+            because += paper.texts["cuts"].format(cells=missed, clusters=CLUSTERS)
     return because
 
 
+def _divide(share: float, of_fl: float) -> float:
+    """Return the ratio of two shares; infinite if the second share is 0."""
+    if of_fl == 0:
+        return math.inf
+    return share / of_fl
+
+
 def _are_printed(shares: Sequence[float], low: float, high: float) -> bool:
-    """Return whether shares lie in a range that the paper prints in %."""
+    """Return whether all shares are in a range that the paper prints in percent."""
     return within_printed((100 * share for share in shares), low, high)
 
 
 def count(counts: Sequence[int]) -> str:
-    """Format the range of some numbers."""
+    """Format the range of some whole numbers, such as "3 to 5"."""
     low = min(counts)
     high = max(counts)
-    return f"{low}" if low == high else f"{low} to {high}"
+    if low == high:
+        return f"{low}"
+    return f"{low} to {high}"
 
 
 def percent(shares: Sequence[float]) -> str:
-    """Format the range of some shares in %."""
+    """Format the range of some shares in percent, such as "90.1 to 92.3 %"."""
     low, high = (f"{100 * share:.1f}" for share in (min(shares), max(shares)))
-    return f"{low} %" if low == high else f"{low} to {high} %"
+    if low == high:
+        return f"{low} %"
+    return f"{low} to {high} %"
 
 
 def points(gains: Sequence[float]) -> str:
-    """Format the range of some differences from FL, in percentage points."""
+    """Format the range of some differences from FL's accuracy, in percentage points."""
     low, high = (f"{100 * gain:+.1f}".replace("-", "−") for gain in (min(gains), max(gains)))
-    return f"{low} points beside FL" if low == high else f"{low} to {high} points beside FL"
+    if low == high:
+        return f"{low} points beside FL"
+    return f"{low} to {high} points beside FL"

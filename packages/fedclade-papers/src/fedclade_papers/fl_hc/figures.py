@@ -1,4 +1,4 @@
-"""Figures of FL+HC's experiments, drawn from the data of an outcome."""
+"""Functions that draw the figures of the FL+HC experiments from stored outcomes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ KINDS = {"paper": "FL+HC, paper", "averaged": "FL, ours", "ours": "FL+HC, ours"}
 
 
 def draw_cells(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw a table: final accuracy and share of clients at the target, for each cell.
+    """Draw a table as two panels: final accuracy, and share of clients at the target accuracy.
 
-    Each cell shows FL+HC, FL, and the paper's figure.
+    Each line is a cell of the table, with markers for our FL+HC, our FL, and the paper's FL+HC.
     """
     cells = outcome.series["cells"]
     figure = style.new_figure(9.0, 1.6 + 0.28 * len(cells))
     axes = figure.subplots(1, 2, sharey=True)
-    for column, (panel, what) in enumerate(
-        zip(axes, ("accuracy", "clients at the target"), strict=True)
-    ):
-        dots(
-            panel,
-            list(cells),
-            {kind: [cell[kind][column] for cell in cells.values()] for kind in KINDS},
-        )
+    for column, what in enumerate(("accuracy", "clients at the target")):
+        panel = axes[column]
+        values: dict[str, list[float]] = {}
+        for kind in KINDS:
+            values[kind] = [cell[kind][column] for cell in cells.values()]
+        dots(panel, list(cells), values)
         style.label(panel, x=f"{what} at the end, %")
     style.legend_beside(
         axes[1], [style.handle(name, MARKS[kind]) for kind, name in KINDS.items()], ""
@@ -41,9 +39,9 @@ def draw_cells(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_curves(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw figures 1 to 6: accuracy and clients at the target over rounds.
+    """Draw figures 1 to 6: accuracy and share of clients at the target accuracy over the rounds.
 
-    A vertical line marks the clustering step.
+    A vertical line in each panel marks the clustering step.
     """
     panels = max(1, len(outcome.series))
     figure = style.new_figure(3.3 * panels + 0.6, 5.6)
@@ -75,9 +73,10 @@ def draw_curves(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_heights(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw the heights at which IID clients merge, for each number of rounds before clustering.
+    """Draw the distances at which clusters of IID clients merge.
 
-    A horizontal line marks the threshold.
+    There is a line for each number of rounds before clustering. A horizontal line marks the
+    threshold T, at which merging stops.
     """
     figure = style.new_figure(7.0, 4.2)
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""Federations and runs of FL+HC's tables and figures, and the stored results of a run."""
+"""Data and runs for the tables and figures of the FL+HC paper, and the stored results of a run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import torch
 from torch import Tensor
 
 from fedclade import FLHC, Algorithm, Federation, Run, load_federation
-from fedclade.clustering import LINKAGES, METRICS, agglomerate, compute_distances, cut
+from fedclade.clustering import LINKAGES, METRICS, Distances, agglomerate, compute_distances, cut
 from fedclade.core import rng
 from fedclade.runs import Maker
 from fedclade.training import SimulatedClients, choose_device
 from fedclade_papers.cache import ResultCache, Settings, maker_of
 
 Found = dict[str, Any]
-"""Stored results of a run, in JSON's types."""
+"""Results of a run that are stored, in types that JSON has."""
 
 Merges = Mapping[str, Sequence[Sequence[float]]]
-"""Merges of the clients, by ``"metric linkage"``.
+"""Merges of m clients in hierarchical clustering, by names such as ``"l2 ward"``.
 
-The format ``[m-1, 4]`` is that of :func:`fedclade.clustering.agglomerate`.
+The name states the distance metric and the linkage. The merges are rows ``[m-1, 4]`` in the format
+of :func:`fedclade.clustering.agglomerate`.
 """
 
 CLUSTERS = 4
-"""Number of groups of clients that swap two labels each (section II-A)."""
+"""Number of true clusters, each of which has a different pair of labels swapped (section II-A)."""
 
 DIGITS = 4
 """Number of decimals of a stored share."""
@@ -38,28 +39,35 @@ WAYS = [
     for linkage in LINKAGES
     if linkage != "ward" or metric == "l2"
 ]
-"""All combinations of distance metric and linkage."""
+"""All combinations of a distance metric and a linkage; Ward's linkage needs the metric l2."""
 
 OF_A_RUN = (
-    *(
-        "setting",
-        "images",
-        "scaling",
-        "clients",
-        "samples_per_client",
-        "test_samples",
-        "model",
-        "model_arguments",
-    ),
-    *("rounds", "epochs", "batch_size", "lr", "target", "engine"),
+    "setting",
+    "images",
+    "scaling",
+    "clients",
+    "samples_per_client",
+    "test_samples",
+    "model",
+    "model_arguments",
+    "rounds",
+    "epochs",
+    "batch_size",
+    "lr",
+    "target",
+    "engine",
 )
-"""Settings on which a run depends. Tables and figures with equal ones share runs."""
+"""Settings on which a run depends.
+
+Tables and figures with equal values of these settings share their runs.
+"""
 
 
 class Runs:
-    """Runs in a setting of section II-A.
+    """Runs of FL and FL+HC with one way to divide the data among clients (section II-A).
 
-    Settings are ``iid``, ``pathological``, ``label-swapped``, and ``by writer``.
+    The way is given by the setting ``setting``: ``iid``, ``pathological``, ``label-swapped``, or
+    ``by writer``.
     """
 
     def __init__(self, cache: ResultCache, settings: Settings) -> None:
@@ -67,10 +75,10 @@ class Runs:
         self.cache = cache.within({key: settings[key] for key in OF_A_RUN})
 
     def federation(self, seed: int) -> Federation:
-        """Return the clients.
+        """Load the data set and divide it among the clients.
 
-        With FEMNIST each writer is a client. If ``images`` names a data set without writers, sizes
-        follow a power law instead.
+        In the setting ``by writer`` each writer of FEMNIST is a client. If ``images`` names a data
+        set without writers, the clients' numbers of examples follow a power law instead.
         """
         settings = self.settings
         images = settings["images"]
@@ -78,46 +86,51 @@ class Runs:
         common: dict[str, Any] = {key: settings[key] for key in ("clients", "scaling")}
         common |= {"seed": seed, "data_dir": self.cache.data_dir}
         if settings["setting"] == "by writer":
-            return load_federation(
-                images, partition="natural" if images == "femnist" else "quantity_skew", **common
-            )
+            if images == "femnist":
+                partition = "natural"
+            else:
+                partition = "quantity_skew"
+            return load_federation(images, partition=partition, **common)
         common["samples_per_client"] = settings["samples_per_client"]
         if settings["setting"] == "pathological":
             return load_federation(images, partition="shards", test_samples=tested, **common)
-        shift = (
-            {"shift": "label_swap", "clusters": CLUSTERS}
-            if settings["setting"] == "label-swapped"
-            else {}
-        )
-        return _tested_apart(load_federation(images, **shift, **common), tested, seed)
+        shift = {}
+        if settings["setting"] == "label-swapped":
+            shift = {"shift": "label_swap", "clusters": CLUSTERS}
+        return _give_own_test_images(load_federation(images, **shift, **common), tested, seed)
 
     def maker(self, federation: Federation) -> Maker:
-        """Return a function that builds the model from a seed."""
+        """Return a function that builds the experiment's model for a federation from a seed."""
         return maker_of(federation, self.settings["model"], self.settings["model_arguments"])
 
     def of(self, algorithm: Algorithm, fraction: float) -> list[Found]:
-        """Return the results of :meth:`run` for every seed."""
+        """Run an algorithm with every seed, and return the results of :meth:`run`."""
         return [self.run(algorithm, fraction, seed) for seed in self.settings["seeds"]]
 
     def run(self, algorithm: Algorithm, fraction: float, seed: int) -> Found:
-        """Run FL or FL+HC once at a client fraction (α of Algorithm 1).
+        """Run FL or FL+HC with one seed and a client fraction (α of Algorithm 1).
 
-        The clustering step is a round by itself here, but not in the paper's count of rounds.
+        In fedclade the clustering step takes a round. The paper does not count this step as a
+        round, so the rounds in the result do not include it.
 
         Returns
         -------
         dict
-            ``rounds`` of training, with ``accuracy`` (mean of the clients) and ``reached`` (the
-            share of clients at the target); number of ``clusters``; ``ari``, None if true clusters
-            are unknown; and ``at_the_mean``, the accuracy if every cluster began at the mean of the
-            updates by which it was found.
+            ``rounds``: numbers of the training rounds; ``accuracy``: mean accuracy over the clients
+            in these rounds; ``reached``: share of clients at the target accuracy; ``clusters``:
+            number of clusters; ``ari``: adjusted Rand index, None if the true clusters are unknown;
+            ``at_the_mean``: accuracy if every cluster's model started from the mean of the updates
+            by which the cluster was found, None without such updates.
         """
         key = key_of(algorithm, fraction, seed)
 
         def make() -> Found:
             federation = self.federation(seed)
             settings = self.settings
-            pause = algorithm.rounds_before + 1 if isinstance(algorithm, FLHC) else 0
+            # The clustering step is a round without training; 0 stands for none.
+            pause = 0
+            if isinstance(algorithm, FLHC):
+                pause = algorithm.rounds_before + 1
             run = self.cache.simulate(
                 *(algorithm, self.maker(federation), federation, settings, seed),
                 key=key,
@@ -143,10 +156,11 @@ class Runs:
         return self.cache.piece(key, make)
 
     def _at_the_mean(self, run: Run, federation: Federation, seed: int) -> float | None:
-        """Return the accuracy if each cluster's model is moved by the mean of its cached updates.
+        """Return the accuracy if each cluster's model is moved by the mean of its members' updates.
 
-        None if no updates are cached. It shows the result of the paper's round after the clustering
-        step if the updates of that step are used.
+        The updates are those of the clustering step, which Algorithm 1 discards. The accuracy shows
+        what the paper's first round after the clustering step would give if they were used. It is
+        None if the run has stored no updates.
         """
         leaves = [
             (leaf.members, leaf.cached) for leaf in run.tree.leaves if leaf.cached is not None
@@ -162,41 +176,43 @@ class Runs:
         return round(float(evaluation.scores[:, 0].mean()), DIGITS)
 
     def merges(self, rounds_before: int, fraction: float) -> list[Merges]:
-        """Merge the clients with every metric and linkage, for each seed, from the same updates.
+        """Cluster the clients hierarchically with every distance metric and linkage, for each seed.
 
-        The updates are those after ``rounds_before`` rounds.
+        All clusterings of a seed use the same updates, computed after ``rounds_before`` rounds of
+        FL with the client fraction ``fraction``.
 
         Returns
         -------
         list
-            Merges by ``"metric linkage"`` of :data:`WAYS`; and by ``"cosine complete,
-            parameters"``, for which the trained models are compared instead of the updates (section
-            I-C).
+            For each seed the merges by metric and linkage of :data:`WAYS`, such as ``"l2 ward"``.
+            In addition, ``"cosine complete, parameters"`` has the merges if the clients' trained
+            models are compared instead of their updates (section I-C).
         """
 
         def make(seed: int) -> Merges:
             updates, w = self._updates(rounds_before, fraction, seed)
-            apart = {metric: compute_distances(updates, metric) for metric in METRICS}
-            ways = {f"{metric} {linkage}": (apart[metric], linkage) for metric, linkage in WAYS}
-            ways["cosine complete, parameters"] = (
-                compute_distances(updates + w, "cosine"),
-                "complete",
-            )
-            return {
-                way: [
-                    [int(a), int(b), float(f"{height:.7g}"), int(size)]
-                    for a, b, height, size in merged.tolist()
-                ]
-                for way, (between, linkage) in ways.items()
-                for merged in [agglomerate(between, linkage)]
+            distances = {metric: compute_distances(updates, metric) for metric in METRICS}
+            merges = {
+                f"{metric} {linkage}": _merge_clients(distances[metric], linkage)
+                for metric, linkage in WAYS
             }
+            of_models = compute_distances(updates + w, "cosine")
+            merges["cosine complete, parameters"] = _merge_clients(of_models, "complete")
+            return merges
 
         return self.cache.by_seed(
             f"merges, n {rounds_before}, cf {fraction:.1f}", self.settings["seeds"], make
         )
 
     def _updates(self, rounds_before: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-        """Return all clients' updates ``[m, D]`` after some rounds of FL, and the joint model."""
+        """Return the updates of all clients after some rounds of FL.
+
+        Returns
+        -------
+        tuple
+            The updates of the m clients, ``[m, D]``, where D is the number of parameters; and the
+            parameters of the joint model from which the clients trained, ``[D]``.
+        """
         federation = self.federation(seed)
         rounds = rounds_before + 1
         run = self.cache.simulate(
@@ -215,8 +231,16 @@ class Runs:
         return updates, run.tree.nodes[0].params[: updates.shape[1]]
 
 
-def _tested_apart(federation: Federation, samples: int, seed: int) -> Federation:
-    """Give every client its own test images, so that each client can reach a target by itself."""
+def _merge_clients(distances: Distances, linkage: str) -> list[list[float]]:
+    """Return the merges of hierarchical clustering, with heights rounded to 7 digits."""
+    return [
+        [int(a), int(b), float(f"{height:.7g}"), int(size)]
+        for a, b, height, size in agglomerate(distances, linkage).tolist()
+    ]
+
+
+def _give_own_test_images(federation: Federation, samples: int, seed: int) -> Federation:
+    """Give every client different test images, so that clients reach the target independently."""
     order = rng.generator(seed, "test images of clients").permutation(federation.pool.test)
     parts = [
         order[start : start + samples] for start in range(0, samples * len(federation), samples)
@@ -228,23 +252,25 @@ def _tested_apart(federation: Federation, samples: int, seed: int) -> Federation
 
 
 def key_of(algorithm: Algorithm, fraction: float, seed: int) -> str:
-    """Return the key of a run."""
+    """Return the key under which the results of a run are stored."""
     how = "FL"
     if isinstance(algorithm, FLHC):
-        at = (
-            f"T {algorithm.threshold}"
-            if algorithm.n_clusters is None
-            else f"{algorithm.n_clusters} clusters"
-        )
+        if algorithm.n_clusters is None:
+            at = f"T {algorithm.threshold}"
+        else:
+            at = f"{algorithm.n_clusters} clusters"
         how = f"{algorithm.metric} {algorithm.linkage}, {at}, n {algorithm.rounds_before}, K {algorithm.cohort}"
     return f"{how}, cf {fraction:.1f}, seed {seed}"
 
 
 def labels_of(merges: Sequence[Sequence[float]], n_clusters: int) -> list[int]:
-    """Return the cluster of each client; equal clusterings have equal numbers."""
+    """Cut the dendrogram of the merges, and return the number of each client's cluster.
+
+    Equal partitions of the clients give equal numbers.
+    """
     return cut(np.asarray(merges), n_clusters).tolist()
 
 
 def clusters_at(merges: Sequence[Sequence[float]], threshold: float) -> int:
-    """Return the number of clusters if merging stops at a threshold T."""
+    """Return the number of clusters if merging stops at a distance above the threshold T."""
     return 1 + sum(height > threshold for _, _, height, _ in merges)

@@ -1,4 +1,9 @@
-"""Rows of FL+HC's tables, the paper's statements on IID clients, and curves of the figures."""
+"""Tables I to VI, figures 1 to 6 and the statements on IID clients of the FL+HC paper.
+
+FL is federated averaging with one model for all clients. FL+HC is the paper's method: after n
+rounds of FL, the clients are clustered once by hierarchical clustering of their updates, and each
+cluster then trains its own model. T is the distance at which merging stops.
+"""
 
 from __future__ import annotations
 
@@ -40,82 +45,98 @@ COLUMNS = (
 WARD = ("l2", "ward")
 
 AUTO = "T = auto"
-"""Name of the threshold at the largest gap between merges.
+"""Name of an automatic threshold, which cuts the dendrogram at the largest gap between merges.
 
-It is not in the paper, and is chosen without any accuracy.
+This threshold is not in the paper, and its choice uses no accuracies.
 """
 
 TRUTH = ", the true number"
-"""Suffix of a cut at the true number of groups."""
+"""Suffix for the name of a cut that gives the true number of clusters."""
 
 READINGS = {"of_all": "K is all clients", "of_cluster": "K is the cluster's clients"}
-"""Readings of K in m = max(α·K, 1), Algorithm 1, line 19."""
+"""Two ways to read the number K in Algorithm 1, line 19, m = max(α·K, 1).
+
+α is the client fraction, and m the number of clients that train in a round.
+"""
 
 
 def measure_fractions(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure Tables I to III: every client fraction and number of rounds before clustering.
+    """Measure Tables I to III: FL+HC by client fraction and rounds before clustering.
 
-    ``cohort``, a reading of Algorithm 1, line 19, is used for the cells; ``other_cohorts`` give
-    additional quantities that are not in the paper.
+    The setting ``cohort`` is the reading of Algorithm 1, line 19, that the cells use. The readings
+    in ``other_cohorts`` give additional rows that are not in the paper.
     """
     usual = settings["cohort"]
     runs = Runs(cache, settings)
     printed = paper.numbers["cells"]
     rows = list[Row]()
     cells = list[Cell]()
-    beside = list[Cell]()
+    shown = list[Cell]()  # the cells, and the additional quantities
     remarks = list[str]()
     for fraction in settings["client_fractions"]:
         averaged = runs.of(FedAvg(), fraction)
-        rows += _rows_of_averaging(f"cf {fraction:.1f}, FL", averaged)
-        for n in (
-            n for n in settings["rounds_before"] if [fraction, n] not in settings["left_out"]
-        ):
-            found = runs.of(_ward(n, threshold=settings["threshold"], cohort=usual), fraction)
+        rows += _make_averaging_rows(f"cf {fraction:.1f}, FL", averaged)
+        for n in settings["rounds_before"]:
+            if [fraction, n] in settings["left_out"]:
+                continue
+            found = runs.of(
+                _make_ward_flhc(n, threshold=settings["threshold"], cohort=usual), fraction
+            )
             key = f"cf {fraction:.1f}, n {n}"
-            cells.append(Cell(key, n, found, averaged, printed.get(key, Cell.paper)))
-            beside.append(cells[-1])
-            if settings["setting"] == "label-swapped" and any(
-                run["clusters"] != CLUSTERS for run in found
-            ):
+            cell = Cell(
+                key=key,
+                rounds_before=n,
+                runs=found,
+                averaged=averaged,
+                paper=printed.get(key, Cell.paper),
+            )
+            cells.append(cell)
+            shown.append(cell)
+            counts = {run["clusters"] for run in found}
+            if settings["setting"] == "label-swapped" and counts != {CLUSTERS}:
                 # The result of FL+HC if it is cut into the four true groups, and the T of this cut.
-                at_four = runs.of(_ward(n, n_clusters=CLUSTERS, cohort=usual), fraction)
-                beside.append(
-                    replace(
-                        cells[-1], key=f"{key}, cut at {CLUSTERS} clusters{TRUTH}", runs=at_four
-                    )
-                )
-                heights = [_heights(merges["l2 ward"]) for merges in runs.merges(n, fraction)]
-                low = max(each[-CLUSTERS] for each in heights)
-                high = min(each[-CLUSTERS + 1] for each in heights)
-                remarks.append(
-                    f"{key}: every T from {low:.3g} to {high:.3g} makes {CLUSTERS} clusters."
-                )
+                at_four = runs.of(_make_ward_flhc(n, n_clusters=CLUSTERS, cohort=usual), fraction)
+                name = f"{key}, cut at {CLUSTERS} clusters{TRUTH}"
+                shown.append(replace(cell, key=name, runs=at_four))
+                remarks.append(_remark_on_thresholds(key, runs.merges(n, fraction)))
             for reading in settings["other_cohorts"]:
-                again = runs.of(_ward(n, threshold=settings["threshold"], cohort=reading), fraction)
-                beside.append(replace(cells[-1], key=f"{key}, {READINGS[reading]}", runs=again))
-        rows += [
-            row
-            for cell in beside
-            if cell.averaged is averaged
-            for row in _rows_of(cell, own=cell not in cells)
-        ]
-    made = "; ".join(
-        f"{cell.key}: {', '.join(str(run['clusters']) for run in cell.runs)}" for cell in cells
-    )
+                again = runs.of(
+                    _make_ward_flhc(n, threshold=settings["threshold"], cohort=reading), fraction
+                )
+                shown.append(replace(cell, key=f"{key}, {READINGS[reading]}", runs=again))
+        for cell in shown:
+            if cell.averaged is averaged:
+                rows += _make_rows(cell, own=cell not in cells)
+    made = "; ".join(f"{cell.key}: {_list_clusters(cell)}" for cell in cells)
     remark = f"Clusters that T = {settings['threshold']} made (the paper does not tell): {made}."
-    return _outcome(
+    return _make_outcome(
         paper,
         settings,
-        rows,
-        cells,
-        {cell.key: _shown(cell) for cell in beside},
-        [remark, *remarks],
+        rows=rows,
+        cells=cells,
+        series={cell.key: _collect_series(cell) for cell in shown},
+        remarks=[remark, *remarks],
     )
+
+
+def _remark_on_thresholds(key: str, merges: Sequence[Merges]) -> str:
+    """Write a remark on the range of thresholds T that give the true number of clusters.
+
+    The range is valid for every seed.
+    """
+    heights = [_get_heights(of_seed["l2 ward"]) for of_seed in merges]
+    low = max(of_seed[-CLUSTERS] for of_seed in heights)
+    high = min(of_seed[-CLUSTERS + 1] for of_seed in heights)
+    return f"{key}: every T from {low:.3g} to {high:.3g} makes {CLUSTERS} clusters."
+
+
+def _list_clusters(cell: Cell) -> str:
+    """Write the numbers of clusters that the runs of a cell found, separated by commas."""
+    return ", ".join(str(run["clusters"]) for run in cell.runs)
 
 
 def measure_linkages(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure Tables IV to VI: each metric and linkage at several thresholds, and at T = auto.
+    """Measure Tables IV to VI: FL+HC with each distance metric and linkage, at several thresholds.
 
     As in the paper (section III-B), a cell shows the threshold with the best accuracy. A threshold
     is a share of the distance of the last merge, as distances of different metrics have different
@@ -127,45 +148,46 @@ def measure_linkages(paper: Paper, cache: ResultCache, settings: Settings) -> Ou
     n = settings["rounds_before"]
     averaged = runs.of(FedAvg(), fraction)
     merges = runs.merges(n, fraction)
-    rows = _rows_of_averaging("FL", averaged)
+    rows = _make_averaging_rows("FL", averaged)
     cells = list[Cell]()
     series = dict[str, Any]()
     shown_by = dict[str, str]()
     for how in settings["hows"]:
-        tried = {
-            name: [
-                runs.run(_first_alike(of_seed, settings, how, count), fraction, seed)
+        tried: dict[str, list[Found]] = {}
+        for name, counts in cuts_of(merges, settings, how).items():
+            tried[name] = [
+                runs.run(_find_first_alike(of_seed, settings, how, count), fraction, seed)
                 for seed, of_seed, count in zip(settings["seeds"], merges, counts, strict=True)
             ]
-            for name, counts in cuts_of(merges, settings, how).items()
-        }
+        last = {name: fmean(_final_accuracies(found)) for name, found in tried.items()}
         chosen = [name for name in tried if name != AUTO]
-        last = {name: fmean(run["accuracy"][-1] for run in found) for name, found in tried.items()}
         best = max(chosen, key=last.__getitem__)
-        cell = Cell(how, n, tried[best], averaged, paper.numbers["cells"].get(how, Cell.paper))
+        cell = Cell(
+            key=how,
+            rounds_before=n,
+            runs=tried[best],
+            averaged=averaged,
+            paper=paper.numbers["cells"].get(how, Cell.paper),
+        )
         cells.append(cell)
         # Runs with equal partitions are equal, which is detected by equal numbers of all rounds in
         # their JSON form.
         first = shown_by.setdefault(json.dumps(tried[best], sort_keys=True), how)
-        rows += _rows_of(
-            cell, name=f"{how}, {best}" if best.endswith(TRUTH) else how, repeats=first
-        )
-        rows += [
-            _row(
-                f"{how}, {name} · accuracy at the end",
-                None,
-                [run["accuracy"][-1] for run in tried[name]],
-            )
-            for name in tried
-            if name != best
-        ]
-        series[how] = {**_shown(cell), "cut": best, "tried": last}
+        shown_name = how
+        if best.endswith(TRUTH):
+            shown_name = f"{how}, {best}"
+        rows += _make_rows(cell, name=shown_name, repeats=first)
+        for name, found in tried.items():
+            if name != best:
+                what = f"{how}, {name} · accuracy at the end"
+                rows.append(_make_row(what, None, _final_accuracies(found)))
+        series[how] = {**_collect_series(cell), "cut": best, "tried": last}
     remarks = [
         "The paper shows the best of some thresholds by test accuracy, and names none. Ours are "
         "shares of the distance of the last merge; each cell is the best of them by test "
         "accuracy, as in the paper, and the spread over them stands below: "
         + "; ".join(
-            f"{how} {each['cut']}, {_spread(each['tried'])}" for how, each in series.items()
+            f"{how} {each['cut']}, {_write_range(each['tried'])}" for how, each in series.items()
         )
         + "."
     ]
@@ -175,16 +197,33 @@ def measure_linkages(paper: Paper, cache: ResultCache, settings: Settings) -> Ou
             f"{len(repeated)} rows show a run that is shown above already, and do not count again."
         )
     if settings["setting"] == "label-swapped":
-        remarks.append(_on_parameters(paper, merges, settings))
-    return _outcome(paper, settings, rows, cells, series, remarks)
+        remarks.append(_remark_on_parameters(paper, merges, settings))
+    return _make_outcome(paper, settings, rows=rows, cells=cells, series=series, remarks=remarks)
+
+
+def _final_accuracies(runs: Sequence[Found]) -> list[float]:
+    """Return the accuracy of each run in its last round."""
+    return [run["accuracy"][-1] for run in runs]
 
 
 def cuts_of(merges: Sequence[Merges], settings: Settings, how: str) -> dict[str, list[int]]:
-    """Return the cuts that are tried for a metric and linkage.
+    """List the cuts of the dendrogram that are tried for a distance metric and linkage.
 
-    The result has the number of clusters for each seed, by the name of the cut.
+    Parameters
+    ----------
+    merges
+        Merges of the clients for each seed.
+    settings
+        Settings of the experiment.
+    how
+        Metric and linkage, such as ``"l2 ward"``.
+
+    Returns
+    -------
+    dict
+        Number of clusters for each seed, by the name of the cut.
     """
-    heights = [_heights(of_seed[how]) for of_seed in merges]
+    heights = [_get_heights(of_seed[how]) for of_seed in merges]
     cuts: dict[str, list[int]] = {}
     for share in settings["threshold_shares"]:
         cuts[f"T = {share:g} of the last merge"] = [
@@ -192,27 +231,33 @@ def cuts_of(merges: Sequence[Merges], settings: Settings, how: str) -> dict[str,
             for of_seed, each in zip(merges, heights, strict=True)
         ]
     for clusters in settings["cuts"]:
-        is_truth = settings["setting"] == "label-swapped" and clusters == CLUSTERS
-        cuts[f"cut at {clusters} clusters{TRUTH if is_truth else ''}"] = [clusters] * len(merges)
+        name = f"cut at {clusters} clusters"
+        if settings["setting"] == "label-swapped" and clusters == CLUSTERS:
+            name += TRUTH
+        cuts[name] = [clusters] * len(merges)
     cuts[AUTO] = [count_clusters_by_gap(each) for each in heights]
     return cuts
 
 
-def _spread(tried: Mapping[str, float]) -> str:
-    """Return the range of final accuracies in %."""
+def _write_range(tried: Mapping[str, float]) -> str:
+    """Write the range of final accuracies over all tried cuts, in percent."""
     return f"{100 * min(tried.values()):.1f} to {100 * max(tried.values()):.1f} %"
 
 
-def _first_alike(merges: Merges, settings: Settings, how: str, count: int) -> FLHC:
-    """Return FL+HC with the first metric and linkage that give the same partition at a cut."""
+def _find_first_alike(merges: Merges, settings: Settings, how: str, count: int) -> FLHC:
+    """Return FL+HC with the first metric and linkage that give the same clusters as ``how``.
+
+    Metrics and linkages with equal clusters thus share one run. ``count`` is the number of
+    clusters.
+    """
     wanted = labels_of(merges[how], count)
     metric, linkage = next(
         way for way in settings["hows"] if labels_of(merges[way], count) == wanted
     ).split()
-    return _fl_hc(settings, metric, linkage, n_clusters=count)
+    return _make_flhc(settings, metric, linkage, n_clusters=count)
 
 
-def _fl_hc(settings: Settings, metric: str, linkage: str, **cut: Any) -> FLHC:
+def _make_flhc(settings: Settings, metric: str, linkage: str, **cut: Any) -> FLHC:
     return FLHC(
         rounds_before=settings["rounds_before"],
         metric=metric,
@@ -222,38 +267,36 @@ def _fl_hc(settings: Settings, metric: str, linkage: str, **cut: Any) -> FLHC:
     )
 
 
-def _on_parameters(paper: Paper, merges: Sequence[Merges], settings: Settings) -> str:
-    """Return a remark on cosine distances between trained models instead of updates."""
+def _remark_on_parameters(paper: Paper, merges: Sequence[Merges], settings: Settings) -> str:
+    """Write a remark on clusters by cosine distances between trained models instead of updates."""
     truth = {client: client % CLUSTERS for client in range(settings["clients"])}
     ways = {"updates": "cosine complete", "parameters": "cosine complete, parameters"}
-    found = {
-        what: [
-            cluster_scores(dict(enumerate(labels_of(each[way], CLUSTERS))), truth)["ari"]
-            for each in merges
-        ]
-        for what, way in ways.items()
-    }
-    ari = {
-        what: fmean(score for score in scores if score is not None)
-        for what, scores in found.items()
-    }
+    ari: dict[str, float] = {}
+    for what, way in ways.items():
+        clusterings = [dict(enumerate(labels_of(of_seed[way], CLUSTERS))) for of_seed in merges]
+        scores = [cluster_scores(clustering, truth)["ari"] for clustering in clusterings]
+        ari[what] = fmean(score for score in scores if score is not None)
     return paper.texts["parameters"].format(clusters=CLUSTERS, **ari)
 
 
-def _outcome(
+def _make_outcome(
     paper: Paper,
     settings: Settings,
+    *,
     rows: list[Row],
     cells: list[Cell],
     series: Settings,
     remarks: list[str],
 ) -> Outcome:
-    """Return the outcome of a table."""
+    """Return the outcome of a table from its rows, cells, data of the figure, and remarks."""
     last = [value for cell in cells for value in cell.last("accuracy")]
-    averaged = [run["accuracy"][-1] for cell in cells for run in cell.averaged]
+    averaged = [value for cell in cells for value in _final_accuracies(cell.averaged)]
     printed = [cell.paper[1] for cell in cells if cell.paper[1] is not None]
-    theirs = f" (paper {min(printed):.1f} to {max(printed):.1f} %)" if printed else ""
-    sentence = f"FL+HC ends at {percent(last)}{theirs}, FL at {percent(averaged)}; {points([c.gain for c in cells])}."
+    theirs = ""
+    if printed:
+        theirs = f" (paper {min(printed):.1f} to {max(printed):.1f} %)"
+    gains = points([cell.gain for cell in cells])
+    sentence = f"FL+HC ends at {percent(last)}{theirs}, FL at {percent(averaged)}; {gains}."
     remarks = [paper.texts["setting"], *remarks]
     because = why_differ(paper, cells, settings)
     claims = claims_on(paper, cells, settings)
@@ -263,48 +306,53 @@ def _outcome(
 
 
 def measure_iid(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure section III on IID clients: number of clusters at a threshold, and its cost.
+    """Measure the statements of section III on IID clients, whose data should form one cluster.
 
-    The cost is the loss of accuracy against FL.
+    The rows have the number of clusters at the paper's threshold T, and the accuracies of FL and
+    FL+HC, which show how much accuracy is lost by clusters that are not needed.
     """
     runs = Runs(cache, settings)
     fraction = settings["client_fraction"]
     T = settings["threshold"]
-    rows, found, heights = list[Row](), dict[str, list[int]](), dict[str, list[float]]()
+    rows = list[Row]()
+    found = dict[str, list[int]]()
+    heights = dict[str, list[float]]()
     first = min(settings["rounds_before"])
     last = max(settings["rounds_before"])
 
     def add(name: str, counts: Sequence[int], one: bool, *, own: bool = False) -> None:
-        paper_says = (1.0, "1") if one else (None, "more than 1")
+        if one:
+            figure = 1.0
+            printed = "1"
+        else:
+            figure = None
+            printed = "more than 1"
         what = f"{name} · clusters at T = {T}"
-        rows.append(
-            Row.of(what, paper_says[0], counts, "", within=0.0, told=paper_says[1], own=own)
-        )
+        rows.append(Row.of(what, figure, counts, "", within=0.0, told=printed, own=own))
 
     for n in settings["rounds_before"]:
         merges = runs.merges(n, fraction)
-        for metric, linkage in WAYS if n == last else [WARD]:
+        ways = WAYS if n == last else [WARD]
+        for metric, linkage in ways:
             way = f"{metric} {linkage}"
             found[f"n {n}, {way}"] = [clusters_at(each[way], T) for each in merges]
             add(f"n {n}, {way}", found[f"n {n}, {way}"], one=metric != "l1" and n != 1)
-        heights[f"n {n}"] = _heights(merges[0]["l2 ward"]).round(3).tolist()
+        heights[f"n {n}"] = _get_heights(merges[0]["l2 ward"]).round(3).tolist()
     other = Runs(cache, {**settings, "scaling": settings["other_scaling"]}).merges(last, fraction)
     counts = [clusters_at(each["l2 ward"], T) for each in other]
     add(f"n {last}, l2 ward, pixels of mean 0 and variance 1", counts, one=True, own=True)
     averaged = runs.of(FedAvg(), fraction)
-    at_first = runs.of(_ward(first, threshold=T, cohort=settings["cohort"]), fraction)
+    at_first = runs.of(_make_ward_flhc(first, threshold=T, cohort=settings["cohort"]), fraction)
     cell = Cell(f"n {first}", first, at_first, averaged)
-    rows.append(_row("FL · accuracy at the end", 99.1, [run["accuracy"][-1] for run in averaged]))
-    rows.append(
-        _row(f"FL+HC, n {first}, l2 ward · accuracy at the end", None, cell.last("accuracy"))
-    )
+    accuracy = cell.last("accuracy")
+    rows.append(_make_row("FL · accuracy at the end", 99.1, _final_accuracies(averaged)))
+    rows.append(_make_row(f"FL+HC, n {first}, l2 ward · accuracy at the end", None, accuracy))
     wards = ", ".join(
         f"{count(found[f'n {n}, l2 ward'])} (n = {n})" for n in settings["rounds_before"]
     )
     sentence = (
         f"Clusters at T = {T} with Ward's linkage: {wards}; FL ends at "
-        f"{percent([run['accuracy'][-1] for run in averaged])}, FL+HC with n = {first} at "
-        f"{percent(cell.last('accuracy'))}."
+        f"{percent(_final_accuracies(averaged))}, FL+HC with n = {first} at {percent(accuracy)}."
     )
     claims = claims_on_iid(paper, found, cell, settings)
     series = {"heights": heights, "threshold": T, "found": found}
@@ -312,9 +360,9 @@ def measure_iid(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome
 
 
 def measure_curves(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure figures 1 to 6 with FL and FL+HC, evaluated in every round.
+    """Measure figures 1 to 6: FL and FL+HC over the rounds.
 
-    Figures without available data are omitted.
+    Figures whose data set is not available are omitted.
     """
     claims = list[Claim]()
     series = dict[str, Any]()
@@ -327,7 +375,8 @@ def measure_curves(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
         runs = Runs(cache, of_it)
         fraction = figure["client_fraction"]
         seed = settings["seeds"][0]
-        (metric, linkage), n = figure["how"].split(), figure["rounds_before"]
+        metric, linkage = figure["how"].split()
+        n = figure["rounds_before"]
         # Figures 5 and 6 cut where the best of several thresholds is, see measure_linkages.
         if linkage == "ward":
             cuts = [{"threshold": of_it["threshold"]}]
@@ -337,7 +386,7 @@ def measure_curves(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
             cuts = [{"n_clusters": count} for name, (count,) in of_shares.items() if name != AUTO]
         of_figure = {"rounds_before": n, "cohort": of_it["cohort"]}
         tried = [
-            runs.run(_fl_hc(of_figure, metric, linkage, **cut), fraction, seed) for cut in cuts
+            runs.run(_make_flhc(of_figure, metric, linkage, **cut), fraction, seed) for cut in cuts
         ]
         clustered = max(tried, key=lambda run: run["accuracy"][-1])
         averaged = runs.run(FedAvg(), fraction, seed)
@@ -349,48 +398,61 @@ def measure_curves(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
         if figure["setting"] == "pathological":
             claims.append(claim_on_speed(paper, cell))
     rows = [
-        _row(f"{name} · {which}, {words} at the end", None, shown[which][key][-1:])
+        _make_row(f"{name} · {which}, {words} at the end", None, shown[which][key][-1:])
         for name, shown in series.items()
         for which in ("FL", "FL+HC")
         for key, words in (("accuracy", "accuracy"), ("reached", "clients at the target"))
     ]
     last = {
-        name: [each[which]["accuracy"][-1] for which in ("FL+HC", "FL")]
-        for name, each in series.items()
+        name: _final_accuracies([figure["FL+HC"], figure["FL"]]) for name, figure in series.items()
     }
     ends = "; ".join(
         f"{name} {100 * ours:.1f} % beside {100 * fl:.1f} %" for name, (ours, fl) in last.items()
     )
-    because = [] if len(series) == len(settings["figures"]) else ["FEMNIST is not at hand."]
-    because += [paper.because] if any(ours < fl for ours, fl in last.values()) else []
+    because = list[str]()
+    if len(series) != len(settings["figures"]):
+        because.append("FEMNIST is not at hand.")
+    if any(ours < fl for ours, fl in last.values()):
+        because.append(paper.because)
     sentence = f"At the end FL+HC beside FL: {ends or 'nothing was measured'}."
     return paper.outcome(rows, claims, series, sentence, because=" ".join(because), remarks=remarks)
 
 
-def _ward(rounds_before: int, **cut: Any) -> FLHC:
+def _make_ward_flhc(rounds_before: int, **cut: Any) -> FLHC:
     return FLHC(rounds_before=rounds_before, metric="l2", linkage="ward", **cut)
 
 
-def _heights(merges: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+def _get_heights(merges: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     return np.asarray(merges)[:, 2]
 
 
-def _rows_of_averaging(name: str, runs: list[Found]) -> list[Row]:
-    """Return the final results of FL; the paper prints only ratios to them."""
+def _make_averaging_rows(name: str, runs: list[Found]) -> list[Row]:
+    """Return rows with the final results of FL, for which the paper prints only ratios."""
     shown = {"accuracy": "accuracy at the end", "reached": "clients at the target at the end"}
-    return [
-        _row(f"{name} · {words}", None, [run[key][-1] for run in runs])
-        for key, words in shown.items()
-    ]
+    rows = list[Row]()
+    for key, words in shown.items():
+        shares = [run[key][-1] for run in runs]
+        rows.append(_make_row(f"{name} · {words}", None, shares))
+    return rows
 
 
-def _rows_of(cell: Cell, *, name: str = "", own: bool = False, repeats: str = "") -> list[Row]:
-    """Return the rows of a cell, named by its key or by ``name``.
+def _make_rows(cell: Cell, *, name: str = "", own: bool = False, repeats: str = "") -> list[Row]:
+    """Return the rows of a table cell: accuracy and clients at the target, at two times.
 
-    ``repeats`` is the first cell with the same run.
+    Parameters
+    ----------
+    cell
+        The cell.
+    name
+        First part of the rows' names; the cell's key if empty.
+    own
+        Whether the quantities are not in the paper.
+    repeats
+        Key of the first cell that shows the same run; empty if there is none.
     """
     name = name or cell.key
-    repeats = "" if repeats == cell.key else repeats
+    if repeats == cell.key:
+        repeats = ""
     values = (
         cell.after("accuracy"),
         cell.last("accuracy"),
@@ -398,30 +460,28 @@ def _rows_of(cell: Cell, *, name: str = "", own: bool = False, repeats: str = ""
         cell.last("reached"),
     )
     rows = [
-        _row(f"{name} · {what}", *each, own=own, repeats=repeats)
-        for what, each in zip(COLUMNS, zip(cell.paper, values, strict=True), strict=True)
+        _make_row(f"{name} · {what}", printed, shares, own=own, repeats=repeats)
+        for what, printed, shares in zip(COLUMNS, cell.paper, values, strict=True)
     ]
     moved = [run["at_the_mean"] for run in cell.runs if run["at_the_mean"] is not None]
     if len(moved) == len(cell.runs):
         rows.insert(
-            1, _row(f"{name} · {COLUMNS[0]}, from their mean", cell.paper[0], moved, own=True)
+            1, _make_row(f"{name} · {COLUMNS[0]}, from their mean", cell.paper[0], moved, own=True)
         )
     return rows
 
 
-def _row(what: str, paper: float | None, shares: Sequence[float], **more: Any) -> Row:
-    return Row.of(
-        what, paper, [round(100 * share, 4) for share in shares], wanted="at least", **more
-    )
+def _make_row(what: str, paper: float | None, shares: Sequence[float], **more: Any) -> Row:
+    percentages = [round(100 * share, 4) for share in shares]
+    return Row.of(what, paper, percentages, wanted="at least", **more)
 
 
-def _shown(cell: Cell) -> dict[str, Any]:
-    """Return the data of a cell that the table's figure shows, in %."""
+def _collect_series(cell: Cell) -> dict[str, Any]:
+    """Collect the data of a cell that the table's figure shows, in percent."""
+    accuracy = fmean(_final_accuracies(cell.averaged))
     return {
         "paper": [cell.paper[1], cell.paper[3]],
         "ours": [100 * fmean(cell.last(what)) for what in ("accuracy", "reached")],
-        "averaged": [
-            100 * fmean(run[what][-1] for run in cell.averaged) for what in ("accuracy", "reached")
-        ],
+        "averaged": [100 * accuracy, 100 * cell.averaged_reached],
         "clusters": [run["clusters"] for run in cell.runs],
     }

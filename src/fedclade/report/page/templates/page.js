@@ -124,6 +124,38 @@ document.addEventListener("change", (event) => {
   draw(event.target.value);
 });
 
+// Tables that a reader sorts by a column: numbers by value, the largest first, and texts by letter
+function sortKey(row, column) {
+  const text = row.cells[column].textContent.trim();
+  const number = parseFloat(text.replace("−", "-").replace(/(\d),(?=\d{3})/g, "$1"));
+  return { text, number };
+}
+
+function sortTable(head) {
+  const table = head.closest("table");
+  const column = head.cellIndex;
+  const rows = [...table.tBodies[0].rows];
+  const keys = new Map(rows.map((row) => [row, sortKey(row, column)]));
+  const known = rows.filter((row) => keys.get(row).text !== "–");
+  const numeric = known.length > 0 && known.every((row) => !Number.isNaN(keys.get(row).number));
+  const first = numeric ? "descending" : "ascending";
+  const other = numeric ? "ascending" : "descending";
+  const order = head.getAttribute("aria-sort") === first ? other : first;
+  const sign = order === "ascending" ? 1 : -1;
+  const compare = numeric
+    ? (a, b) => keys.get(a).number - keys.get(b).number
+    : (a, b) => keys.get(a).text.localeCompare(keys.get(b).text, "en", { numeric: true });
+  const missing = rows.filter((row) => keys.get(row).text === "–");
+  table.tBodies[0].append(...known.sort((a, b) => sign * compare(a, b)), ...missing);
+  for (const each of table.tHead.rows[0].cells) each.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", order);
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest(".sortable thead button");
+  if (button) sortTable(button.closest("th"));
+});
+
 let lastWidth = innerWidth;
 addEventListener("resize", () => {
   if (innerWidth === lastWidth) return; // a phone's address bar changes only the height
