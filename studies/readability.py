@@ -14,6 +14,7 @@ import json
 import random
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -225,7 +226,7 @@ def _place(path: Path, line: int) -> str:
 
 
 def docstrings_below(root: Path) -> list[Sample]:
-    """Return the docstring of each class, function and module, with its first line of code."""
+    """Return the docstring of each class, function and module, with its signature as readers of the source see it."""
     samples: list[Sample] = []
     for path in sorted(root.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -236,9 +237,14 @@ def docstrings_below(root: Path) -> list[Sample]:
             docstring = ast.get_docstring(node)
             if docstring:
                 line = getattr(node, "lineno", 1)
-                head = "" if isinstance(node, ast.Module) else lines[line - 1].strip() + "\n"
+                head = "" if isinstance(node, ast.Module) else _signature_of(node, lines) + "\n"
                 samples.append(Sample(_place(path, line), head + docstring))
     return samples
+
+
+def _signature_of(node: Function | ast.ClassDef, lines: Sequence[str]) -> str:
+    """Return the lines of a function or class before its docstring, without their common indentation."""
+    return textwrap.dedent("\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1]))
 
 
 def errors_below(root: Path) -> list[Sample]:
