@@ -43,6 +43,9 @@ EQUIVALENTS = Path(__file__).with_name("mutation_equivalents.toml")
 BUDGET = 120.0
 """Seconds of processor time, as measured without a mutant, of the tests that a mutant has to survive."""
 
+LONGER_BUDGET = 1200.0
+"""Seconds of processor time of the remaining tests that a survivor has to survive, too."""
+
 PATIENCE = 15.0
 """A mutant whose tests take this many times as long as without it hangs, and is killed. Other programs may be busy."""
 
@@ -406,6 +409,18 @@ class Choice:
         else. Then come the other tests of these files: they may look at what another test computed. A mutant outside
         of functions has first of all the tests of the module's name, since importing it may be enough to fail.
         """
+        callers, others = self._candidates(mutant)
+        return list(within(self.seconds, [*callers, *others], BUDGET))
+
+    def remaining_tests(self, mutant: Mutant) -> list[str]:
+        """Return the tests that call the function and for which the budget left no time."""
+        callers, _ = self._candidates(mutant)
+        taken = set(self.tests(mutant))
+        remaining = [test for test in callers if test not in taken]
+        return list(within(self.seconds, remaining, LONGER_BUDGET))
+
+    def _candidates(self, mutant: Mutant) -> tuple[list[str], list[str]]:
+        """Return the tests that call a mutant's function, and the other tests of the same files, both in order."""
         functions = self.functions(mutant)
         direct = set().union(*(self._callers[function] for function in functions))
         files = set().union(*(self._sharers[function] for function in functions))
@@ -430,7 +445,7 @@ class Choice:
         ]
         taken = set(chosen)
         others = [test for file in order for test in self._of_file[file] if test not in taken]
-        return list(within(self.seconds, [*chosen, *others], BUDGET))
+        return chosen, others
 
 
 def is_named_after(file: str, module: str) -> bool:
@@ -599,24 +614,54 @@ def diff_of(mutant: Mutant) -> str:
 
 
 def judge(mutants: list[Mutant], folder: Path, results: Path, jobs: int) -> None:
-    """Try the mutants that have no verdict yet; append each verdict to the results."""
+    """Try the mutants that have no verdict yet; append each verdict to the results.
+
+    First all mutants have to survive the most promising tests, then the survivors the remaining tests.
+    """
     unreliable = {line["test"] for line in read_lines(folder / "unreliable.jsonl")}
     choice = Choice(read_map(folder), unreliable)
-    judged = {line["key"] for line in read_lines(results)}
-    left = [mutant for mutant in mutants if mutant.key not in judged]
+    verdicts = {line["key"]: line for line in read_lines(results)}
+    new = [mutant for mutant in mutants if mutant.key not in verdicts]
+    try_all(new, choice.tests, choice, folder, results, jobs)
+    verdicts = {line["key"]: line for line in read_lines(results)}
+    alive = [
+        mutant
+        for mutant in mutants
+        if verdicts[mutant.key]["outcome"] == "survived" and not verdicts[mutant.key]["longer"]
+    ]
+    survivors = [mutant for mutant in alive if choice.remaining_tests(mutant)]
+    if survivors:
+        print(f"{len(survivors)} survivors are tried with the remaining tests", flush=True)
+    try_all(survivors, choice.remaining_tests, choice, folder, results, jobs, longer=True)
+
+
+def try_all(
+    mutants: list[Mutant],
+    choose: Callable[[Mutant], list[str]],
+    choice: Choice,
+    folder: Path,
+    results: Path,
+    jobs: int,
+    *,
+    longer: bool = False,
+) -> None:
+    """Try mutants, each with the tests that ``choose`` returns; append each verdict to the results.
+
+    The last verdict on a mutant counts. ``longer`` is noted with it.
+    """
+    keys = {mutant.key for mutant in mutants}
 
     def work(slot: int, share: list[Mutant]) -> None:
         tree = make_copy(folder / f"tree-{slot}")
         compile_sources(tree)
         for mutant in share:
-            tests = choice.tests(mutant)
+            tests = choose(mutant)
             limit = START + PATIENCE * sum(choice.wall[test] for test in tests)
             verdict = try_mutant(mutant, tests, limit, tree, folder)
-            line = json.dumps({"key": mutant.key, **asdict(mutant), **asdict(verdict)}) + "\n"
-            with results.open("a") as file:
-                file.write(line)
-            done = len(
-                {line["key"] for line in read_lines(results)} & {each.key for each in mutants}
+            row = {"key": mutant.key, **asdict(mutant), **asdict(verdict), "longer": longer}
+            append(results, [row])
+            done = sum(
+                line["key"] in keys and line["longer"] == longer for line in read_lines(results)
             )
             told = f"{verdict.outcome} {mutant.path}:{mutant.line} {mutant.kind}"
             print(
@@ -624,8 +669,8 @@ def judge(mutants: list[Mutant], folder: Path, results: Path, jobs: int) -> None
                 flush=True,
             )
 
-    if left:
-        spread(work, left, jobs)
+    if mutants:
+        spread(work, mutants, jobs)
 
 
 def confirm(mutants: list[Mutant], folder: Path, results: Path) -> bool:

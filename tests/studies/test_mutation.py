@@ -230,6 +230,45 @@ def test_tests_that_call_a_function_are_chosen_before_others():
         "tests/core/test_rng.py::idle",
     ]
     assert choice.tests(mutant) == expected
+    assert choice.remaining_tests(mutant) == []
+
+
+def test_a_survivor_has_to_survive_the_callers_that_the_budget_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = "src/fedclade/core/rng.py"
+    name = "tests/core/test_rng.py"
+    calls = {"quick": ["draw"], "slow": ["draw"], "slowest": ["draw"], "idle": []}
+    seconds = {"quick": 1.0, "slow": 200.0, "slowest": 2000.0, "idle": 200.0}
+    tests = {
+        f"{name}::{test}": {
+            "seconds": seconds[test],
+            "wall": seconds[test],
+            "calls": [f"{path}::{function}" for function in called],
+        }
+        for test, called in calls.items()
+    }
+    choice = mutation.Choice({name: {"tests": tests, "shared": []}}, set())
+    mutant = replace(mutants()[0], path=path, function="draw")
+    assert choice.tests(mutant) == [f"{name}::quick"]
+    assert choice.remaining_tests(mutant) == [f"{name}::slow"]
+
+    tried: list[tuple[list[str], bool]] = []
+
+    def try_all(mutants: list[Mutant], choose: object, *_: object, longer: bool = False) -> None:
+        assert callable(choose)
+        for each in mutants:
+            tried.append((choose(each), longer))
+            row = {"key": each.key, "outcome": "survived", "longer": longer}
+            mutation.append(results, [row])
+
+    folder = tmp_path
+    results = folder / "results.jsonl"
+    monkeypatch.setattr(mutation, "try_all", try_all)
+    monkeypatch.setattr(mutation, "read_map", lambda _: {name: {"tests": tests, "shared": []}})
+    for _ in range(2):  # the second time everything is known
+        mutation.judge([mutant], folder, results, jobs=1)
+    assert tried == [([f"{name}::quick"], False), ([f"{name}::slow"], True)]
 
 
 def test_tests_are_chosen_within_a_budget():
