@@ -28,6 +28,9 @@ from fedclade.core.mixtures import Mixture
 from fedclade.core.private_questions import Question
 
 Indices = NDArray[np.int64]
+
+FEWEST_DIFFERENT = 5
+"""Different examples for each part, from which on equal examples of a client count as copies."""
 """Array of indices of n examples, ``[n]``."""
 
 
@@ -139,10 +142,8 @@ class SplitPart(Examples):
         """Return the ascending indices of the examples in the part.
 
         See :meth:`Examples.of_client` for the parameters. If parts have a fixed size, copies of an
-        example are assigned to the same part, except at the ends of parts: copies in different
-        parts would make the parts similar to each other, whatever the distribution of the client's
-        data. If an integer in ``copies`` occurs more often than a tenth of the size of a part, the
-        client has few different examples rather than copies, and ``copies`` has no effect.
+        example are assigned to the same part (:func:`deal`): copies in different parts would make
+        the parts similar to each other, whatever the distribution of the client's data.
         """
         if self.drawn_from is not None and self.drawn_from < count:
             # The run's seed has no influence on the choice: by changing it, a server could
@@ -157,13 +158,72 @@ class SplitPart(Examples):
         if self.size == 0:
             order = rng.generator(seed, "parts", number, key).permutation(count)
             return np.sort(order[self.place :: self.count])
-        order = rng.generator(seed, "equal parts", key).permutation(count)
-        if copies is not None and 10 * int(np.bincount(copies).max()) <= self.size:
-            # Move each copy to the place of the first one in the random order.
-            first = np.full(int(copies.max()) + 1, count)
-            np.minimum.at(first, copies[order], np.arange(count))
-            order = order[np.argsort(first[copies[order]], kind="stable")]
+        draw = rng.generator(seed, "equal parts", key)
+        order = draw.permutation(count)
+        if copies is not None and has_copies(copies, self.count):
+            return np.sort(deal(order, copies, self.count, self.size, draw)[self.place])
         return np.sort(order[self.place * self.size : (self.place + 1) * self.size])
+
+
+def has_copies(copies: Indices, parts: int) -> bool:
+    """Return whether equal examples of a client are copies that belong into the same part.
+
+    Equal examples need not be copies, such as rows that were oversampled. If the distribution has
+    few values, such as the answers to three yes-or-no questions, equal examples are independent of
+    each other. That is assumed if the client has fewer than five different examples for each part.
+
+    Parameters
+    ----------
+    copies
+        An integer for each example, ``[n]``; equal examples have equal integers.
+    parts
+        Number of parts of the client's data.
+    """
+    different = len(np.unique(copies))
+    return FEWEST_DIFFERENT * parts <= different < len(copies)
+
+
+def deal(
+    order: Indices, copies: Indices, parts: int, size: int, draw: np.random.Generator
+) -> list[Indices]:
+    """Deal examples to parts of equal size, and all copies of an example to the same part.
+
+    The examples that occur most often are dealt first, each to the part with the most room. Copies
+    for which this part has no room belong to no part, unless a part would remain incomplete.
+
+    Parameters
+    ----------
+    order
+        The indices of a client's examples in random order, ``[n]``.
+    copies
+        An integer for each example, ``[n]``; equal examples have equal integers.
+    parts, size
+        Number of parts, and number of examples in each; ``parts * size`` is at most n.
+    draw
+        Numbers the parts at random. Otherwise, the examples that occur most often would be in the
+        first part of every client, so that first parts differed from other parts.
+
+    Returns
+    -------
+    list of arrays
+        The indices of the examples in each part, each ``[size]``.
+    """
+    _, first, number, occurrences = np.unique(
+        copies[order], return_index=True, return_inverse=True, return_counts=True
+    )
+    grouped = np.split(order[np.argsort(number, kind="stable")], np.cumsum(occurrences)[:-1])
+    dealt: list[list[int]] = [[] for _ in range(parts)]
+    left_over: list[int] = []
+    for value in np.lexsort((first, -occurrences)):
+        part = min(dealt, key=len)
+        room = size - len(part)
+        part += grouped[value][:room].tolist()
+        left_over += grouped[value][room:].tolist()
+    for part in dealt:
+        missing = size - len(part)
+        part += left_over[:missing]
+        del left_over[:missing]
+    return [np.array(dealt[place]) for place in draw.permutation(parts)]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ training batches.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,11 @@ from torch import Tensor, nn
 
 from fedclade.core import AllData, Indices, ModelError, Positions, Split, SplitPart, TrainQuery
 from fedclade.data import Augment, ClientTable, Federation, SplitRows, map_labels
+
+_log = logging.getLogger(__name__)
+
+MANY_COPIES = 0.05
+"""Share of a client's training examples that are copies of other examples, from which on it warns."""
 
 # The distinct inputs of a split on the device, and the inputs of each client.
 
@@ -407,6 +413,7 @@ class ClientsData:
         self._device = self.device = device
         self._targets: dict[int, Tensor] = {}
         self._copies: dict[int, Indices] = {}
+        self._warned_of_copies = False
         self.positions = federation.positions
         table = federation.clients
         one = federation.pool.y[:1]
@@ -480,7 +487,22 @@ class ClientsData:
             pairs = zip(*(each.cpu().numpy() for each in self.of(client)), strict=True)
             found = [numbers.setdefault(x.tobytes() + y.tobytes(), len(numbers)) for x, y in pairs]
             self._copies[client] = np.array(found, dtype=np.int64)
+            self._warn_of_copies(client, len(found) - len(numbers), len(found))
         return self._copies[client]
+
+    def _warn_of_copies(self, client: int, copies: int, examples: int) -> None:
+        """Warn once if a client has many copies of examples, which make its data seem larger."""
+        if self._warned_of_copies or copies < MANY_COPIES * examples:
+            return
+        self._warned_of_copies = True
+        _log.warning(
+            "%d of the %d training examples of client %d are copies of other examples; copies are "
+            "kept in one part of the client's data when its parts are compared, but examples that "
+            "are only similar are not: leave oversampled rows out of the data",
+            copies,
+            examples,
+            client,
+        )
 
     def _gather_targets(self) -> None:
         """Store the training targets of all clients on the device, with label maps applied."""
