@@ -114,7 +114,8 @@ class SplitPart(Examples):
         Whether the update is compared with the updates from the other parts.
     longest
         Factor by which a client multiplies the parameters of its update if this reduces the loss on
-        the examples that it trained on. With 1, the client sends the update unchanged.
+        (at most 256 of) the examples that it trained on. Otherwise, and if the factor is 1, the
+        client sends the update unchanged.
     parts_from
         Seed and round number that determine how the parts are drawn; None: the seed and number of
         the query's round. A client in a network sets them to use the same parts again.
@@ -139,10 +140,11 @@ class SplitPart(Examples):
         """Return the ascending indices of the examples in the part.
 
         See :meth:`Examples.of_client` for the parameters. If parts have a fixed size, copies of an
-        example are assigned to the same part, except at the ends of parts: copies in different
-        parts would make the parts similar to each other, whatever the distribution of the client's
-        data. If an integer in ``copies`` occurs more often than a tenth of the size of a part, the
-        client has few different examples rather than copies, and ``copies`` has no effect.
+        example are assigned to the same part, unless the part is full. Copies in different parts
+        would make the parts similar to each other, whatever the distribution of the client's data.
+
+        ``copies`` has no effect if one of its integers occurs more often than a tenth of the size
+        of a part: the equal examples are then taken for typical examples rather than copies.
         """
         if self.drawn_from is not None and self.drawn_from < count:
             # The run's seed has no influence on the choice: by changing it, a server could
@@ -361,9 +363,9 @@ class Steps:
     ----------
     allows_noise
         Whether the steps can be taken by DP-SGD, so that everything that leaves a client is
-        computed from noisy gradients. By default, they cannot, and each subclass has to set the
-        attribute itself. A class that sets the attribute and defines :meth:`run` must also define
-        :meth:`count_steps`, from which the privacy budget that was spent is computed.
+        computed from noisy gradients. False by default. The attribute is not inherited: each class
+        whose steps can be taken by DP-SGD has to set it. Such a class, if it defines :meth:`run`,
+        must also define :meth:`count_steps`, from which the spent privacy budget is computed.
     """
 
     allows_noise: ClassVar[bool] = False
@@ -560,7 +562,10 @@ class DistanceToAnchor(Reply):
 
 @dataclass(frozen=True)
 class NoReply(Reply):
-    """Declaration that a client replies with its training loss alone, and an update of length 0."""
+    """Declaration that a client replies with its training loss alone, without an update.
+
+    The column :attr:`Updates.deltas` then has no entries: its shape is ``[n, 0]``.
+    """
 
 
 @dataclass(frozen=True, eq=False)
