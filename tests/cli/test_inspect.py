@@ -164,7 +164,9 @@ def test_init_of_one_file_names_the_client(folder: Path) -> None:
 
 
 def test_files_that_no_pattern_matches_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="the 2 files should be all tables of a folder, or be"):
+    with pytest.raises(
+        ConfigError, match=r"the 2 files should be all \.csv files of the folder hospitals, since"
+    ):
         call("init", "hospitals/h0.csv", "hospitals/h1.csv")
     with pytest.raises(DataError, match=r"there is no file .*hospitals/h9.csv; check the path"):
         call("inspect", "hospitals/h0.csv", "hospitals/h9.csv")

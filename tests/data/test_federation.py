@@ -175,7 +175,7 @@ def test_numbers_of_numpy_are_whole_numbers():
 
 
 def test_the_truth_names_every_client():
-    with pytest.raises(DataError, match=r"these do not match: \[1, 2\]"):
+    with pytest.raises(DataError, match=r"missing or unknown are: \[1, 2\]"):
         Federation(POOL, (client(0), client(1)), true_clusters={0: 0, 2: 1})
 
 

@@ -227,7 +227,7 @@ def test_a_column_of_several_types_is_refused_by_its_name() -> None:
 def test_bytes_are_refused() -> None:
     with pytest.raises(
         FedcladeError,
-        match="the data frame: column 'ward' should have numbers or texts, got bytes; leave it out by",
+        match="the data frame: column 'ward' should have numbers or texts, got bytes; leave it out:",
     ):
         federation_from_frame(pa.table(COLUMNS | {"ward": [b"a"] * 8}), "hospital", "back")
 
@@ -284,7 +284,7 @@ def test_whole_numbers_in_one_file_are_numbers_as_in_the_others() -> None:
         (
             {"y": [0, 1]},
             {"y": [0, 1]},
-            "a.csv should have at least 1 input column, got only 'y', which",
+            "a.csv should have at least 1 input column, got only columns with another role: 'y'",
         ),
     ],
 )

@@ -67,7 +67,9 @@ def test_a_column_of_one_file_names_the_client(name: str, tmp_path: Path) -> Non
 
 
 def test_a_file_without_a_column_for_the_client_needs_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no column of .* looks like the client of a row; name"):
+    with pytest.raises(
+        ConfigError, match=r"no column of .* seems to state the client that owns a row; name"
+    ):
         look(tmp_path, columns())
     assert look(tmp_path, columns(), client="ward").client == "ward"
 

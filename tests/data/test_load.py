@@ -373,7 +373,8 @@ def client(number: int, train: int = 1, test: int = 1) -> ClientData:
         (
             (client(0), client(1)),
             {0: 0, 2: 1},
-            "true_clusters should name every client exactly once; these do not match: [1, 2]",
+            "true_clusters should name every client of the federation and no other client; missing "
+            "or unknown are: [1, 2]",
         ),
     ],
 )

@@ -428,8 +428,8 @@ def test_not_enough_owners() -> None:
     with pytest.raises(DataError) as caught:
         partition_pool(OWNED, "natural", clients=7)
     assert str(caught.value) == (
-        "7 clients need as many owners with at least 2 examples, but of the 6 owners in synthetic "
-        "only 6 have this number; set fewer clients or a smaller min_samples"
+        "7 clients need as many owners with at least 2 examples each, but only 6 of the 6 owners in "
+        "synthetic have that many; set fewer clients or a smaller min_samples"
     )
 
 

@@ -317,7 +317,7 @@ def test_other_texts_among_numbers_are_refused_with_their_row(tmp_path: Path) ->
         prepared(tmp_path, lines("a;y", rows))
     assert str(caught.value) == (
         f"{tmp_path / '0.csv'}: column 'a' has the text 'k.A.' in row 7, but most of its texts "
-        "are numbers or dates (different texts that are not: 1); correct the text, or leave the row or the column out"
+        "are numbers or dates (number of other texts: 1); correct the text, or leave the row or the column out"
     )
     dates = [f"{k + 1}.1.2024;1" for k in range(30)] + ["unknown;1"]
     with pytest.raises(

@@ -118,7 +118,8 @@ def test_true_clusters_are_given_by_name() -> None:
         2: 1,
     }
     with pytest.raises(
-        DataError, match=r"should name every client exactly once; these do not match: \['c', 'd'\]"
+        DataError,
+        match=r"should name every client .* no other client; missing or unknown are: \['c', 'd'\]",
     ):
         federation(parts, true_clusters={"a": 1, "b": 0, "d": 1})
 
@@ -190,10 +191,10 @@ def test_it_trains() -> None:
         (
             {"a": 7},
             {},
-            "the data of client 'a' should be (train, test), each of which is a torch data set or a "
-            "pair (x, y) of arrays",
+            "the data of client 'a' should be train, (train, test) or (train, validation, test), each "
+            "of which is a torch data set or a pair (x, y) of arrays",
         ),
-        ({"a": (None, part(2))}, {}, "the data of client 'a' should be (train, test)"),
+        ({"a": (None, part(2))}, {}, "the data of client 'a' should be train, (train, test) or"),
         (
             {"a": part(5), "b": part(1)},
             {},
@@ -334,7 +335,7 @@ def test_examples_without_a_label_are_to_be_left_out(none: int) -> None:
     advice = "; if a negative number means that the label is missing, leave these examples out"
     with pytest.raises(DataError) as caught:
         one(x, y)
-    assert str(caught.value) == f"{told}, one of 3{advice}"
+    assert str(caught.value) == f"{told} (negative labels in all: 3){advice}"
     with pytest.raises(DataError) as caught:
         federation({"a": TensorDataset(x, y)})
     assert advice in str(caught.value)

@@ -83,8 +83,9 @@ def test_two_sizes_of_parts_that_differ_in_one_example_are_refused():
     parts(client, 2, part_size=10)
     with pytest.raises(
         PolicyError,
-        match=r"forbids a split of its examples that would give one example a share of 1.00 in a combination of sums; "
-        r"it allows at most 0.25 \(min-part in its node config\)",
+        match=r"forbids a further split of its examples into parts, since in a combination of the sums over parts "
+        r"one example would have a share of 1.00, so that the server could isolate it; the policy allows at most 0.25 "
+        r"\(min-part in its node config\)",
     ):
         parts(client, 2, part_size=11)
     parts(client, 2, part_size=10)
@@ -161,7 +162,8 @@ def test_many_examples_that_equal_parts_leave_over_are_checked_as_others_are():
         <= left_over
     )
     with pytest.raises(
-        PolicyError, match=r"a share of 1.00 in a combination of sums; it allows at most 0.25 "
+        PolicyError,
+        match=r"a share of 1.00, so that .* isolate it; the policy allows at most 0.25 ",
     ):
         parts(client, 3, part_size=13, seed=alone)
 

@@ -128,14 +128,14 @@ QUERY = Fields([0], 4, torch.zeros(1), 0.5, "")
         (
             record({"round": 4, "fields": float("nan")}),
             (),
-            "the fields in the reply are not finite, or outside the range that the query allows",
+            "the numbers in the reply to the query 'fields' are not finite, or outside the range that the query allows",
         ),
         (record({"round": 4}), (2,), "the message has no vector 'fields'"),
         (reply_with(QUERY, torch.zeros(3)), (2,), "fields has 12 bytes, expected 8"),
         (
             reply_with(QUERY, torch.tensor([1.0, float("inf")])),
             (2,),
-            "the fields in the reply are not finite, or outside the range that the query allows",
+            "the numbers in the reply to the query 'fields' are not finite, or outside the range that the query allows",
         ),
         (reply_with(QUERY, torch.zeros(2)), (), "the message contains 1 unexpected vectors"),
     ],

@@ -64,7 +64,7 @@ EXAMPLES = 24
         ),
         (
             {"replicates": 3},
-            "3 replicates from 24 training examples, since each replicate needs at least 10",
+            "3 separate updates from 3 parts of 24 training examples, since each part needs at least 10",
         ),
         (
             {"spec": wire.to_json(LocalTraining(epochs=101))},

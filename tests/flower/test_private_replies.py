@@ -231,7 +231,9 @@ def test_residuals_of_a_run_without_noise_are_not_added_to_private_updates(tmp_p
     ("error", "kind", "text"),
     [
         (
-            PolicyError("the client's policy forbids 9 replicates from 60 training examples"),
+            PolicyError(
+                "the client's policy forbids 9 separate updates from 9 parts of 60 examples"
+            ),
             PolicyError,
             FORBIDDEN,
         ),
@@ -279,7 +281,7 @@ def test_details_of_a_refusal_are_in_the_clients_log(
     with caplog.at_level(logging.WARNING), pytest.raises(PolicyError) as caught:
         ask(client, replicates=8)
     assert str(caught.value) == FORBIDDEN
-    assert "8 replicates from 16 training examples" in caplog.text
+    assert "8 separate updates from 8 parts of 16 training examples" in caplog.text
 
 
 def reason_of(app: Any, config: dict[str, Any]) -> str:

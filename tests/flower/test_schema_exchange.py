@@ -850,7 +850,7 @@ def test_a_table_does_not_join_a_run_without_a_schema():
         grid.nodes[node_of(number)] = LocalNode(connecting, {"partition-id": number})
     run = federated(grid, "fedavg", network=network_of(grid, clients=2), **SETTINGS)
     assert (
-        "the client's data has named columns or texts, but the clients of this run have no schema for such data"
+        "the clients of this run have no schema for such data, so the client cannot join"
         in refusals(run)[0]
     )
 

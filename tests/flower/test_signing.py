@@ -178,7 +178,10 @@ def unanswered(message: Message, told: RecordDict, key: Key) -> RecordDict:
 @pytest.mark.parametrize(
     ("forge", "why"),
     [
-        (unanswered, "the reply does not return the nonce of its request"),
+        (
+            unanswered,
+            "the reply does not return the nonce of its request; it may be a copy of an old reply",
+        ),
         (
             lambda message, told, key: signed(told, message, key),
             "the reply is signed by another key than the one that the client registered with",

@@ -100,7 +100,12 @@ def test_configs_have_a_model_and_settings_of_their_own():
         (
             {"a": config("fedavg")},
             {},
-            "model and settings should be omitted with configs, as the config 'a'",
+            "model, settings and engine should be omitted with configs, as the config 'a'",
+        ),
+        (
+            {"a": config("fedavg")},
+            {"model": None, "engine": "loop"},
+            "model, settings and engine should be omitted with configs, as the config 'a'",
         ),
         ({"a": "fedavg", "b": config("fedavg")}, {}, "got both: 'b' is a config"),
         (

@@ -50,7 +50,7 @@ def test_a_task_that_is_stopped_is_cancelled():
     ray = StandInForRay()
     with pytest.raises(RunInterrupted) as interrupted:
         place_on(ray).outcome(None, stop=lambda: True)
-    assert interrupted.value.happened == "stopped at once"
+    assert interrupted.value.happened == "the sweep was stopped during a trial"
     assert ray.cancelled == [(None, True)]
 
 

@@ -13,16 +13,17 @@ Where paper and official code leave a choice, this file decides as follows:
   10), clipped to [0, 1]. The official code (FedTorch, ``alpha_update``) changes it once a round,
   after the first step, and replaces the inner product by ⟨α_i ∇_v + (1 − α_i) ∇_w, v_i − w_i⟩ +
   0.02 α_i, where ∇_v and ∇_w are the gradients of the mixture's loss with respect to v_i and w_i.
-  With a mixture of parameters this equals (α_i² + (1 − α_i)²) ⟨∇f_i(v̄_i), v_i − w_i⟩ + 0.02 α_i,
-  with v_i and w_i after the step. ``alpha_step = "code"`` selects this rule.
+  For the mixture v̄_i they are ∇_v = α_i ∇f_i(v̄_i) and ∇_w = (1 − α_i) ∇f_i(v̄_i), so the
+  replacement equals (α_i² + (1 − α_i)²) ⟨∇f_i(v̄_i), v_i − w_i⟩ + 0.02 α_i. In this expression v_i
+  and w_i are the models after the step. ``alpha_step = "code"`` selects this rule.
 - *Order of a step.* Both gradients of a step use the same batch, at w_i and v̄_i as they are before
   the step (Algorithm 1); the official code moves w_i first.
-- *Local model.* v_i starts from the w that the client receives when it first trains. α_i and v_i
-  change only in rounds in which client i is in the cohort. So does v̄_i: its w_i is the client's
-  copy of the global model at the end of such a round's training. A client that has not trained yet,
-  and a newcomer, is evaluated with w. The parameters of both models are mixed, as in the paper; the
-  official code mixes the outputs of both models in training and in validation, which for neural
-  networks is a different method.
+- *Local model.* v_i starts from the global model w that client i receives when it first trains.
+  α_i, v_i and the mixture v̄_i change only in rounds in which client i is in the cohort. Between
+  these rounds v̄_i contains w_i as it was at the end of the client's last training, not the newer
+  global model. A client that has not trained yet, and a newcomer, is evaluated with w. The
+  parameters of both models are mixed, as in the paper; the official code mixes the outputs of both
+  models in training and in validation, which for neural networks is a different method.
 - *Weights.* The global mean is weighted by |D_i| as in FedAvg; the paper's is not. With equal sizes
   both are the same.
 - v_i and α_i never leave their client.

@@ -288,7 +288,10 @@ class Algorithm(ABC, Generic[S]):
         """
 
     def finished(self, state: S) -> bool:
-        """Return whether the run ends after this state, even if rounds are left to run."""
+        """Return whether the run ends early: with this state, although rounds are left to run.
+
+        By default no run ends early.
+        """
         return False
 
     def sample_cohort(
@@ -308,12 +311,12 @@ class Algorithm(ABC, Generic[S]):
         return EvaluatedModels(nodes=state.tree.leaf_of)
 
     def tune(self, state: S, clients: Clients, this_round: RoundPlan) -> S:
-        """Return the state after clients prepared the models with which they are evaluated.
+        """Let clients prepare the models with which they are evaluated; return the next state.
 
-        Some algorithms do part of :meth:`step` only in rounds that are evaluated, such as
-        fine-tuning. If a run ends in a round for which no evaluation was planned
-        (``this_round.evaluated`` was False), it is evaluated anyway, and the run calls this method
-        to catch up on that part. By default the state is returned unchanged.
+        Some algorithms do a part of :meth:`step` only in rounds that are evaluated, for example
+        fine-tuning. A run evaluates its last round even if no evaluation was planned for this round
+        (``this_round.evaluated`` was False in ``step``). In this case the run calls this method, to
+        do the part that ``step`` left out. By default the state is returned unchanged.
         """
         return state
 

@@ -139,8 +139,8 @@ class Thresholds(SplitCriterion):
     def needs_updates(self) -> bool:
         """Whether the criterion needs whole updates of single clients: False.
 
-        For the thresholds, norms, means and signatures of updates (short vectors for comparison)
-        suffice.
+        The thresholds need only norms, means and signatures (short vectors for comparison) of
+        updates.
         """
         return False
 
@@ -232,7 +232,10 @@ class Thresholds(SplitCriterion):
 
     @property
     def _queries_again(self) -> bool:
-        """Whether members send the vectors to compare in a second query, after the training."""
+        """Whether members are compared by vectors that a second query requests after the training.
+
+        These vectors are gradients, or updates made at the stationary point.
+        """
         return self.similarity == "gradients" or self.compared_at == "stationary"
 
     @property
@@ -349,8 +352,8 @@ class CFL(Algorithm[CFLState]):
         ``thresholds``; ``replicated``, the test of :class:`ReplicatedCFL`, which needs none of
         eps1, eps2 and gamma_max; or in Python a :class:`~fedclade.algorithms.SplitCriterion`.
     level
-        With ``replicated``, the probability of ever splitting a cluster whose members all have one
-        distribution.
+        With ``replicated``, upper bound on the probability that a cluster whose members all have
+        the same distribution is ever split.
 
     Raises
     ------
@@ -763,9 +766,17 @@ def _find_done_clusters(
 
 
 def _remember_tests(state: CFLState, examined: Sequence[ExaminedCluster]) -> CFLState:
-    """Return the state with the number and evidence of each node's replicate tests after a round.
+    """Record in the state how often each node has been tested, and the evidence of these tests.
 
-    The evidence is the running sum of the tests' e-values. New nodes have no tests yet.
+    The tests are replicate tests. Their evidence is the running sum of their e-values. Nodes that
+    were created in this round have no tests yet.
+
+    Parameters
+    ----------
+    state
+        The state after the round, which has the numbers and the evidence of the round before.
+    examined
+        The clusters examined in this round, with the tests so far of each cluster that was tested.
     """
     count = len(state.tree.nodes)
     tested = {cluster.update.node: cluster.tested for cluster in examined if cluster.tested}

@@ -1,7 +1,8 @@
-"""Functions of which the rounds of clustered methods consist.
+"""Building blocks for the rounds of clustered methods.
 
-They train the clients of each cluster, measure their updates, move the clusters' models by the mean
-updates, and report the round. Two functions for hierarchical clustering of clients are at the end.
+The functions train the clients of each cluster, measure the clients' updates, move the clusters'
+models by the mean updates, and report the round. Two functions for hierarchical clustering of
+clients are at the end.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ class ClusterUpdate:
     def compared(self) -> ClusterUpdate:
         """Return the result with the similarities of the members' updates added.
 
-        They are not added if more than :data:`LARGEST_COMPARED` members replied, for stragglers, or
-        if no member replied.
+        The result is unchanged if no member replied, if more than :data:`LARGEST_COMPARED` members
+        replied, or if the members are stragglers.
         """
         if not self.updates.ids or self.waits or len(self.updates.ids) > LARGEST_COMPARED:
             return self
@@ -341,9 +342,9 @@ def place_stragglers(
     """Move stragglers that have replied to a child of the split cluster at which they waited.
 
     Stragglers are the members that did not reply when their cluster was split. A straggler moves to
-    the child whose stored updates are most similar to its own update (CFL Algorithm 4): both were
-    made at the model of the split. If this child has been split in the meantime, the client waits
-    there as a straggler again.
+    the child whose stored updates are most similar to its own update (CFL Algorithm 4). The stored
+    updates and its own can be compared, since all of them start from the split cluster's model. If
+    this child has been split in the meantime, the client waits there as a straggler again.
 
     Returns
     -------
@@ -367,15 +368,15 @@ Rule = tuple[str, object, bool, str]
 def cut_rules(
     threshold: float | str | None, n_clusters: int | None, largest: float = math.inf
 ) -> tuple[Rule, ...]:
-    """Return the rules for valid values of the options ``threshold`` and ``n_clusters``.
+    """Return the rules by which ``require`` checks the options ``threshold`` and ``n_clusters``.
 
-    These options determine where hierarchical clustering stops.
+    These options of an algorithm determine where hierarchical clustering stops.
 
     Parameters
     ----------
     threshold, n_clusters
-        The options: the distance up to which clusters merge, and the number of clusters at which
-        merging stops. At most one of them may be set.
+        Values of the options: the distance up to which clusters merge, or ``"auto"``; and the
+        number of clusters at which merging stops. At most one of the options may be set.
     largest
         Largest valid threshold, in degrees; infinite if distances are not in degrees.
     """
@@ -416,9 +417,10 @@ def merged(
         Names of the distance between clients and of the linkage that the dendrogram is based on.
         The event reports them.
     threshold
-        Distance up to which clusters merge.
+        Distance up to which clusters merge. None or ``"auto"``: ``n_clusters`` decides.
     n_clusters
-        Number of clusters into which the dendrogram is cut, instead of at a distance. See
+        Number of clusters into which the dendrogram is cut if ``threshold`` is not a number. None:
+        the gaps between the heights of the merges decide; see
         :func:`fedclade.clustering.choose_cut`.
 
     Returns

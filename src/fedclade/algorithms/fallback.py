@@ -96,10 +96,15 @@ class Scores:
         )
 
     def total(self, way: Served) -> float:
-        """Return the total score of a choice of models ``way``.
+        """Return the total score of a choice of models.
 
         It is the sum of the scores of the chosen models, weighted by the clients' numbers of
         validation examples.
+
+        Parameters
+        ----------
+        way
+            The choice: the number of the chosen model, by client.
         """
         return sum(
             self.examples[c] * self.merits[c, model]
@@ -110,18 +115,20 @@ class Scores:
     def error(self, way: Served, other: Served) -> float:
         """Return a standard error of the difference between the totals of two choices of models.
 
-        It is the root of a variance, to which each client adds a term. Let the client's two models
-        have the scores a and b on its n validation examples. If scores are shares of correct
-        examples, such as accuracies, the term is n (2 − a − b). This is the largest possible number
-        of examples on which the two models differ, since at least one of them is wrong on each such
-        example. For other scores the term is the square of n (a − b). The difference of a single
-        client is then exactly one standard error, and it never changes its model alone, since a
-        change requires more than one.
+        The standard error is the root of a variance, to which each client adds a term. Let the
+        client's two models have the scores a and b on its n validation examples.
+
+        - If scores are shares of correct examples, such as accuracies, the term is n (2 − a − b).
+          This is the largest possible number of examples on which the two models differ, since at
+          least one of the models is wrong on each such example.
+        - For other scores the term is the square of n (a − b). For a group of one client the
+          difference of the totals is then exactly one standard error. As a change of models
+          requires more than one standard error, a single client never changes its model.
 
         Parameters
         ----------
         way, other
-            The two choices, with a model for each client.
+            The two choices: the number of the chosen model, by client.
         """
         variance = 0.0
         for client in (c for c in way if c in self.examples and way[c] != other[c]):
@@ -142,17 +149,17 @@ def departed(served: Served, groups: Sequence[Sequence[Served]], scores: Scores)
     Parameters
     ----------
     served
-        The choice so far, with a model for each client.
+        The choice so far: the number of the chosen model, by client.
     groups
-        The alternatives of each group; an alternative has a model for each client of the group. Of
-        equally good alternatives the first counts.
+        Alternative choices for each group: one sequence for each group, with at least one choice
+        for all clients of the group. If several are equally good, the first is the best.
     scores
         Validation scores of all clients with all models in question.
 
     Returns
     -------
     dict
-        The final choice, with a model for each client.
+        The final choice: the number of the chosen model, by client.
     """
     served = dict(served)
     for ways in groups:
@@ -277,10 +284,12 @@ def train_beside(
 
     This training costs as much as the training of the clusters' models, and clients draw the same
     mini-batches in both. If all clients train in every round, the root's model is therefore
-    bit-identical to the model of a FedAvg run with the same seed. A smaller cohort was sampled from
-    each cluster separately, at least one client of each, so that small clusters can have more than
-    their share in it. The mean update of each cluster is therefore weighted by the size of the
-    whole cluster, not of its part of the cohort.
+    bit-identical to the model of a FedAvg run with the same seed.
+
+    If the cohort is only a part of the clients, it was sampled from each cluster separately, with
+    at least one client of each cluster. A small cluster can thus have a larger share of the cohort
+    than of all clients. The mean update of each cluster is therefore weighted by the size of the
+    whole cluster, not by the number of its clients in the cohort.
 
     Parameters
     ----------

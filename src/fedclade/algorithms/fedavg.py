@@ -210,7 +210,8 @@ class Oracle(_FixedClusters[OracleState]):
         if lost := [client for client in ids if truth.get(client) not in leaf_of]:
             raise ConfigError(
                 f"algorithm 'oracle' cannot assign the newcomers {lost}: their true clusters are "
-                "not known, or had no clients at the start of the run; set true clusters that had"
+                "not known, or had no clients at the start of the run; give each newcomer the "
+                "label of a true cluster that had clients at the start"
             )
         state, events = super().join(state, ids, clients, this_round)
         placed = state.tree.reassigned({client: leaf_of[truth[client]] for client in ids})

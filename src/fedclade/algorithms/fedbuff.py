@@ -248,7 +248,7 @@ class FedBuff(Algorithm[FedBuffState]):
     duration
         Duration of a client's training: ``half_normal``, ``seconds`` · |z| with z from a standard
         normal distribution; ``examples``, ``seconds`` for each example that the client processes,
-        with repetitions; or ``equal``, always ``seconds``.
+        where an example counts once in each epoch; or ``equal``, always ``seconds``.
     seconds
         Virtual seconds by which ``duration`` is scaled.
     clusters_of
@@ -354,7 +354,7 @@ class FedBuff(Algorithm[FedBuffState]):
         The buffer and the step of the model are those of FedBuff, Algorithm 1.
 
         Only clients of the cohort may begin to train. Clients that are already in training may
-        finish, sampled or not.
+        finish even if they are not in the cohort.
         """
         tree = state.tree
         sizes = clients.sizes

@@ -21,13 +21,13 @@ Where paper and official code leave a choice, this file makes it:
 ``step_rounds``. If the data does not change, all steps have the same data, and a client that trains
 a model on the data of several steps uses each example once.
 
-**Initial models.** Every client begins with a model of its own, all of them equal, as in the run
-that the official code names FedDrift; its δ and W are the defaults here. The paper sets δ for each
-data set: 0.04 for SEA, 0.2 for SINE, 0.1 for CIRCLE and MNIST. With ``start = "together"`` all
-clients begin with one model, as in the algorithms.
+**Initial models.** Every client begins with a model of its own, and all of these models are equal.
+The official code calls this variant FedDrift; the defaults of δ and W are those of the official
+code. The paper sets δ for each data set: 0.04 for SEA, 0.2 for SINE, 0.1 for CIRCLE and MNIST. With
+``start = "together"`` all clients begin with one model, as in the algorithms.
 
-**Accumulated data.** Where clients keep earlier data (``accumulate``), it is part of the data of
-each later step, and each example trains a model once.
+**Accumulated data.** If clients keep their earlier data (``accumulate``), this data belongs to each
+later step, too. A model that is trained on the data of several steps still uses each example once.
 
 **Accuracies.** Clients compute A on all of their data, and report accuracies and numbers of
 examples. (In the official code the server has all data, and computes A on twenty batches.)
@@ -400,8 +400,9 @@ class TimeStep:
         Parameters
         ----------
         largest_distance
-            Threshold δ′: largest drop of accuracy on the other model's data up to which models are
-            merged, by complete linkage.
+            Threshold δ′ on the distance of two models: the larger of the drops of accuracy when
+            each of the two models is used on the other model's data. Complete linkage merges models
+            up to this distance.
         """
         nodes = [node for node in self.free if (self.assigned == node).any()]
         if len(nodes) < 2:

@@ -251,7 +251,7 @@ class FedRC(SharedMixture[FedRCState]):
         """Run one round of FedRC.
 
         Clients run an E-step and an M-step, each model moves by its mean update, and the server
-        computes P̂, the frequency of each label in each component, again.
+        recomputes P̂, the frequency of each label in each component.
         """
         tree, updates, table, log = self.trained(state, cohort, clients, this_round)
         rates = label_rates(table, float(updates.sizes.sum())) if table.shape[1] else state.rates

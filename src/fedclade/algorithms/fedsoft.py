@@ -19,15 +19,16 @@ Where paper and official code leave a choice, this file decides as follows:
 - *Importance.* It is estimated in round 1 and every ``estimate_every`` rounds, by the clients of
   that round. A client that is first sampled in between estimates it then. If two centres have the
   same loss, the example counts for the first.
-- *Full participation.* If a cluster would draw all clients of the round, or more than there are,
-  all clients of the round train for it, and the centre is their mean weighted by v_ik (paper, "full
-  participation"). In the code a draw of all clients has equal weights, which makes all centres
-  equal. For the same reason, a draw of more clients than a cluster has pulls its centre towards the
-  other centres.
-- *Clients' models.* w_i leaves its client only as the difference to the point near which it is
-  trained. The client stores w_i and is evaluated with it. A client that has not trained yet is
-  evaluated with the centre of its largest weight, and a client without weights with the mean of the
-  centres.
+- *Full participation.* If the round has at most S clients, all of them train for every cluster, and
+  a centre is the mean of their models weighted by v_ik (paper, "full participation"). In the code
+  the drawn clients have equal weights even then, which makes all centres equal.
+- *Choice of S.* Drawn clients have equal weights if the round has more than S clients. If S is
+  larger than the number of clients that mainly belong to a cluster, the cluster also draws clients
+  of other clusters, which pull its centre towards the other centres.
+- *Clients' models.* Client i sends the difference of w_i from Σ_k u_ik c_k, the point near which it
+  trains, and the server adds this point again. The client stores w_i and is evaluated with it. A
+  client that has not trained yet is evaluated with the centre of its largest weight, and a client
+  without weights with the mean of the centres.
 - *Tree.* A client is a member of the cluster of its largest weight. A newcomer during a run
   estimates its importance, and trains from the common initial model; a newcomer to a finished run
   gets the centre of the lowest loss.

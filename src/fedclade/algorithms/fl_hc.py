@@ -6,12 +6,12 @@ For n rounds all clients train one model (lines 3 to 6). Then a clustering step 
 for their updates Δw (lines 7 to 9) and clusters them by hierarchical clustering (line 10). From
 then on every cluster trains a model of its own, starting from the joint model (lines 11 to 16).
 
-Where the paper leaves a choice, this file makes it:
+Where the paper leaves a choice, this file decides as follows:
 
-**Clustering step.** It is a round of its own and moves no model: line 12 starts every cluster from
-the w at which the updates were made. If it finds one cluster, FL+HC is FedAvg that paused for a
-round. With ``keep_updates`` its training is not discarded: each cluster starts from w plus the mean
-of its members' Δw, as line 24 would move it.
+**Clustering step.** The clustering step is a round of its own and moves no model: line 12 starts
+every cluster from the w at which the updates were made. If the step finds one cluster, FL+HC is
+FedAvg that paused for a round. With ``keep_updates`` the training of this round is not discarded:
+each cluster starts from w plus the mean of its members' Δw, as line 24 would move it.
 
 **Clients that do not reply to the clustering step**, although they are queried again, are in no
 cluster, and train and use the joint model w. When such a client replies in a later round, with an
@@ -19,14 +19,17 @@ update made at w like the other clients' updates, it joins the cluster with the 
 If too few clients reply, the next round repeats the clustering step.
 
 **Number of sampled clients.** Line 19, m = max(α·K, 1), is in a procedure that is called for each
-cluster with its clients K_c (line 14). Read literally, its K is the cluster (``cohort =
-"of_cluster"``): of a cluster of three a round then trains one client, whose data alone moves the
-model. That cannot be what the paper's figures show: in Table I FL+HC ends as accurate as FL at
-every α, and section III-A finds that α hardly matters, while our runs of this reading end below FL
-where clusters are small (docs/reproduce.md, flhc-table1). By the other reading K is all clients, as
-in the caption and in line 7: a round trains m clients of each cluster, or the whole cluster if it
-has fewer (``cohort = "of_all"``, the default), and a small cluster trains alike at every α. The
-experiment flhc-cohort compares both readings with Table I. With α = 1 they are the same.
+cluster with its clients K_c (line 14). K has two readings, which are the same with α = 1:
+
+- ``cohort = "of_cluster"``, the literal reading: K is the number of the cluster's clients. In a
+  cluster of three clients, a small α then lets only one client train in a round.
+- ``cohort = "of_all"``, the default: K is the number of all clients, as in the caption and in line
+  7. A round trains m clients of each cluster, or the whole cluster if it has fewer than m.
+
+The first reading does not fit the paper's results. In Table I FL+HC ends as accurate as FL at every
+α, and section III-A finds that α hardly matters, but our runs of the first reading end below FL
+where clusters are small (docs/reproduce.md, flhc-table1). The experiment flhc-cohort compares both
+readings with Table I.
 
 **Compared vectors.** Clients are compared by their updates Δw (line 8, section II). Section I-C has
 "the parameters of the local model", w + Δw (``compare = "parameters"``): that is the same for l1

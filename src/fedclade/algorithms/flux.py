@@ -133,8 +133,9 @@ class DescriptorQuery(RowQuery):
       cube of side 1); the server uses this mean to centre the components of the examples;
     - mean and standard deviation of the components of the client's examples (B = 2);
     - with ``per_label`` also the means, and then the deviations, of the examples of each of L
-      labels, as the client sees labels (B = 2 + 2L). Means and deviations are −1 for a label with
-      fewer than two examples.
+      labels (B = 2 + 2L). Labels are numbered as in the client's data, even if another client uses
+      the same number for another class. Means and deviations are −1 for a label with fewer than two
+      examples.
 
     Parameters
     ----------
@@ -463,8 +464,9 @@ class FLUX(Algorithm[FLUXState]):
     ) -> tuple[FLUXState, RoundLog]:
         """Run one round of FLUX: one round of FedAvg in every cluster.
 
-        Before it, all clients are clustered by their descriptors, if this is due; later, sampled
-        clients without a cluster are assigned to one.
+        Some work comes before the training. In the round in which the clustering is due, all
+        clients are clustered by their descriptors. In later rounds, sampled clients without a
+        cluster are assigned to one.
         """
         before = state.tree
         events = list[Event]()
@@ -613,10 +615,20 @@ class FLUX(Algorithm[FLUXState]):
     def _remove_outliers(
         self, ids: Sequence[int], rows: Tensor, measure: Tensor
     ) -> tuple[list[int], Tensor, list[Event]]:
-        """Remove outliers: descriptors with far larger numbers than the descriptors in ``measure``.
+        """Remove outliers: clients whose descriptors have far larger numbers than usual.
 
         A single descriptor of huge numbers would extend the range to which all descriptors are
         scaled, so that all others would lie close together and form one cluster.
+
+        Parameters
+        ----------
+        ids
+            Ids of the n clients to check.
+        rows
+            Descriptors of these clients, ``[n, 2 + B, C]``.
+        measure
+            Descriptors that define which numbers are usual, ``[m, 2 + B, C]``. With one or two
+            descriptors, no client is removed.
 
         Returns
         -------

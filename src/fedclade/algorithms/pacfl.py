@@ -29,13 +29,15 @@ Where paper and official code leave a choice, this file decides as follows:
   linear-algebra library. The official code keeps the sign. The trace is divided by the number of
   vectors, so that a threshold has the same meaning for every p. A vector that only one of two
   clients has at a position counts as 90°.
-- *Linkage* is by the mean over pairs; the "average" of the official code gives the two clusters
-  that merge equal weight.
+- *Linkage.* The distance of two clusters is the mean over all pairs of their clients (UPGMA). The
+  "average" of the official code gives equal weight to two clusters that merge, whatever their
+  sizes (WPGMA).
 - *Clients that do not send their vectors* are in no cluster. When they send their vectors in a
   later round, they join the cluster of the smallest mean angle.
 - *Threshold.* The paper and the code tune it by hand for each data set and distance: 4.9° in the
-  script for two labels of CIFAR-10, 42° for MIX-4, 3.5° if none is given. None of these values
-  suits another distance or data set, so there is no default in degrees. Without a threshold,
+  script for two labels of CIFAR-10, 42° for MIX-4, and 3.5° as the code's default. None of these
+  values suits another distance or data set, so this file has no default in degrees. Without a
+  threshold,
   clusters are cut at the largest gap between merges, or not at all:
   :func:`~fedclade.clustering.count_clusters_by_gap`, which uses only the merges, whatever the
   distance.
@@ -112,7 +114,8 @@ class SubspaceQuery(RowQuery):
     vectors
         Number p of singular vectors of each matrix.
     per_label
-        Whether the inputs of each label, as the client sees labels, form a separate matrix.
+        Whether the inputs of each label form a separate matrix. Labels are numbered as in the
+        client's data, even if another client uses the same number for another class.
     """
 
     kind = "subspaces"
@@ -352,7 +355,8 @@ class PACFL(Algorithm[State]):
     def _most_apart(self, clients: int) -> int:
         """Return the largest number of outliers that may be set apart, given the number of clients.
 
-        At least ``n_clusters`` clients, or one, are left to be clustered.
+        At least ``n_clusters`` clients are left to be clustered, or one client if ``n_clusters`` is
+        not set.
         """
         is_automatic = self.threshold in (None, "auto") and self.n_clusters is None
         share = self.set_apart

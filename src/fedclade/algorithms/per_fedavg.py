@@ -9,8 +9,9 @@ product with a gradient by differences of gradients, at w ± δ∇f_i (section 5
 
 Where paper and other implementations leave a choice, this file decides as follows:
 
-- β is the step size of local training, and the τ local steps are its steps: D′ are its batches, and
-  D and D″ are drawn from separate orders. So with α = 0 the method is FedAvg.
+- β is the step size of the configured local training, the τ local steps are the steps of this
+  training, and D′ is its batch in each step. D and D″ are drawn from separate orders of the
+  client's data. So with α = 0 the method is FedAvg.
 - Clients are evaluated with w after ``adapt_steps`` steps of size α on batches of their training
   data. All clients, in the cohort or not, take these steps again in every round that is evaluated,
   as in :class:`~fedclade.algorithms.FineTune`. So do newcomers, which start from w, during a run or
@@ -19,7 +20,7 @@ Where paper and other implementations leave a choice, this file decides as follo
   implementations of the method, in the code of pFedMe and in FL-bench.
 - The mean is weighted by |D_i| as in FedAvg; the algorithm's is not. With equal sizes both are the
   same.
-- A round's loss is the loss of w before the steps, on D.
+- The training loss that a round reports is the loss on D of the model before each local step.
 """
 
 from __future__ import annotations

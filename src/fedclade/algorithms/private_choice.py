@@ -11,14 +11,18 @@ replies.
    is a random projection (sketch) of its update to R numbers, scaled to length 1. The sum of u uᵀ
    over clients reveals the k directions in which their updates differ (k clusters span no more).
 3. Within the space of these directions, the sphere is divided into cells around random points. Sums
-   over each cell give the number of clients in it, and their mean direction. Weighted k-means over
-   the cells finds k centres, as a coreset (Har-Peled and Mazumdar 2004) represents all points.
-   Choosing the best of many starts costs no privacy, since it uses only the sums.
-4. Each client finds the centre nearest to its own direction, without any noise, and reports its
-   index: this is its cluster. So centres are as accurate as a mean over hundreds of clients, and a
-   choice is wrong only by the randomized response, with a probability of (k − 1)/(e^ε + k − 1). One
-   noisy direction of each client would do worse at the same ε (``docs/privacy-results.md``).
+   over each cell give the number of clients in the cell, and their mean direction. Weighted k-means
+   over the cells finds k centres; the cells represent all clients, like a coreset (Har-Peled and
+   Mazumdar 2004). k-means is run from many starts, which costs no privacy, since it uses only the
+   sums.
+4. Each client computes, without any noise, which centre is nearest to its own direction, and
+   reports the index of this centre: this is the client's cluster.
 5. Every cluster continues separately from the joint model.
+
+With differential privacy, a centre is as accurate as a mean over hundreds of clients. A choice is
+wrong only if the randomized response changes it, with a probability of (k − 1)/(e^ε + k − 1). A
+method in which each client sends its direction with noise would do worse at the same ε
+(``docs/privacy-results.md``).
 
 Clients that report no choice become members of the root only and are in no cluster, like newcomers:
 they receive no further queries.

@@ -1,4 +1,4 @@
-"""Classes by which an algorithm and a run tell each other what they need to know.
+"""Classes by which an algorithm states its requirements, and a run the facts about itself.
 
 :class:`Requires` states what an algorithm needs from a run, :class:`RunFacts` what is known about a
 run, and :class:`EvaluatedModels` the model with which each client is evaluated.
@@ -44,9 +44,10 @@ class Requires:
         Number of clients above which clients send ``reports``, provided that a round samples only a
         fraction of them. None: clients send ``reports`` in all runs.
     disclosures
-        Names of the kinds of information in ``reports`` that the server must see for each client,
-        as clients' policies name them, such as ``subspaces``. Secure aggregation refuses a method
-        that has ``reports`` but no name in ``disclosures``.
+        Names of the kinds of information in ``reports``, as clients' policies name them, such as
+        ``subspaces``. With secure aggregation a client sends this information in clear only if its
+        policy permits these names. A method that has ``reports`` but no name in ``disclosures`` is
+        therefore refused under secure aggregation.
     initial_models
         Number of initial models that :meth:`Algorithm.init <fedclade.Algorithm.init>` receives,
         each with separately drawn parameters.
@@ -96,8 +97,9 @@ class Requires:
     def reports_in(self, clients: int, fraction: float) -> str:
         """Return the information that clients must report in a run of this size, as a phrase.
 
-        The result is the field ``reports``; or the empty string, if ``reports_beyond`` is set and
-        the run has no more clients than that, or all clients take part in every round.
+        The result is the field ``reports``. But if ``reports_beyond`` is set, the result is the
+        empty string for runs with at most ``reports_beyond`` clients, and for runs in which all
+        clients take part in every round.
 
         Parameters
         ----------

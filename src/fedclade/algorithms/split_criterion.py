@@ -149,7 +149,7 @@ class SplitCriterion(ABC):
         return False
 
     def init(self, state: CFLState, clients: Clients) -> CFLState:
-        """Return CFL's state before the first round with what the criterion adds to it.
+        """Add the criterion's own values to CFL's state before the first round.
 
         By default the state is returned unchanged.
         """
@@ -184,9 +184,10 @@ class SplitCriterion(ABC):
         Returns
         -------
         sequence of ClusterUpdate
-            The result of each cluster that trained, in the order of nodes. Stragglers are members
-            that did not reply when their cluster was split. Their updates are one further result,
-            with the node of the split cluster, for each such node.
+            The result of each cluster that trained, in the order of nodes. If stragglers (members
+            that did not reply when their cluster was split) are in the cohort, there is one
+            additional result for each split cluster with stragglers. It has the node of the split
+            cluster and the stragglers' updates.
         """
         return train_clusters(state, cohort, clients, this_round, weighted=weighted)
 

@@ -24,7 +24,8 @@ departures:
   numbers. Of equals, the older one's model continues.
 - *New clusters* start from ω as it is before the round (code). ω is trained by the configured local
   training, in addition to the clusters' models and over the same batches, and all clients start
-  from the same ω; the code's FEMNIST trainer passes it from client to client.
+  from the same ω. In the code's trainer for FEMNIST each client instead continues from the ω that
+  the client before it has trained.
 - *Missing replies and newcomers.* A client that does not send Ψ_i takes no part in the round.
   Newcomers during a run are treated like clients that were never sampled. A newcomer to a finished
   run joins the cluster whose members' mean Ψ has the largest cosine with its own, if that is at

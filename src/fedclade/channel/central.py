@@ -144,8 +144,8 @@ class CentralPrivacy:
     def multiplier(self, question: Question | None) -> float:
         """Return the noise multiplier of a sum of updates, or of a sum of replies to a question.
 
-        It is ``noise_multiplier`` for updates, and ``signature_noise`` for replies to a question if
-        this setting is given.
+        The multiplier is ``noise_multiplier`` for updates, and ``signature_noise`` for replies to a
+        question. If ``signature_noise`` is not set, it is ``noise_multiplier`` for both.
 
         Parameters
         ----------

@@ -66,8 +66,9 @@ def received(
     """Return the middleware that replies pass through first when they arrive at the server.
 
     The list is in the order in which replies pass through it. In a simulation with several
-    processes, each process has this middleware. The check that a client's update is the mean of the
-    updates from parts of its data comes before the limits on norms, since these change updates.
+    processes, each process has this middleware. ``matching``, which checks that a client's update
+    is the mean of the updates from parts of its data, comes before ``limiting``, which changes
+    updates.
 
     Parameters
     ----------
@@ -78,7 +79,7 @@ def received(
     limiting
         Middleware that limits the weights and norms of updates; None to leave it out.
     matching
-        Middleware that compares a client's update with the updates from parts of its data; None to
+        Middleware that checks a client's update against the updates from parts of its data; None to
         leave it out.
     """
     within = [*([matching] if matching else []), *([limiting] if limiting else [])]

@@ -298,12 +298,14 @@ class ExamplePrivacy:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> ExamplePrivacy | None:
-        """Return the settings in the ``[privacy]`` section of a config, or None for another level.
+        """Return the settings of DP-SGD in the ``[privacy]`` section of a config.
+
+        The result is None if the section's ``level`` is not ``example``.
 
         Raises
         ------
         ConfigError
-            If the section has this level but no ``clip_norm``, or a value is out of range.
+            If the level is ``example`` but ``clip_norm`` is missing, or if a value is out of range.
         """
         if section.get("level") != cls.level:
             return None
@@ -449,9 +451,9 @@ class PrivateExamples(Withholding):
         Raises
         ------
         ConfigError
-            If the updates would result from anything but DP-SGD steps; if the reply would depend
-            on training losses, as scores of a mixture do, since clients compute its weights from
-            these losses; or if the base class refuses the query.
+            If the updates would not result from DP-SGD steps alone; if the query requests scores of
+            a mixture of models, whose weights clients compute from training losses; or if the base
+            class refuses the query.
         """
         query = super().before(query)
         if isinstance(query, EvaluationQuery) and query.mixture is not None:
@@ -527,8 +529,8 @@ def privatizing(
     """Return the privacy middleware of simulated clients, or None without privacy.
 
     With central privacy, clients add no noise, since an aggregator adds it
-    (:class:`~fedclade.channel.central.NoisySums`). The clients' middleware then only refuses
-    queries for anything but updates and scores.
+    (:class:`~fedclade.channel.central.NoisySums`). The clients' middleware then allows only queries
+    for updates and scores, and refuses all other queries.
 
     Parameters
     ----------

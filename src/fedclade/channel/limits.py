@@ -121,16 +121,20 @@ class Limiting(Middleware):
     ``largest_weight`` times the median of these numbers over all clients. The same limit applies to
     the weight of a client's scores on validation and training data.
 
-    A cluster is the set of clients that start from the same model. An update whose parameters or
-    buffers have more than ``largest_norm`` times the median norm of its cluster is left out. An
-    update with more than ``clip_above`` times that norm is scaled down to that multiple, parameters
-    and buffers separately; or to ``clip_above`` times the median over all clients of the round if
-    that is smaller, since adversaries may be the majority of a cluster. If fewer than
-    :data:`ENOUGH` clients of a cluster have replied, the update is compared with the norm of the
-    model from which these clients started, or with the median over all clusters, whichever is
-    larger. Clients that continue from models of their own count as one cluster. In a run that
-    streams (adds up updates as they arrive), the medians are computed from the updates that have
-    arrived so far.
+    The norms of an update's parameters and of its buffers are limited separately. A cluster is
+    here the set of clients that start from the same model:
+
+    - An update is left out if one of these norms is more than ``largest_norm`` times the median
+      norm of its cluster.
+    - Otherwise a norm above ``clip_above`` times the median norm of the cluster is scaled down to
+      this limit. If the median norm of all clients of the round is smaller, it replaces the
+      cluster's in this limit, since adversaries may be the majority of a cluster.
+    - If fewer than :data:`ENOUGH` clients of a cluster have replied, both limits are instead
+      multiples of the norm of the model from which these clients started, or of the median norm of
+      all clients, whichever is larger.
+
+    Clients that continue from models of their own count as one cluster. In a run that streams (adds
+    up updates as they arrive), the medians are computed from the updates that have arrived so far.
 
     Honest clients hardly ever exceed these limits. The limits are not a robust aggregation:
     adversaries that stay within the limits, or that are a majority, are not detected.
@@ -233,7 +237,9 @@ class Limiting(Middleware):
         return replace(weighed, limited={**updates.limited, **limited})
 
     def _limit_norms(self, updates: Updates, starts: Mapping[int, StartModel]) -> Updates:
-        """Leave out updates whose norm exceeds the limit by far, and scale down other long updates.
+        """Leave out updates with a norm above ``largest_norm``, and scale others to ``clip_above``.
+
+        Both limits are multiples of a median norm, as in the docstring of the class.
 
         Parameters
         ----------
@@ -291,9 +297,9 @@ class Limiting(Middleware):
     def _find_reference_norms(self, start: StartModel) -> list[tuple[float, str, float]]:
         """Return the norms with which updates from one start model are compared.
 
-        The result has a tuple for parameters and a tuple for buffers: the norm for comparison, a
-        description of this norm for messages, and the median norm over all clients. The median is
-        replaced by infinity if updates are not compared with it.
+        The result has one tuple for parameters and one for buffers. A tuple has the norm for
+        comparison, a description of this norm for messages, and the median norm of all clients. The
+        latter is infinite if it does not limit the updates.
         """
         cluster = self._seen[start.name].values()
         overall = [n for seen in self._seen.values() for n in seen.values()]

@@ -1,7 +1,8 @@
-"""Middleware that compares a client's update with the mean of the updates from its data's parts.
+"""Middleware that checks that a client's update is the mean of the updates from its data's parts.
 
-The updates from the parts of a client's data are sent only as signatures, which are short linear
-projections (sketches).
+The check detects malicious clients that send a false update with honest signatures. The updates
+from the parts of a client's data are sent only as signatures, which are short linear projections
+(sketches).
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class Middleware:
         """Return whether this middleware acts on a query; other queries pass unchanged.
 
         By default the middleware acts on queries of the classes in :attr:`queries`. A subclass that
-        acts on fewer queries overrides this method; replies to all other queries then pass without
-        delay.
+        acts on fewer queries should override this method. The channel then skips the middleware for
+        all other queries, so that updates in their replies can pass on as soon as they arrive.
         """
         return isinstance(query, self.queries)
 
@@ -81,7 +81,7 @@ class Middleware:
         return reply
 
     def around(self, query: Any, ask: Ask) -> Any:
-        """Send a query on to the clients, any number of times, and return the reply.
+        """Send a query on to the clients, once or several times or never, and return the reply.
 
         A subclass that overrides this method replaces the calls of :meth:`before` and
         :meth:`after`.
@@ -91,9 +91,10 @@ class Middleware:
         query
             The query.
         ask
-            Function that sends a query on and returns the reply. By default updates that arrive
-            early go directly to the sink of the query's sender, and are not in the reply. A
-            subclass that needs all updates in the reply calls ``ask(query, None)``.
+            Function that sends a query on and returns the reply. The sender of the query may have
+            provided a sink, a function that receives updates as soon as they arrive. By default
+            these updates go directly to the sink, and are not in the reply. A subclass that needs
+            all updates in the reply calls ``ask(query, None)``.
         """
         return self.after(query, ask(self.before(query)))
 

@@ -39,15 +39,18 @@ class OpposingUpdates(Middleware):
 
     A client of IFCA chooses the model for which it reports the lowest loss. With a false report, an
     adversary could change the model of any cluster. But a client that fits a cluster moves the
-    model in about the direction of the other members. So a client is left out of the round if the
-    cosines of its update with the updates of more than half of the members are below
-    :data:`OPPOSED`, and these members agree with each other (their mean cosine is at least
-    :data:`AGREE`). If all clients have chosen the same model, nothing is checked.
+    model in about the direction of the other members. So a member opposes its cluster if both
+    conditions hold:
 
-    If the opposing members of a cluster are more than one and more than a share ``byzantine``, they
-    are probably clients of another distribution without a better model, and no member is left out.
-    So adversaries that are more than this share of a cluster are not detected, and neither is an
-    update orthogonal to the other updates.
+    - The cosines of its update with the updates of more than half of the members are below
+      :data:`OPPOSED`.
+    - These members agree with each other: their mean cosine is at least :data:`AGREE`.
+
+    Opposing members are left out of the round, unless there are several of them and they are more
+    than the share ``byzantine`` of the cluster. In that case they are probably clients of another
+    distribution without a better model, and no member is left out. So adversaries that are more
+    than this share of a cluster are not detected, and neither is an update orthogonal to the other
+    updates. If all clients have chosen the same model, nothing is checked.
 
     The middleware also records, in evaluations on training data, the share ``byzantine`` of losses
     that may be false. IFCA uses this share to choose among its restarts.
@@ -64,11 +67,11 @@ class OpposingUpdates(Middleware):
         self._byzantine = byzantine
 
     def after(self, query: Any, reply: Any) -> Any:
-        """Filter the updates in a reply to a training query; return evaluations with all scores.
+        """Leave out opposing updates from a reply; return evaluations with all of their scores.
 
-        Of updates, only those that do not oppose their cluster are returned. An evaluation on
-        training data serves clients to choose their model. It is returned with the share of
-        clients that may be malicious, so that the algorithm can allow for false losses.
+        Clients choose their models by evaluations on training data. To such an evaluation the
+        method adds the share of clients that may be malicious, so that the algorithm can allow for
+        false losses.
         """
         if isinstance(query, TrainQuery):
             return self._select_agreeing(query, reply)

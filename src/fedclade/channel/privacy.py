@@ -87,7 +87,7 @@ Losses are replaced by NaN.
 
 
 def withhold_losses(updates: Updates) -> Updates:
-    """Return updates without the data that gets no noise.
+    """Remove from updates the data to which no noise is added.
 
     Training losses are replaced by NaN, and columns that a method adds to updates are removed.
     """
@@ -282,9 +282,10 @@ class Privatizing(Withholding):
     book: Book | None = None
 
     def before(self, query: Any) -> Any:
-        """Record the updates that a query requests in the clients' budgets; return the query.
+        """Count the updates that a query requests towards the clients' budgets; return the query.
 
-        The method raises the errors of :class:`Withholding` for queries that have no private reply.
+        The method raises the errors of :class:`Withholding` for queries whose replies cannot be
+        made private.
         """
         query = super().before(query)
         if isinstance(query, TrainQuery) and self.book is not None and query.work.sends_update:

@@ -96,7 +96,17 @@ class Absence(Middleware):
         return self._rows(query, ask)
 
     def _updates(self, query: TrainQuery, ask: Ask, away: Mapping[int, str]) -> Updates:
-        """Return the updates of the clients that are not ``away``, which has reasons by client."""
+        """Return the updates of the clients that are not absent.
+
+        Parameters
+        ----------
+        query
+            Query to all clients.
+        ask
+            Function that sends a query on.
+        away
+            Reason for leaving out each absent client, by client id.
+        """
         there = [client for client in query.ids if client not in away]
         if not there:
             return Updates.of_nobody(away, query.models.vectors, self._n_parameters)

@@ -72,7 +72,11 @@ class Timing(Middleware):
         return query
 
     def after(self, query: Query[Any], reply: Any) -> Any:
-        """Count the seconds since a query was sent, or since the last updates; return the reply."""
+        """Count the seconds that the server has waited for a reply; return the reply.
+
+        If updates arrive in several groups, the method is called for each group, and counts the
+        seconds since the group before.
+        """
         now = perf_counter()
         seconds = now - self._since
         self._since = now

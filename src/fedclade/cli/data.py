@@ -37,7 +37,8 @@ def build(
 ) -> None:
     """Write the clients' data into a folder that runs can map into memory, in place of loading it.
 
-    To use it, set folder = "DIR" in the section "data" of a config, without keys of partitions.
+    To use the folder, set folder = "DIR" in the section "data" of a config. Leave out the keys
+    that divide data among clients, such as partition.
 
     'planted' generates synthetic clients: --set data.clients=1000000 --set data.clusters=4.
 
@@ -74,7 +75,7 @@ def schema(
 ) -> None:
     """Write the schema of tables: columns, categories, labels and words for encoding the data.
 
-    To use it, set schema = "FILE" in the section "data" of a config. In a federation over a
+    To use the schema, set schema = "FILE" in the section "data" of a config. In a federation over a
     network, only the server needs the file. The file contains values of the data: check it before
     you share it, and add values that only other clients have.
 

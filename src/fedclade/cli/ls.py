@@ -58,7 +58,11 @@ def _summarize(entries: Mapping[str, object]) -> Mapping[str, str]:
 
 
 def _load_task(name: str) -> object:
-    """Return the function that makes a package's task, or a description of the task itself."""
+    """Return the object that summarizes a task of an installed package.
+
+    The result is the function that makes the task, whose docstring is the summary. If the package
+    provides the task itself, the result is a text with the task's settings.
+    """
     task = build_task(name)
     entry = named("tasks", name, {}, "task")
     if callable(entry):

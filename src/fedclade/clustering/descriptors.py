@@ -98,8 +98,8 @@ def _center_blocks(numbers: Points, reach: float) -> Points:
     numbers
         Descriptors of n clients, ``[n, 2 + B, C]``.
     reach
-        Side of the cube that contains the clients' data. The middle of the cube is this side times
-        the central point in a descriptor.
+        Side of the cube that contains the latents of the clients' examples. The central point in a
+        descriptor belongs to a cube of side 1, so it is multiplied by ``reach``.
 
     Returns
     -------
@@ -145,13 +145,13 @@ def choose_epsilon_by_knee(distances: Distances) -> float:
 def find_knee(values: NDArray[np.float64]) -> int | None:
     """Find where ascending values begin to rise steeply (Kneedle, Satopaa et al. 2011).
 
-    The n values are scanned from the largest to the smallest, and their curve is compared with the
-    straight line between its ends. The difference between curve and line is scaled so that the line
-    falls by 1/(n − 1) per value. A peak (local maximum) of the difference is the knee if the
-    difference then falls below a threshold before the next peak. The threshold is the height of
-    the peak minus 1/(n − 1) (Kneedle's sensitivity 1) and, after a dip (local minimum), 0. This is
-    the behaviour of kneed 0.8.5, which FLUX's authors used; from 0.8.6 on, no knee is found between
-    a dip and the next peak.
+    The n values are scaled to [0, 1] and scanned from the largest to the smallest. They form a
+    curve from 1 to 0, which is compared with the straight line between its ends. Let d be the
+    height of the line minus the height of the curve. A peak (local maximum) of d is the knee if d
+    falls below a threshold before the next peak. The threshold is d at the peak, minus 1/(n − 1)
+    (Kneedle's sensitivity 1). After a dip (local minimum) of d the threshold is 0. This is the
+    behaviour of kneed 0.8.5, which FLUX's authors used; from 0.8.6 on, no knee is found between a
+    dip and the next peak.
 
     Returns
     -------

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Explained:
-    """Share of the variance between clients that is between clusters.
+    """Share of the differences among clients that their clusters explain (R²), with a p-value.
 
     Parameters
     ----------

@@ -38,10 +38,11 @@ def find_far_groups(
 ) -> list[FarGroup]:
     """Find groups of clients that are far from all other clients.
 
-    Clients are merged, the nearest first. While the last merge joins a small group to the rest at
-    more than :data:`FARTHER` times the usual distance of the rest, the group is separated and the
-    rest is merged again. The usual distance is computed from the rest alone, so the updates of a
-    group cannot change the bound that the group is compared with.
+    Clients are merged, the nearest first. The last merge joins a group to the rest of the clients.
+    If the group is small, and its distance from the rest is more than :data:`FARTHER` times the
+    usual distance of the rest, the group is separated. The search is then repeated with the rest.
+    The usual distance is computed from the rest alone, so the group's own updates cannot change the
+    bound with which its distance is compared.
 
     Parameters
     ----------

@@ -224,7 +224,7 @@ def estimate_noise(similarity: Matrix, parts: int) -> float:
 
 
 def compute_gain_by_parts(similarity: Matrix, labels: Labels, noise: float) -> float:
-    """Return the gain of a partition per client.
+    """Return the gain of a partition, divided by the number of clients.
 
     The gain is the worth of the partition, minus the worth of a single cluster of all clients,
     minus the noise σ² for each cluster but the first.
@@ -245,7 +245,7 @@ def compute_gain_by_parts(similarity: Matrix, labels: Labels, noise: float) -> f
 
 
 def build_views(cosines: Matrix, across: Matrix | None = None) -> tuple[Matrix, Matrix]:
-    """Build two views of the similarity of parts: the cosines, and the evened cosines.
+    """Build two views (kinds of similarity) of parts: their cosines, and their evened cosines.
 
     Updates often vary most for irrelevant reasons: for example, the random number of examples of
     each label in a part moves the whole last layer. In the second view the directions of variance v
@@ -407,9 +407,10 @@ def count_shuffles(level: float) -> int:
 
 
 def compute_lowest_p_value(clients: int, parts: int) -> float:
-    """Return the smallest possible p-value of the test, which two clusters of equal size have.
+    """Return the smallest p-value that the test can have if the clients form two clusters.
 
-    The result is at least the smallest p-value that the number of shuffles can resolve.
+    Two perfectly separate clusters of equal size would have this p-value. The result is not smaller
+    than the smallest p-value for which the test can draw enough shuffles.
 
     Parameters
     ----------
@@ -446,12 +447,13 @@ def find_by_parts(
     parts
         Number r of parts of each client, at least 2.
     level
-        Probability of splitting clients that have one distribution.
+        Level of the test: largest probability of splitting clients that all have the same
+        distribution.
     draw
         Generator of the shuffles.
     level_inside
-        Probability of splitting a cluster, once found, whose clients have one distribution;
-        ``level`` by default.
+        Level of the tests inside the clusters that were found: largest probability of splitting a
+        cluster whose clients all have the same distribution. By default ``level``.
     shuffles
         Largest number of shuffles in each view; by default as many as the level needs.
     is_better
@@ -691,8 +693,8 @@ def _find_in_sample(
 ) -> PartFinding:
     """Find the clusters of a sample of clients, and assign all other clients to these clusters.
 
-    A client joins the cluster with the largest mean similarity to its members in the sample. The
-    parameters are the same as for :func:`find_by_parts`.
+    A client outside the sample joins the cluster whose sampled members are most similar to the
+    client on average. The parameters are the same as for :func:`find_by_parts`.
     """
     n = len(cosines) // parts
     sampled = np.sort(draw.choice(n, LARGEST_TESTED_BY_PARTS, replace=False))

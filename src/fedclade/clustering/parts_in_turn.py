@@ -1,12 +1,13 @@
 """E-value of one check for clusters, from updates of several parts of each client's data.
 
-Clients make updates from r parts of their data. The partitions of clients that are found on the
-first s parts are judged on part s + 1, by comparison with shuffles of that part's clients. So every
-part but the first gives an e-value (a statistic with a mean of at most 1 if there are no clusters),
-given the parts before it. Products of successive e-values are e-values as well, and so is the mean
-q of these products (:func:`compute_e_value_by_parts`). The e-value q may grow as the (r − 1)-th
-power of the number of shuffles, although each of the r − 1 steps has only an (r − 1)-th of the
-shuffles. :mod:`fedclade.clustering.repeated_test` adds up the e-values of successive checks.
+Clients make updates from r parts of their data. For each s from 1 to r − 1, partitions of the
+clients are found by the updates from the first s parts, and judged by the updates from part s + 1:
+their gain is compared with the gain after the clients of that part are shuffled. So every part but
+the first gives an e-value, a statistic that has a mean of at most 1 if there are no clusters,
+whatever the parts before it. Products of successive e-values are e-values as well, and so is the
+mean q of these products (:func:`compute_e_value_by_parts`). The e-value q may grow as the (r −
+1)-th power of the number of shuffles, although each of the r − 1 steps has only an (r − 1)-th of
+the shuffles. :mod:`fedclade.clustering.repeated_test` adds up the e-values of successive checks.
 
 The partition to adopt is found by leaving out one part after the other
 (:func:`find_clusters_by_parts`).
@@ -179,10 +180,18 @@ class _Judgement:
 
 
 def _estimate_noise(by_part: NDArray[np.float64], earlier: int) -> float:
-    """Estimate σ², the noise of the mean update of r parts, from the first ``earlier`` parts.
+    """Estimate σ², the noise of the mean update of a client's r parts, from its earlier parts.
 
-    A single part does not reveal how similar the parts of one client are. The mean similarity of
-    all clients is then used instead, which may be smaller, so that σ² is rather too large.
+    The estimate follows from the mean similarity of two parts of one client. With one earlier part
+    this similarity is not known. The mean similarity of the parts of different clients replaces it.
+    As it may be smaller, σ² may then be estimated too large.
+
+    Parameters
+    ----------
+    by_part
+        Cosines of n clients for each pair of their r parts, ``[r, r, n, n]``.
+    earlier
+        Number of the first parts that are used.
     """
     parts, n = by_part.shape[0], by_part.shape[2]
     if earlier == 1:

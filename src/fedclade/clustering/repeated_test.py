@@ -2,10 +2,10 @@
 
 A run that tests its clients in many rounds shares one significance level α′ among all tests. Tests
 by p-values soon become too expensive: the j-th test would have the level α′/(j(j + 1)), and a
-p-value that small takes as many shuffles. So only the first J tests (at most :data:`FIRST_TESTS`)
-compare a p-value with their part of the level. All later tests (checks) share the level α′/(J + 1):
-they compare a running sum of e-values with the inverse of this level. Each test takes at most
-:data:`MOST_SHUFFLES` shuffles.
+p-value as small as this level needs at least j(j + 1)/α′ shuffles. So only the first J tests (at
+most :data:`FIRST_TESTS`) compare a p-value with their part of the level. All later tests (checks)
+share the level α″ = α′/(J + 1): they compare a running sum of e-values with 1/α″. Each test takes
+at most :data:`MOST_SHUFFLES` shuffles.
 
 *E-values.* An e-value is a non-negative statistic with a mean of at most 1 under the null
 hypothesis that all clients have one distribution. The rank k of a statistic among itself and B
@@ -16,9 +16,10 @@ with mean 1 is an e-value (:func:`compute_rank_e_value`).
 the number of shuffles (:mod:`fedclade.clustering.parts_in_turn`).
 
 *All checks.* The t-th check adds w_t·q to a running sum R, with weights w_t that add up to 1
-(:func:`get_weight`). However the checks depend on each other, R has a mean of at most 1 under the
-null hypothesis. This also holds if R is multiplied by e-values of data that had not been tested
-before. By Markov's and Ville's inequalities R ever reaches 1/α′ with probability at most α′.
+(:func:`get_weight`). Under the null hypothesis R has a mean of at most 1, whatever the dependence
+between the checks. This also holds if R is multiplied by e-values of data that had not been tested
+before. By Markov's and Ville's inequalities, the probability that R ever reaches 1/α″ is at most
+α″.
 
 The proof with its assumptions is in ``docs/rcfl.md``.
 """
@@ -165,8 +166,8 @@ class RepeatedTest:
     def first_tests(self) -> int:
         """Number J of first tests that use p-values.
 
-        These are the tests whose level is not below the smallest p-value that :attr:`shuffles`
-        shuffles can give, but at most :data:`FIRST_TESTS` tests.
+        A test uses p-values if :attr:`shuffles` shuffles can give a p-value as small as the level
+        of the test. At most :data:`FIRST_TESTS` tests use p-values.
         """
         number = 0
         while number < FIRST_TESTS and self._resolves(number + 1):
@@ -174,7 +175,13 @@ class RepeatedTest:
         return number
 
     def _resolves(self, number: int) -> bool:
-        """Return whether the smallest p-value that the shuffles can give reaches a test's level."""
+        """Return whether the shuffles can give a p-value as small as a test's level.
+
+        Parameters
+        ----------
+        number
+            Number j of the test, from 1.
+        """
         return self.views / (self.shuffles + 1) <= self.level / (number * (number + 1))
 
     @property

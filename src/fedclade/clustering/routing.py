@@ -7,15 +7,16 @@ fits. The rules were chosen on MNIST with four label swaps, 20 members with 300 
 newcomers for each of three seeds: honest newcomers with 300 or 40 images, and strangers, which
 permute all labels (``benchmarks/newcomers.py``).
 
-- *By similarity.* For each member of a branch, take its largest similarity to another member; these
-  numbers are the range of the branch. Newcomers are less similar to members than members are to
+- *By similarity.* The similarity of a client to a branch is its largest similarity to a member of
+  the branch other than itself. The *range* of a branch extends from the smallest to the largest
+  similarity of its members to the branch. Newcomers are less similar to members than members are to
   each other, because the members' updates were made from a model that had been trained on the
-  members' examples: honest newcomers were at 0.20 and above, where the lower ends of ranges were at
-  0.31 to 0.42. The range itself would reject these newcomers. Strangers are nearly at right angles
-  to all clients (at the root at most 0.19), whatever the number of their examples. A newcomer
-  therefore fits if its similarity is at least half of the range's lower end, midway between a
-  member and a stranger. This rule detected every stranger, and rejected one of 240 honest
-  newcomers, which had 40 images.
+  members' examples: honest newcomers had similarities of 0.20 and above, and the lower ends of
+  ranges were 0.31 to 0.42. A rule that accepts only the range would therefore reject honest
+  newcomers. Strangers are nearly at right angles to all clients (similarities of at most 0.19 at
+  the root), whatever the number of their examples. A newcomer therefore fits if its similarity is
+  at least half of the range's lower end, midway between a member and a stranger. This rule detected
+  every stranger, and rejected one of 240 honest newcomers, which had 40 images.
 - *By loss.* The losses of members are no yardstick, since the model has memorized their examples. A
   newcomer fits into a leaf if the leaf's model predicts the labels better than a model of zeros,
   for which all labels are equally likely: the loss of that model is ln 10 = 2.3, the loss of honest
@@ -306,7 +307,7 @@ def place_in_branches(
 
 
 def _has_cached_branches(tree: ParameterTree, node: int) -> bool:
-    """Return whether a node has branches with members, all of which have cached updates."""
+    """Return whether a node has branches with members, and all these branches cache updates."""
     branches = _list_branches(tree, node)
     return bool(branches) and all(branch.cached is not None for branch in branches)
 

@@ -110,9 +110,10 @@ def assign_to_nearest_mean(
 ) -> Labels:
     """Assign all clients to the clusters that were found in a sample, by the nearest cluster mean.
 
-    The mean is used whatever the linkage of the clustering. A mean is less noisy than any member,
-    so it recovers more of the clusters that the linkage finds among all clients than the farthest
-    or the nearest member does (``benchmarks/pairs.py rules``).
+    The distance to a cluster is the distance to its mean, whatever the linkage of the clustering.
+    The alternatives are the distances to the cluster's farthest or nearest member, as complete and
+    single linkage have them. But a mean is less noisy than a member, so the mean comes closer to
+    the clusters that the linkage finds among all clients (``benchmarks/pairs.py rules``).
 
     Parameters
     ----------

@@ -210,9 +210,10 @@ def ternary_similarity(
     Returns
     -------
     numpy.ndarray
-        ζ of eq. 8, ``[n, k]`` or ``[m, k]`` in [0, 1]: 0 along a base direction, ½ at right angles
-        to it, 1 against it. An update of zeros counts as at right angles to all directions, and so
-        do all updates to directions beyond the rank of ΔW.
+        ζ of eq. 8, ``[n, k]`` or ``[m, k]`` in [0, 1]: 0 for an update along a base direction, ½
+        for an update at right angles to it, 1 for an update against it. For an update of zeros all
+        entries are ½. If k is larger than the rank of ΔW, the entries of the surplus directions are
+        ½ for all updates.
     """
     gram = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
     squares, left = _find_largest_eigenpairs((gram + gram.T) / 2, directions)

@@ -73,9 +73,10 @@ class Edges:
         )
 
     def find_spanning_forest(self, n: int) -> Edges:
-        """Return the edges of a minimum spanning forest of n points, shortest edges first.
+        """Select the edges that form a minimum spanning forest of n points, shortest edges first.
 
-        Edges of equal length are ordered by their points, so the result is deterministic.
+        Among edges of equal length, the numbers of their points decide, so the result does not
+        depend on the order of the edges.
         """
         low = np.minimum(self.first, self.second)
         high = np.maximum(self.first, self.second)
@@ -249,10 +250,10 @@ def single_linkage(
     numbers per client.
 
     The edges of the spanning tree are chosen by distances in the precision of the signatures, or in
-    float64 where points are too near for that. The heights of merges are then computed in float64.
-    Heights therefore differ from the heights of exact single linkage only if rounding changes the
-    choice of an edge: by about 1e-6 of a height for float32. Merges whose heights differ by more
-    are the same as in exact single linkage.
+    float64 where points are too near for this precision. The heights of merges are then computed in
+    float64. Rounding can therefore only change the choice between edges of nearly equal length,
+    which for float32 differ by about 1e-6 of their length. Such a choice changes a height by as
+    little. Merges whose heights differ by more are the same as in exact single linkage.
 
     Parameters
     ----------
@@ -346,14 +347,16 @@ class Points:
         """Build a function that computes the keys of all pairs of p points and q other points.
 
         Keys are numbers that sort pairs as their distances would, and are faster to compute. The
-        returned function takes the numbers of the other points. It returns the keys ``[p, q]``, and
-        the size of the terms from which the keys are computed: the rounding error of a key is
-        relative to this size, not to the key.
+        returned function takes the row numbers of the q other points. It returns the keys
+        ``[p, q]``, and a magnitude for judging their rounding errors. A key is a sum of larger
+        terms that cancel; the magnitude is that of these terms, and the rounding error of a key is
+        relative to the magnitude, not to the key. With ``l1``, no terms cancel, and the magnitude
+        is 0.
 
         Parameters
         ----------
         places
-            Numbers of the p points.
+            Row numbers of the p points.
         dtype
             Precision of the computation; by default that of the signatures.
         """
@@ -378,10 +381,10 @@ class Points:
         return compute_keys_to
 
     def _scale_rows(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return scaled copies of p points ``[p, R]``, and a correction of their squared lengths.
+        """Return scaled copies of p points ``[p, R]``, and an addition to each squared length.
 
-        The correction ``[p]`` is 1 for a row of zeros with cosine distance, and otherwise 0. With
-        it, a row of zeros has the cosine distance 1 to every other point.
+        The addition ``[p]`` is 1 for a row of zeros if the metric is ``cosine``, and otherwise 0.
+        It gives a row of zeros the cosine distance 1 to every other point.
         """
         index = torch.from_numpy(places).to(self.device)
         rows = self._signatures[index].to(dtype)
@@ -515,12 +518,16 @@ class Comparison:
         self._compute_keys_to = points.build_key_function(places)
 
     def find_lighter(self, others: Places, paths: Tensor, smallest: float) -> Edges:
-        """Return the pairs of points that are nearer than the longest edge on their path.
+        """Compare the block with other points, and return the pairs that are near enough.
+
+        The first spanning tree has one path between any two points. A pair is near enough if its
+        key is less than the key of the longest edge on this path. Only such pairs can be edges of a
+        minimum spanning tree in place of edges of the first tree.
 
         Parameters
         ----------
         others
-            Numbers of the q points that are compared with the p points of the block.
+            Row numbers of the q points that are compared with the p points of the block.
         paths
             Key of the longest edge on the path between each two points in the first spanning tree,
             ``[p, q]``.

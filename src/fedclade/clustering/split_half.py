@@ -1,9 +1,9 @@
 """Split-half test for clusters: their number, and whether they are real.
 
-Each client makes two updates, A and B, of the same model, from two halves of its training data. The
-influence of the sampled examples is independent between the halves; the influence of the client's
-distribution is not. A partition that was found on A can therefore be judged on B, which was not
-used to find it, and vice versa.
+Each client makes two updates, A and B, of the same model, from two halves of its training data.
+Both updates depend in the same way on the client's distribution, but their random errors, which are
+due to the sampled examples, are independent. A partition of the clients that was found by the
+updates A can therefore be judged by the updates B, which were not used to find it, and vice versa.
 
 *Gain.* The members of a cluster share the mean of their updates. In a smaller cluster this mean is
 less biased for each member, and noisier. With unit updates u_i, the mean similarity of two members
@@ -17,19 +17,23 @@ with σ² the noise of a whole update. No client is compared with itself: what a
 of a client's examples affects both halves of that client, but nothing that two clients have in
 common. A cluster of one client therefore has no gain.
 
-*Test.* A's partitions are judged on B and B's on A, and the cut with the largest mean of both gains
-is chosen. If all clients have one distribution, it does not matter which client owns which of B's
-updates: after shuffling B's clients, A and B fit each other as well as before. The p-value is the
-share of shuffles, including the true order, in which the best of all cuts gains at least as much.
-This accounts for both directions and for the choice of the number of clusters. The test is exact if
-the halves of one client have no more in common than the halves of two clients. This is true for a
-model that was trained on none of the data, whatever the distribution of updates. Later it is true
-as far as what the model has memorized of one client carries no information about another client.
+*Test.* For each number of clusters, a partition is found on A and judged on B, and another is found
+on B and judged on A. The number of clusters with the largest mean of both gains is chosen. If all
+clients have one distribution, it does not matter which client owns which of B's updates: after
+shuffling B's clients, A and B fit each other as well as before. The p-value is the share of orders
+of B's clients (shuffles and the true order) whose largest gain over all numbers of clusters is at
+least that of the true order. Each shuffle repeats the judgement in both directions and the choice
+of the number of clusters, so the p-value accounts for both. The test is exact if the halves of one
+client have no more in common than the halves of two clients. For a model that was trained on none
+of the data, this is true, whatever the distribution of updates. For a model that was trained on the
+data, it is true as far as the examples that the model has memorized of one client carry no
+information about another client.
 
-*More clusters.* If there are clusters already, these alone make the p-value small, and a further
-cluster might gain by chance. B's clients are therefore also shuffled within the current clusters:
-if the current clusters are right, the best of all cuts gains no more in the true order than in
-other orders. In small clusters few orders differ, and the gain alone decides.
+*More clusters.* If the clients are in several clusters already, and the clusters are real, the
+p-value is small even if a further cluster gains only by chance. B's clients are therefore also
+shuffled within the current clusters only: if the current clusters are right, the largest gain is no
+larger in the true order than in other orders. In small clusters few orders differ, so the shuffles
+hardly ever reject a further cluster, and the gain alone decides.
 """
 
 from __future__ import annotations
@@ -180,9 +184,10 @@ class Across:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """Result of the search for clusters by updates from halves or parts of each client's data.
+    """Partition of the clients with the largest gain, and the data for tests of this partition.
 
-    It has the best partition, its gain, and the similarities from which its p-value is computed.
+    Each client has made an update from each of two or more splits of its data. The tests shuffle
+    the clients of one split (:class:`Across`).
     """
 
     labels: Labels  # best partition [n], found on both halves; zeros if one cluster is best
@@ -214,10 +219,10 @@ class Finding:
         return _compute_p_value(across, level, draw)
 
     def compute_share_exceeding(self, now: Labels, draw: np.random.Generator) -> float:
-        """Return the share of shuffles whose best gain is larger than in the true order of clients.
+        """Return the share of shuffles whose largest gain is greater than in the true order.
 
-        Clients are shuffled only within their current clusters, so a small share is evidence for
-        more clusters than the current ones.
+        The clients of one half are shuffled only within their current clusters, so a small share is
+        evidence for more clusters than the current ones.
 
         Parameters
         ----------
@@ -276,6 +281,9 @@ def compute_gain(
 ) -> float:
     """Compute the gain G of a partition, by similarities that were not used to find the partition.
 
+    The gain estimates by how much the partition is better than a single cluster: the bias that it
+    removes minus the noise that it adds, see :mod:`fedclade.clustering.split_half`.
+
     Parameters
     ----------
     similarity
@@ -310,11 +318,14 @@ def find_best(
     Parameters
     ----------
     similarity
-        Mean similarity of the n clients over both halves, ``[n, n]``, which is cut into clusters.
+        Mean similarity of the n clients over both halves, ``[n, n]``. The returned partition is
+        found by these similarities.
     across
-        Partitions that were found on each half, and judged on the other half.
+        Partitions into each number of clusters that were found on one half and are judged on the
+        other half. Their mean gains determine the number of clusters.
     own
-        Similarity of each client's two updates, ``[n]``; None if unknown.
+        Similarity of each client's two updates, ``[n]``, which is stored in the result; None if
+        unknown.
     max_clusters
         Largest number of clusters.
     """
@@ -408,8 +419,9 @@ def permute_pairs(similarity: Similarity, orders: Labels) -> NDArray[np.float64]
 def _compute_p_value(across: Across, level: float, draw: np.random.Generator) -> float:
     """Return the p-value of the largest gain, by comparison with other orders of half B's clients.
 
-    It is the share of orders in which the largest gain of all partitions is at least as large as in
-    the true order. All orders are tried if they are few; otherwise random orders are drawn.
+    The p-value is the share of orders in which the largest gain of all partitions is at least as
+    large as in the true order. All orders are tried if they are few; otherwise random orders are
+    drawn.
 
     Parameters
     ----------

@@ -221,7 +221,10 @@ class _Problems:
         self._lines.append(problem)
 
     def name(self, kind: str, value: object, known: Collection[str]) -> str | None:
-        """Return a name if it is a known name; otherwise add a problem and return None."""
+        """Return ``value`` if it is a known name; otherwise add a problem and return None.
+
+        ``kind`` describes in the problem what the name stands for, such as "algorithm".
+        """
         if isinstance(value, str) and value in known:
             return value
         self.add(unknown(f"{kind}:", value, known))
@@ -247,7 +250,10 @@ class _Problems:
             return None
 
     def building(self, section: str, kind: type[Any], settings: Section) -> Any:
-        """Return the settings object of a section with fixed keys; None for an invalid section."""
+        """Build the object of the class ``kind`` from a section, whose keys are its fields.
+
+        If the section is invalid, add its problems and return None.
+        """
         return self.made(section, lambda fitted: kind(**fitted), kind, settings)
 
     def made(
@@ -262,10 +268,9 @@ class _Problems:
     ) -> Any:
         """Return the result of ``make`` for a section's settings, or None if there are problems.
 
-        Each setting is first checked by :func:`check_arguments` against the parameters of the
-        functions ``takers``; the arguments ``besides`` and ``positional`` are passed on. If some
-        settings have a wrong type, ``make`` is nevertheless called with the other settings, to find
-        values that are out of range as well.
+        Each setting is first checked by :func:`check_arguments`, which also explains the parameters
+        ``takers``, ``besides`` and ``positional``. If some settings have a wrong type, ``make`` is
+        nevertheless called with the other settings, to find values that are out of range as well.
         """
         owner = f"[{section}]" if section else "the config"
         right = dict[str, Any]()

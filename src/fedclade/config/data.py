@@ -154,7 +154,8 @@ def load_data(
         Folder with the files of the data set; by default the environment variable
         ``FEDCLADE_DATA_DIR``.
     from_config
-        The remaining arguments in :data:`FROM_CONFIG`, such as the seed.
+        Arguments that are set by other sections of the config, such as the seed and the number of
+        newcomers: all of :data:`FROM_CONFIG` except ``data_dir``.
 
     Raises
     ------
@@ -307,9 +308,10 @@ _LATER = ("exclude", "categorical", "missing", "fewest_rows")
 
 
 def _with_one_name(section: Section) -> Section:
-    """Return a section in which the columns to leave out are under the key ``drop``.
+    """Return a ``[data]`` section in which the columns to leave out are under the key ``drop``.
 
-    The input may have them under ``drop`` or under its newer name ``exclude``.
+    The input may have them under ``drop`` or under ``exclude``, the newer name of the same key. The
+    result always has the older name, which earlier versions can read as well.
     """
     dropped = choose_excluded(section.get("exclude", ()), section.get("drop", ()))
     others = {key: value for key, value in section.items() if key not in ("exclude", "drop")}
@@ -332,12 +334,12 @@ Earlier versions did not have these keys, and behaved as with these values.
 
 
 def without_later_keys(section: Section) -> Section:
-    """Return a ``[data]`` section in the form in which runs save it.
+    """Return a ``[data]`` section in the form in which runs save it, for earlier versions to read.
 
-    Keys that earlier versions did not have are left out if their value means the behaviour of
-    earlier versions, see :data:`SAVED_WITHOUT`. A ``[data]`` section without the key ``files`` is
-    returned unchanged: its data may come from a user's function, and the same keys may be arguments
-    of this function.
+    Earlier versions of fedclade refuse keys that they do not know. Such a key is left out if its
+    value stands for the behaviour of earlier versions, see :data:`SAVED_WITHOUT`. A section without
+    the key ``files`` is returned unchanged: its data may come from a user's function, and the same
+    keys may be arguments of this function.
     """
     if "files" not in section:
         return section
@@ -377,8 +379,8 @@ def _federation_of(
     """Call the user's function named in ``data.name``, and return its result as a federation.
 
     The result of the function may be a pool or torch data set, which is distributed to clients, a
-    mapping of clients to their data, or a federation. Keys that the function does not have as
-    parameters are settings of the distribution or the federation.
+    mapping of clients to their data, or a federation. The function gets those keys of ``section``
+    that it has as parameters. All other keys are settings of the distribution or the federation.
     """
     name = section["name"]
     function = _find_function(section["name"])

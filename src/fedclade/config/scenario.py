@@ -86,11 +86,12 @@ def read_scenarios(
     the settings that differ at the scale NAME. A table ``[cells]`` of lists, such as ``"data.level"
     = [1, 5]``, defines a grid: a scenario for each combination of the values.
 
-    A table ``[printed]`` has the scores published in a paper, to be shown next to new results:
-    their ``source``, the keys of ``[cells]`` over which the scores are means (``means_over``), and
-    a table for each combination of values of the other keys, such as ``5 = { fedavg = 80.9 }``. The
-    published scores apply only to the settings in the file: they are left out if a scale or
-    overrides are given.
+    A table ``[printed]`` has the scores published in a paper, to be shown next to new results. Its
+    key ``source`` names the paper. If each score is a mean over several scenarios of the grid, the
+    key ``means_over`` lists the keys of ``[cells]`` over which the means are taken. For each
+    combination of values of the other keys of ``[cells]``, the table has an entry with the score of
+    each algorithm, such as ``5 = { fedavg = 80.9 }``. The published scores apply only to the
+    settings in the file: they are left out if a scale or overrides are given.
 
     Parameters
     ----------

@@ -68,8 +68,8 @@ class TableFiles:
     def of_folder(cls, folder: Path) -> TableFiles:
         """Find the files with tables in a folder.
 
-        If the folder has several types of tables, the files with the first ending in
-        :data:`TABLES` that occurs are returned.
+        All returned files have the same ending: the first of :data:`TABLES` with which the name of
+        a file in the folder ends.
 
         Raises
         ------
@@ -92,8 +92,10 @@ class TableFiles:
         found = cls._with_ending(first.parent, first.suffix)
         if {*found.paths} != {*paths}:
             raise ConfigError(
-                f"the {len(paths)} files should be all tables of a folder, or be matched by a "
-                f"pattern in quotes, such as '{first.parent}/*{first.suffix}'"
+                f"the {len(paths)} files should be all {first.suffix} files of the folder "
+                f"{first.parent}, since a config names its files by one pattern; name all files "
+                "of the folder, or pass a pattern in quotes that matches only the files to use, "
+                f"such as '{first.parent}/a*{first.suffix}'"
             )
         return found
 
@@ -218,9 +220,11 @@ def _toml_string(text: str) -> str:
 
 
 def _make_relative(pattern: str, out: Path) -> str:
-    """Return a file pattern relative to the folder of the config ``out``.
+    """Rewrite a pattern of data files relative to the folder of the config ``out``.
 
-    An absolute pattern does not change. A pattern on another Windows drive becomes absolute.
+    ``pattern`` is relative to the working directory; an absolute pattern does not change. On
+    Windows no relative path leads to another drive. So the result is absolute if ``out`` and the
+    working directory are on different drives.
     """
     if Path(pattern).is_absolute():
         return pattern

@@ -155,8 +155,8 @@ def krum_order(squared: Tensor, f: int) -> list[int]:
     """Return the indices of n vectors in the order of their Krum scores, the best first.
 
     The Krum score of a vector is the sum of its squared distances to the n − f − 2 nearest other
-    vectors, but at least to the nearest one. The best score is the lowest (Blanchard et al. 2017,
-    section 4).
+    vectors. The lowest score is the best (Blanchard et al. 2017, section 4). If n − f − 2 is less
+    than 1, the score is the squared distance to the single nearest vector.
 
     Parameters
     ----------
@@ -332,10 +332,13 @@ def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
 
 
 def mean_of_all(parts: Sequence[Updates]) -> Tensor:
-    """Return the mean update ``[S]`` of clients whose updates are in several objects.
+    """Return the mean update ``[S]`` of the clients in several :class:`Updates` objects.
 
-    A method needs this function if it sends separate queries to parts of a cluster. The weight of
-    client i is its number |D_i| of training examples. No client may be in more than one part.
+    A method needs this function if it sends separate queries to groups of a cluster's members, so
+    that each reply has the updates of one group. The weight of client i is its number |D_i| of
+    training examples. No client may be in more than one group.
+
+    If :attr:`Updates.aggregation` is set, its robust rule replaces the mean.
     """
     if parts[0].aggregation is not None:
         return mean(reduce(Updates.concat, parts))

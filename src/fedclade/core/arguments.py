@@ -155,7 +155,7 @@ def checked(*besides: str) -> Callable[[T], T]:
     ------
     ConfigError
         By the decorated function: one line for each argument of a wrong type, and for each path
-        that no file can have.
+        that is not a valid path of a file.
     ArgumentError
         By the decorated function: if arguments are missing or unknown. The message names the
         nearest known argument.
@@ -338,11 +338,14 @@ _MISFIT = object()
 def _convert(value: Any, hint: Any, *, strict: bool = False) -> Any:
     """Return a value converted to a declared type, or ``_MISFIT`` if the conversion is impossible.
 
-    Plain types (numbers, strings, tables and others in ``_WORDS``) are always checked. If
-    ``strict`` is set, as for calls from Python, values of all other classes are checked as well. A
-    value of a declared ``Literal`` then needs only the right type, since the called function checks
-    the choice itself. If ``strict`` is not set, as for configs, a value of a ``Literal`` must be
-    one of its choices, and values of other classes are left to the function that gets them.
+    Values of plain types (numbers, strings, tables and others in ``_WORDS``) are always checked.
+    The check of other declared types depends on ``strict``, which is set for calls from Python and
+    unset for configs:
+
+    - ``Literal``: if strict, a value needs only the type of a choice, since the called function
+      checks the choice itself; if not strict, the value must be one of the choices.
+    - Other classes: if strict, a value must be an instance of the class; if not strict, every value
+      is accepted, and the function that gets the value checks it.
     """
     if hint is Any:
         return value
@@ -374,9 +377,10 @@ def _convert_entries(value: Any, hint: Any, *, strict: bool) -> Any:
 def _is_instance(value: Any, hint: Any) -> bool:
     """Return whether a value is an instance of a declared class.
 
-    Plain types, such as numbers and strings, are checked elsewhere (``_WORDS``). Entries of tables
-    and lists are checked as well. If the declared class is a protocol for functions, the value must
-    be callable; for other protocols, every value is accepted.
+    The function is for classes that are not in ``_WORDS``; :func:`_convert_plain` checks values of
+    plain types, such as numbers. The entries of a table or list must also have their declared
+    types. If the declared class is a protocol for functions, the value must be callable; for other
+    protocols, every value is accepted.
     """
     kind = get_origin(hint) or hint
     if getattr(kind, "_is_protocol", False):
@@ -401,6 +405,15 @@ def _fits_inside(value: Any, kind: Any, of: tuple[Any, ...]) -> bool:
     """Return whether all entries of a table or list have the declared types.
 
     The result is True for values that are neither a table nor a list.
+
+    Parameters
+    ----------
+    value
+        The table or list.
+    kind
+        Its declared type without the types of entries, such as ``Mapping`` or ``Sequence``.
+    of
+        The declared types of keys and values of a table, or of the entries of a list.
     """
     if kind is Mapping and isinstance(value, dict) and len(of) == 2:
         return _all_fit(value, of[0]) and _all_fit(value.values(), of[1])

@@ -103,7 +103,8 @@ class Clients(ABC):
             For each of the n clients, the row of ``models`` that is its anchor, to which a proximal
             term, for example, pulls its model. None if the work needs no anchor.
         sent_before
-            Whether the clients have received the models earlier in this round.
+            Whether the clients have received the models earlier in this round, so that their
+            transfer is not counted again.
         require_all
             Whether clients that do not reply are queried again.
         """
@@ -175,7 +176,11 @@ class Workers(Clients):
     @property
     @abstractmethod
     def engine_taken(self) -> str | None:
-        """Description of the engine properties that affect rounding errors; None if unknown."""
+        """Name and form of the engine that is in use; None if unknown.
+
+        Rounding errors depend on the engine. A run therefore stores this text in its checkpoints,
+        and uses the same engine when it is continued.
+        """
 
     def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
         """Call the handler for the kind of the query, and return its reply."""
@@ -192,8 +197,8 @@ class Workers(Clients):
     def handle_updates(self, query: TrainQuery, sink: Sink | None = None) -> Updates:
         """Return the updates of the clients that reply to a training query.
 
-        If a ``sink`` is given, updates may be passed to it as they arrive. The returned updates
-        then lack them.
+        If a ``sink`` is given, an update may be passed to it as soon as it arrives. The returned
+        updates do not include the updates that were passed to the sink.
         """
 
     @abstractmethod

@@ -111,9 +111,9 @@ class LocalStore(ABC):
 
     @abstractmethod
     def get(self, name: str) -> Tensor | None:
-        """Return the stored tensor of a name in its state before the query's round.
+        """Return the tensor that was stored under a name before the query's round.
 
-        The result is None if no tensor was stored under this name before that round.
+        If several were stored, the result is the last one; if none was stored, the result is None.
         """
 
     @abstractmethod
@@ -287,9 +287,11 @@ class RowQuery(DataQuery[Tensor]):
         return not row.is_floating_point() or bool(row.isfinite().all())
 
     def amounts(self, spec: DataSpec) -> Mapping[str, int]:
-        """Return the quantities of a reply that a client's policy limits, by the limit's name.
+        """Return how much a reply discloses, to be compared with the limits of a client's policy.
 
-        By default the result is empty: the policy limits only how often the client replies.
+        The result maps the name of a limit, such as ``max_vectors``, to the amount in one reply,
+        here the number of vectors. By default the result is empty: the policy then limits only how
+        often the client replies.
         """
         return {}
 

@@ -42,8 +42,8 @@ class Evaluation:
         Ids of clients that send a score but no loss: their loss is NaN, and they count as one
         example each.
     byzantine
-        Share of the clients whose replies may be false. The server sets it if clients may be
-        malicious.
+        Largest assumed share of clients with false replies. A decision by losses should leave out
+        this share of the losses as outliers. The server sets it if clients may be malicious.
     """
 
     ids: tuple[int, ...]

@@ -26,8 +26,8 @@ class Event:
     def to_row(self, number: int) -> dict[str, Any]:
         """Return the event as a row of the log, a dictionary that can be written as JSON.
 
-        Fields that are None by default and in this event are left out. ``number`` is the number of
-        the event's round.
+        A field with the default None is left out if it is None in this event. ``number`` is the
+        number of the event's round.
         """
         values = {each.name: _in_json(getattr(self, each.name)) for each in fields(self)}
         missing = [
@@ -125,7 +125,8 @@ class Refused(Event):
 class Waiting(Event):
     """Event: network nodes that want to join the run must wait for a later round.
 
-    The reason is that the largest allowed number of new clients has joined recently.
+    The reason is that the setting ``network.newcomers`` limits the number of new clients at one
+    time.
     """
 
     kind = "waiting"
@@ -228,7 +229,8 @@ class SumUnguarded(_OfSum):
 class TooFew(Event):
     """Event: a cluster's model does not change in a round, since too few of its clients replied.
 
-    ``clients`` is the number of replies; the setting ``min_clients`` is the least number.
+    ``clients`` is the number of replies. The run's setting ``min_clients`` is the least number of
+    replies with which the model changes.
     """
 
     kind = "too_few"
@@ -272,8 +274,9 @@ class Buffered(Event):
 class SetApart(_OfClients):
     """Event: clients whose reports about their data are outliers became a cluster of their own.
 
-    ``distance`` is the distance of these clients from all other clients. ``usual``, for comparison,
-    is a typical distance among the other clients.
+    ``distance`` is the distance of this cluster from the cluster of all other clients, by the
+    linkage of the clustering. ``usual``, for comparison, is a typical distance among the other
+    clients.
     """
 
     kind = "set_apart"
@@ -511,11 +514,14 @@ class Stepped(Event):
 class PrivateRelease(Event):
     """Event: a noisy sum, or the private choices of clients, were released to the server.
 
-    Each client contributes at most once. ``about`` is the topic of the release. For a sum,
-    ``noise_multiplier`` is the standard deviation of the noise, divided by half the largest
-    distance between two possible contributions of a client, and ``sampling`` is the rate at which
-    each client was sampled. For choices, ``epsilon`` is the privacy parameter ε of a choice, and
-    ``options`` is the number of options.
+    Each client contributes at most once. ``about`` is the topic of the release. The other fields
+    depend on what was released:
+
+    - For a sum, ``noise_multiplier`` is σ / (d / 2), where σ is the standard deviation of the
+      noise, and d is the largest distance between two possible contributions of a client.
+      ``sampling`` is the probability with which each client was sampled.
+    - For choices, ``epsilon`` is the privacy parameter ε of each client's choice, and ``options``
+      is the number of options.
     """
 
     kind = "private_release"

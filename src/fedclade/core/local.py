@@ -195,7 +195,7 @@ class LocalTraining:
     Raises
     ------
     ConfigError
-        If a value is out of range or unknown; one line for each.
+        If a value is out of range or unknown; the message has a line for each such value.
     """
 
     epochs: int | None = setting(
@@ -361,7 +361,7 @@ class LocalTraining:
         return replace(self, smallest_batch=examples)
 
     def in_epochs(self, epochs: int) -> LocalTraining:
-        """Return the settings with another number of epochs; a number of steps is unset."""
+        """Return the settings with a number of epochs, which replaces a number of steps if set."""
         return replace(self, epochs=epochs, steps=None)
 
     def on_part(self, parts: int, examples: int = 0) -> LocalTraining:
@@ -370,13 +370,15 @@ class LocalTraining:
         If the data is divided into r parts, training on one part processes about 1/r as many
         examples as training on all the data.
 
-        If all parts have the same size, the batch size is divided by r, but is at least
-        :data:`SMALLEST_BATCH` examples: training on a part then takes about as many steps as
-        training on all the data. The step size is scaled by the square root of the batch size
-        (Krizhevsky 2014, section 5), which leaves the variance of a step unchanged. Batch sizes
-        that would leave a last batch of one example, which BatchNorm does not accept, are avoided
-        if possible. If the parts differ in size, batch size and step size do not change, and
-        training on a part takes fewer steps.
+        If all parts have the same size, the batch size is divided by r, so that training on a part
+        takes about as many steps as training on all the data. The new batch size is at least
+        :data:`SMALLEST_BATCH` examples (or the old batch size if that is smaller). It is increased
+        if the last batch of an epoch would otherwise have a single example, which BatchNorm does
+        not accept. The step size is multiplied by the square root of the new over the old batch
+        size (Krizhevsky 2014, section 5), which leaves the variance of a step unchanged.
+
+        If the parts differ in size, batch size and step size do not change, and training on a part
+        takes fewer steps.
 
         Parameters
         ----------

@@ -93,7 +93,7 @@ def label_rates(mean: Tensor, examples: float) -> Tensor:
         Mean of the clients' tables ``[K, C]`` (:meth:`Mixture.tables`), weighted by the clients'
         numbers of examples.
     examples
-        Total number of examples of all clients.
+        Total number of examples of all clients. Multiplied by it, the mean is a number of examples.
     """
     counts = (mean.double() * examples).clamp(min=LEAST_MASS)
     return counts / counts.sum(1, keepdim=True)

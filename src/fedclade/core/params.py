@@ -513,8 +513,15 @@ def _copy_unsent_buffers(
 ) -> dict[str, Tensor]:
     """Return copies of the buffers that are not averaged over clients, by name.
 
-    These buffers are not running statistics, or are not in the module's state dict. Frozen buffers
-    are left out.
+    Parameters
+    ----------
+    module
+        The module.
+    saved
+        Names of the buffers in the module's state dict. All other buffers are not averaged, nor are
+        buffers that are not running statistics.
+    frozen
+        Names of frozen tensors, which are left out of the result.
     """
     names = unsent_buffers(module)
     found: dict[str, Tensor] = {}

@@ -38,8 +38,9 @@ _room = ""
 def draw_with(room: str) -> None:
     """Set the name of the package whose functions draw objects for display in notebooks.
 
-    The drawing package imports other packages of fedclade, which must not import it in turn. They
-    call it through :func:`drawn`, by the name that is set here.
+    The drawing package (``fedclade.report``) imports other packages of fedclade. To avoid circular
+    imports, these packages do not import the drawing package; they call its functions through
+    :func:`drawn`, which imports the package of the given name when it is needed.
     """
     global _room
     _room = room

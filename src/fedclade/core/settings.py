@@ -128,9 +128,9 @@ class About:
         Full key of the setting in a config, such as ``privacy.min_cluster_size``. By default, it is
         the name of the field in the section of its class.
     later
-        Whether the setting was added in a later version. The config of a run then records the
-        setting only if it differs from its default, so that configs of earlier versions remain
-        equal.
+        Whether the setting was added in a later version than its class. The config of a run then
+        records the setting only if it differs from its default, so that this config is equal to the
+        config that an earlier version records for the same run.
     """
 
     doc: str
@@ -258,7 +258,7 @@ def as_section(settings: Any, kind: type[Any] | None = None) -> dict[str, Any]:
     settings
         An object of a settings class.
     kind
-        A base class of its class, to return only the fields of the base class; None: all fields.
+        A base class of the object's class, whose fields alone are returned; None: all fields.
     """
     section: dict[str, Any] = {}
     for each in fields(kind or settings):
@@ -278,9 +278,10 @@ def _as_plain_value(value: Any) -> Any:
 
 
 def in_section(settings: Any, section: str) -> dict[str, Any]:
-    """Return the values of an object's settings whose declared key is in a config section.
+    """Return the values of those settings of an object that belong to a section, by field name.
 
-    The values are by field name. Only keys that are declared explicitly (:attr:`About.key`) count.
+    A setting belongs to the config section that its key (:attr:`About.key`) names. Settings without
+    an explicit key are left out.
     """
     return {
         name: getattr(settings, name)

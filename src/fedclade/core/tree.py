@@ -349,9 +349,9 @@ class ParameterTree(Displayed):
         Parameters
         ----------
         leaf_of
-            By client id, the id of the new leaf of each client that moves; 0, the root, for a
-            client that then belongs to no leaf. A client that already belongs to no leaf may
-            be given the id of the node that it is in, and then stays there.
+            By client id, the id of the node to which each client moves: a leaf, or 0 (the root) if
+            the client is to belong to no leaf. For a client that belongs to no leaf now, the id of
+            the deepest node with the client is allowed as well: the client then does not move.
 
         Raises
         ------
@@ -362,8 +362,8 @@ class ParameterTree(Displayed):
         places = {0, *(leaf.id for leaf in self.leaves), *self.stragglers}
         if lost := [leaf for leaf in leaf_of.values() if leaf not in places]:
             raise TreeError(
-                "clients can move only to the root, to a leaf, or to another node with clients "
-                f"that belong to no leaf: one of the nodes {sorted(places)}, got node {lost[0]}"
+                f"clients can move only to one of the nodes {sorted(places)} (the root, a leaf, or "
+                f"an inner node with clients that belong to no leaf), got node {lost[0]}"
             )
         came: dict[int, list[int]] = {
             node: [] for node in (0, *self.stragglers, *(leaf.id for leaf in self.leaves))

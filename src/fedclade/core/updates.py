@@ -211,7 +211,8 @@ class Aggregation:
     def tolerated(self, clients: int, most: int) -> int:
         """Return the number f of malicious clients that the robust rule tolerates.
 
-        f is the share ``byzantine`` of the clients that replied, rounded down.
+        f is the share ``byzantine`` of the clients that replied, rounded down, but at most
+        ``most``.
 
         Parameters
         ----------
@@ -370,10 +371,10 @@ class Updates:
         left_out: Mapping[int, str] | None = None,
         **columns: Tensor | None,
     ) -> Updates:
-        """Return an object with the given columns and common properties.
+        """Build updates from their columns and common properties, given as keyword arguments.
 
-        The parameters are the properties of the class; further keyword arguments are further
-        columns. A column that is None is left out.
+        Each parameter has the meaning of the property of the same name. Further keyword arguments
+        are additional columns. A column that is None is left out.
         """
         given = {"sizes": sizes, "losses": losses, "norms": norms, "deltas": deltas, **columns}
         return cls(
@@ -785,7 +786,8 @@ def make_usable(deltas: Tensor, losses: Tensor) -> None:
     The function is for clients with differential privacy, for which a missing reply would reveal
     something about the data without any noise. Clipping and noise are applied afterwards, so an
     update may be changed in any way here. An update with an entry that is not finite is replaced by
-    zeros, and an update that is too long is scaled down. All losses are set to 0.
+    zeros. An update with a norm above half of :data:`LARGEST_NORM` is scaled down to this norm. All
+    losses are set to 0.
 
     Parameters
     ----------

@@ -117,7 +117,8 @@ class SplitPart(Examples):
         Whether the update is compared with the updates from the other parts.
     longest
         Factor by which a client multiplies the parameters of its update if this reduces the loss on
-        the examples that it trained on. With 1, the client sends the update unchanged.
+        (at most 256 of) the examples that it trained on. Otherwise, and if the factor is 1, the
+        client sends the update unchanged.
     parts_from
         Seed and round number that determine how the parts are drawn; None: the seed and number of
         the query's round. A client in a network sets them to use the same parts again.
@@ -142,7 +143,7 @@ class SplitPart(Examples):
         """Return the ascending indices of the examples in the part.
 
         See :meth:`Examples.of_client` for the parameters. If parts have a fixed size, copies of an
-        example are assigned to the same part (:func:`deal`): copies in different parts would make
+        example are assigned to the same part (:func:`deal`). Copies in different parts would make
         the parts similar to each other, whatever the distribution of the client's data.
         """
         if self.drawn_from is not None and self.drawn_from < count:
@@ -421,9 +422,9 @@ class Steps:
     ----------
     allows_noise
         Whether the steps can be taken by DP-SGD, so that everything that leaves a client is
-        computed from noisy gradients. By default, they cannot, and each subclass has to set the
-        attribute itself. A class that sets the attribute and defines :meth:`run` must also define
-        :meth:`count_steps`, from which the privacy budget that was spent is computed.
+        computed from noisy gradients. False by default. The attribute is not inherited: each class
+        whose steps can be taken by DP-SGD has to set it. Such a class, if it defines :meth:`run`,
+        must also define :meth:`count_steps`, from which the spent privacy budget is computed.
     """
 
     allows_noise: ClassVar[bool] = False
@@ -620,7 +621,10 @@ class DistanceToAnchor(Reply):
 
 @dataclass(frozen=True)
 class NoReply(Reply):
-    """Declaration that a client replies with its training loss alone, and an update of length 0."""
+    """Declaration that a client replies with its training loss alone, without an update.
+
+    The column :attr:`Updates.deltas` then has no entries: its shape is ``[n, 0]``.
+    """
 
 
 @dataclass(frozen=True, eq=False)

@@ -165,8 +165,9 @@ class Encoding:
     is_declared
         Whether the user declared the schema, so that the schema reveals nothing about the data.
     source
-        The raw data before encoding. None if the federation has several clients, and in worker
-        processes, which receive only encoded data. The data cannot then be encoded again.
+        The raw data before encoding, for encoding it again by another schema. None if this is not
+        possible: if the federation has several clients, and in worker processes, which receive only
+        encoded data.
     fills_by
         Treatment of empty cells, if the values that fill them were computed from this data. None if
         the filling values are declared or agreed, or if no cell is empty.
@@ -368,7 +369,7 @@ def _unite_columns(one: InputColumn, other: InputColumn) -> InputColumn:
         raise SchemaError(
             f"column {one.name!r} should have at most {MOST_CATEGORIES:,} categories over all "
             f"clients, got {len(categories):,} with the categories of this client; leave the "
-            "column out of 'inputs'"
+            "column out: remove it from 'inputs' if set, or add it to 'exclude'"
         )
     fill = other.fill if one.fill is None else one.fill
     indicator = one.indicator or other.indicator

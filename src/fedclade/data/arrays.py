@@ -253,7 +253,8 @@ def check_numbering(y: Tensor, what: str, task: TaskKind) -> None:
             f"{what} go up to {last:,}, but only {different:,} different labels occur, and a model "
             "has an output for each number from 0 on; renumber the labels from 0, as "
             "numpy.unique(labels, return_inverse=True) does, or pass the labels as texts; if there "
-            "are really this many labels, state their number"
+            "are really this many labels, pass their number: outputs of a Pool, or labels of "
+            "one_client"
         )
 
 

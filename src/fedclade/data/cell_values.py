@@ -249,7 +249,11 @@ def look_like_dates(texts: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def short_date_format(texts: Sequence[str]) -> str | None:
-    """Return a date format with two-digit years that fits all texts; None if no format does."""
+    """Return a date format with two-digit years that fits all texts; None if no format does.
+
+    Such dates are read only if the user sets ``dates``. The returned format is the value that an
+    error message suggests for this setting.
+    """
     if texts:
         match = _DATE.fullmatch(texts[0].strip())
     else:

@@ -80,13 +80,28 @@ class ClientData:
 def map_labels(y: Tensor, label_map: Tensor) -> Tensor:
     """Replace each label ``y`` by ``label_map[y]``.
 
-    The shape does not change, and neither do targets equal to :data:`~fedclade.core.IGNORED`.
+    The result has the shape of ``y``. Targets equal to :data:`~fedclade.core.IGNORED` do not change.
     """
     return label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
 
 
 def check_examples(pool: Pool, indices: Indices, split: Split, client: str) -> None:
-    """Check that a client's indices are rows of the pool, and that these have finite inputs."""
+    """Check a client's examples: their indices are rows of the pool, and their inputs are finite.
+
+    Parameters
+    ----------
+    pool
+        The examples of all clients.
+    indices
+        Indices of the client's examples in the pool.
+    split, client
+        The split that the examples belong to, and a description of the client, for messages.
+
+    Raises
+    ------
+    DataError
+        If an index is not in the pool, or an input is NaN or infinite.
+    """
     check_range(indices, len(pool.x), f"the {split} indices of {client}")
     if len(pool.not_finite) == 0:
         return

@@ -125,11 +125,11 @@ def bounded(replies: Sequence[Statistics], largest_weight: float) -> list[Statis
     The number of examples of a client, which is its weight, is limited to ``largest_weight`` times
     the median number of examples of all clients.
 
-    The values of each column are limited separately. The distance of a client is the distance
-    between its mean and the median of all clients' means. A client's distance and its standard
-    deviation are each limited to :data:`FAR` · s. Here s is the median standard deviation of the
-    clients plus their median distance. If this is 0, each client's standard deviation and distance
-    are added, and s is the second largest sum.
+    The mean and the standard deviation are limited separately for each column. Let d_i be the
+    distance of client i's mean from the median of all clients' means, and σ_i its standard
+    deviation. Both d_i and σ_i are limited to :data:`FAR` · s, where the scale s is the median of
+    all σ_i plus the median of all d_i. If this sum of medians is 0, s is the second largest value
+    of d_i + σ_i among the clients.
 
     The replies of fewer than three clients are not limited.
     """

@@ -380,7 +380,7 @@ class NumberedNames(Sequence[str]):
 
 
 def take_optional(values: Indices | None, places: Indices | slice) -> Indices | None:
-    """Return ``values[places]``, or None if ``values`` is None (an optional array of a table)."""
+    """Select clients from an optional array of a table: ``values[places]``, or None without array."""
     if values is None:
         return None
     return values[places]

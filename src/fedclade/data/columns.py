@@ -50,8 +50,8 @@ class Sheet:
     where
         Name of the table in messages, such as its path.
     client
-        Name of the client that owns all rows of the table, unless a column names the client of
-        each row; None for a data frame.
+        Name of the client that owns all rows of the table; not used if a column names the client of
+        each row. None for a data frame.
     csv
         The CSV file that the table was read from; None for other files and data frames.
     numbers
@@ -173,8 +173,8 @@ class Rows:
         others = [column for column in first.table.column_names if column not in reserved]
         if not others:
             raise DataError(
-                f"{first.where} should have at least 1 input column, got only "
-                f"{show_names(reserved)}, which are no inputs"
+                f"{first.where} should have at least 1 input column, got only columns with another "
+                f"role: {show_names(reserved)}"
             )
         return others
 
@@ -362,8 +362,8 @@ class Rows:
             if len(categories) > MOST_CATEGORIES:
                 raise DataError(
                     f"column {column!r} has {len(categories):,} different texts, too many to "
-                    "encode by category; leave it out of 'inputs', or take its words as the only "
-                    f"input by text = {column!r}"
+                    "encode by category; leave it out (remove it from 'inputs' if set, or add it "
+                    f"to 'exclude'), or take its words as the only input by text = {column!r}"
                 )
             described.append(InputColumn(column, "category", categories))
         return tuple(described)
@@ -622,12 +622,12 @@ def _detect_kind(table: Table, column: str, where: str) -> ColumnKind | None:
         return "text"
     if types.is_binary(found) or types.is_large_binary(found):
         raise DataError(
-            f"{where}: column {column!r} should have numbers or texts, got bytes; leave it out by "
-            "'exclude'"
+            f"{where}: column {column!r} should have numbers or texts, got bytes; leave it out: "
+            "remove it from 'inputs' if set, or add it to 'exclude'"
         )
     raise DataError(
-        f"{where}: column {column!r} should have numbers or texts, got {found}; leave it out of "
-        "'inputs'"
+        f"{where}: column {column!r} should have numbers or texts, got {found}; leave it out: "
+        "remove it from 'inputs' if set, or add it to 'exclude'"
     )
 
 

@@ -260,7 +260,9 @@ def concepts(
     noise: float | None = None,
     seed: int = 0,
 ) -> Federation:
-    """Build a federation with drifting concepts: ``name = "fedclade.data:concepts"`` in a config.
+    """Build a federation with drifting concepts, from one of three synthetic data sets.
+
+    In a config, ``name = "fedclade.data:concepts"`` in the section ``[data]`` selects this function.
 
     - ``sea``: inputs are three numbers uniform in [0, 10]. The label is 1 if the sum of the second
       and the third is greater than a threshold θ. There are four concepts, each with its own θ.

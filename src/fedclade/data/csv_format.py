@@ -278,13 +278,13 @@ def _read_sample(path: Path, encoding: str) -> str:
 def _detect_separator(sample: str, path: Path) -> str:
     """Choose the separator with which the largest share of rows has as many cells as the header.
 
-    If several separators are equal, the separator with the largest share of cells that are numbers
-    is chosen.
+    Among separators with equal shares, the one with the largest share of cells that are numbers is
+    chosen. If no separator fits, the usual separator of files with this ending is chosen.
 
     Raises
     ------
     DataError
-        If several separators fit equally well.
+        If several separators are equal by both criteria.
     """
     regular = {separator: _regular_rows(sample, separator) for separator in SEPARATORS}
     shares = {separator: share for separator, (share, _) in regular.items()}
@@ -311,12 +311,16 @@ def _regular_rows(sample: str, separator: str) -> tuple[float, list[list[str]]]:
     Returns
     -------
     tuple
-        A score of the separator, from 0 (does not fit) to 1, and rows below the header. If at least
-        half of the rows have as many cells as the header, the score is their share, and these rows
-        are returned. Otherwise the score is 0, and all rows are returned. If all rows have the same
-        number of cells (more than one) and only the header has another number, the score is a
-        quarter in place of 0: the separator can then still be chosen, and the reader reports the
-        wrong header. The score is 0, without rows, if the header has only one cell.
+        A score of the separator, from 0 (does not fit) to 1, and rows below the header. A row is
+        regular if it has as many cells as the header.
+
+        - If at least half of the rows are regular, the score is their share, and the regular rows
+          are returned. Without rows below the header, the score is 1.
+        - If all rows have the same number of cells, more than one, and only the header has another
+          number, the score is 1/4, and all rows are returned. The separator can then still be
+          chosen, and the reader reports the wrong header.
+        - In all other cases the score is 0. All rows are returned, or no rows if the header has
+          only one cell or the sample cannot be parsed.
     """
     try:
         rows = [

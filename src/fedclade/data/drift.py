@@ -187,11 +187,11 @@ class Drift:
         sizes differ by at most one. ``same``: a client has the same examples in all stages, and
         sees them by the view of its true cluster.
     share
-        Fraction of the clients that move to another true cluster at each stage, in [0, 1]; by
-        default 0.5. These clients are drawn again for each stage, at least one client unless the
-        fraction is 0. With the value ``anew`` in place of a fraction, every client draws its true
-        cluster from all clusters at each stage, so that it may also stay in its cluster. Newcomers
-        move in the same way.
+        Fraction of the clients that move to another true cluster at the beginning of each stage, in
+        [0, 1]; by default 0.5. The clients that move are drawn again for each stage; at least one
+        client moves unless the fraction is 0. With the value ``anew`` in place of a fraction, every
+        client draws its true cluster from all clusters in each stage, so that it may also stay in
+        its cluster. Newcomers move in the same way.
     pattern
         True cluster of each client in each stage, as an alternative to ``share``: the name of a
         pattern of FedDrift (``A`` to ``F``, ``W`` to ``Z``, ``R0`` to ``R9``), or a list with a row

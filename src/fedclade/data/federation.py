@@ -141,7 +141,8 @@ class Federation(Displayed):
         if set(truth) != set(self.ids):
             odd = sorted(set(truth) ^ set(self.ids))
             raise DataError(
-                f"true_clusters should name every client exactly once; these do not match: {odd}"
+                "true_clusters should name every client of the federation and no other client; "
+                f"missing or unknown are: {odd}"
             )
         for client, cluster in truth.items():
             whole_number(cluster, f"the true cluster of client {client}")

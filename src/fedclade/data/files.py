@@ -204,7 +204,7 @@ def _label_places(rows: Rows, column: str, labels: Sequence[Label]) -> NDArray[n
         expected = "texts" if is_number(kind) else "numbers"
         raise SchemaError(
             f"{rows.sheets[0].where}: the labels of the schema are {expected}, but the target "
-            f"{column!r} has {IN_WORDS[kind]}"
+            f"{column!r} has {IN_WORDS[kind]}; correct the target or the schema"
         )
     if not is_number(kind):
         return rows.category_places(column, cast("Sequence[str]", labels), "label")
@@ -233,7 +233,7 @@ def _encode_numbered(rows: Rows, column: str, count: int) -> Tensor:
     if not is_number(kind):
         raise SchemaError(
             f"{rows.sheets[0].where}: the labels of the schema are the numbers 0 to {count - 1}, "
-            f"but the target {column!r} has {IN_WORDS[kind]}"
+            f"but the target {column!r} has {IN_WORDS[kind]}; correct the target or the schema"
         )
     labels = _whole_numbers(rows, column)
     known = ["0", "...", str(count - 1)]
@@ -497,8 +497,8 @@ class TableSource(DataSource):
         The schema that the user declares, if any. The input columns are those of the schema unless
         ``choice`` lists inputs.
     key
-        Key of the first client, which seeds its random draws; the following clients have the next
-        numbers.
+        Key of the first client. A client's key seeds its random draws; the keys of the following
+        clients are ``key + 1``, ``key + 2`` and so on.
     """
 
     sheets: Sequence[Sheet]
@@ -511,7 +511,7 @@ class TableSource(DataSource):
 
     @cached_property
     def rows(self) -> Rows:
-        """Rows of all tables, with texts of numbers and dates converted to numbers.
+        """Rows of all tables; numbers and dates that are stored as texts are converted to numbers.
 
         Rows without a target and clients with fewer than ``fewest_rows`` rows are left out. All
         assumptions about the data are logged in one line.
@@ -554,7 +554,8 @@ class TableSource(DataSource):
     def with_key(self, key: int) -> TableSource:
         """Return the source with another key for its first client.
 
-        The key of a client seeds its random draws. The other clients have the following numbers.
+        The key of a client seeds its random draws. The keys of the following clients are
+        ``key + 1``, ``key + 2`` and so on.
         """
         source = replace(self, key=key)
         # Share the prepared rows, so that assumptions about them are logged only once.
@@ -624,7 +625,8 @@ class TableSource(DataSource):
         if self.choice.text is not None and not schema.words:
             raise SchemaError(
                 f"the schema should have the words of a vocabulary, as the only input is the text "
-                f"column {self.choice.text!r}, got no words"
+                f"column {self.choice.text!r}, got no words; use a schema for texts, or set "
+                "'inputs' in place of 'text'"
             )
         return self._build_encoded(self._complete_schema(schema))
 
@@ -736,8 +738,8 @@ class TableSource(DataSource):
     def _target_values(self) -> NDArray[Any]:
         """Values of the target column, ``[N]``, as in the file.
 
-        These values are the strata of the hold-out. They are not encoded as label numbers, since
-        the numbers depend on the schema, and the drawn rows should not.
+        Rows with equal values form a stratum of the hold-out. The values are not encoded as label
+        numbers: these depend on the schema, and the choice of held-out rows must not depend on it.
         """
         (target,) = self.choice.target
         if is_number(self.rows.kind(target)):

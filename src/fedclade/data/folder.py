@@ -392,7 +392,7 @@ def open_folder(folder: str | Path, augment: Augment | str | None = None) -> Fed
 
 
 def open_pool(folder: str, digest: str) -> Pool:
-    """Open the examples of a folder again in a worker process, in place of sending them there.
+    """Open the examples of a folder in a worker process, so that they need not be sent to it.
 
     Raises
     ------

@@ -95,8 +95,8 @@ def write_folder(
 ) -> None:
     """Write a federation to a folder, given its clients in blocks.
 
-    The folder gets its name only when it is complete. Memory is needed for one block, and about 100
-    bytes for each client.
+    The files are written to a temporary folder, which is renamed to ``folder`` when it is complete.
+    Memory is needed for one block, and about 100 bytes for each client.
 
     Parameters
     ----------

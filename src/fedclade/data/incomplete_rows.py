@@ -81,8 +81,8 @@ def _check_not_empty(before: Sheet, after: Sheet) -> None:
     if after.table.num_rows == 0:
         raise DataError(
             f"{before.where} has no rows to learn from: all rows lack a target, or have an empty "
-            "input although missing = 'drop'; fill in the cells, or set fewest_rows = 2 to leave "
-            "such tables out"
+            "input and are left out because of missing = 'drop'; fill in the cells, choose another "
+            "value of missing, or set fewest_rows = 2 to leave such tables out"
         )
 
 

@@ -290,8 +290,8 @@ def inspect_files(
     Raises
     ------
     ConfigError
-        If no column of a single file looks like the client of a row, or no column can be the
-        target.
+        If no column of a single file seems to state the client that owns a row, or no column can be
+        the target.
     DataError
         If no file can be read, or a named column is missing.
     """
@@ -444,7 +444,7 @@ class _TableGuesses:
                 if may_name and count >= 2 and count * FEW_TEXTS <= 2 * self.rows:
                     return name, f"its name has the word {word!r}, and it has {count} values"
         raise ConfigError(
-            f"no column of {self.sheets[0].where} looks like the client of a row; name "
+            f"no column of {self.sheets[0].where} seems to state the client that owns a row; name "
             f"the column by --client, one of {', '.join(list(self.columns)[:FEW_TEXTS])}"
         )
 

@@ -86,8 +86,9 @@ def load_federation(
         ``module:function``.
     clusters
         Number of true clusters, with a shift or with partition ``label_groups``. By default the
-        smallest of 4, the number of clients and (for ``label_groups``) the number of labels. In all
-        other cases, and with a shift that draws a view for each client, it must be 1 or None.
+        smallest of 4, the number of clients and (for ``label_groups``) the number of labels. The
+        value must be 1 or None if there is neither a shift nor this partition, or if the shift
+        draws a view for each client.
     validation_fraction
         Fraction, in [0, 1), of each client's training examples that it sets aside as validation
         data and does not train on. If above 0, at least one example is set aside, and at least one
@@ -258,7 +259,11 @@ def _check_options(
     *,
     seed: int,
 ) -> None:
-    """Check the seed, and that no option is given twice or has no effect."""
+    """Check the seed and the options of the source and of the partition.
+
+    Options of the source are allowed only for a source that is given by name. The number of
+    clusters, which is a separate setting, must not also be an option of the partition.
+    """
     has_clusters_twice = partition == "label_groups" and "clusters" in partition_options
     takes_options = isinstance(source, str) or not source_options
     partition_rule = "without 'clusters', which is a separate setting"

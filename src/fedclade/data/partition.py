@@ -155,8 +155,8 @@ def dirichlet(
         Smallest number of examples of a client. Shares are drawn again until all clients have at
         least this number.
     balanced
-        Whether a client that has more than its equal share gets no further labels, as in the
-        authors' code and in PFLlib.
+        Whether a client that already has more than its equal share of all examples gets no examples
+        of further labels, as in the authors' code and in PFLlib.
     tests
         ``matched``: clients are tested on examples of the source's test split. ``own``: the test
         split is distributed as well, as in PFLlib, and each client holds out some of its examples.
@@ -304,8 +304,8 @@ def natural(
     needed = clients or 1
     if len(chosen) < needed:
         raise DataError(
-            f"{needed} clients need as many owners with at least {min_samples} examples, but "
-            f"of the {len(names)} owners in {pool.name} only {len(chosen)} have this number; set "
+            f"{needed} clients need as many owners with at least {min_samples} examples each, but "
+            f"only {len(chosen)} of the {len(names)} owners in {pool.name} have that many; set "
             "fewer clients or a smaller min_samples"
         )
     rows_by_owner = order[np.argsort(owner_of, kind="stable")]
@@ -741,9 +741,10 @@ def share_examples(
 
 
 def _place_newcomers_last(clients: int, newcomers: int, clusters: int, seed: int) -> list[int]:
-    """Draw the clients that become newcomers, from each true cluster in turn.
+    """Draw the clients that become newcomers, from each true cluster in turn, and list them last.
 
-    Returns the positions in the partition of the other clients, and then of the newcomers.
+    The pool is partitioned among ``clients + newcomers`` clients. The result has their positions in
+    this partition: first of the clients that are not drawn, and then of the newcomers.
     """
     everyone = range(clients + newcomers)
     draw = rng.generator(seed, "newcomers")

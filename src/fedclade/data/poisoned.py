@@ -1,10 +1,13 @@
 """Poisoned data: the training data of adversaries, and the test data of a backdoor.
 
 Poisoned data is in a separate pool, and a query requests it by a negative round number: ``-3``
-stands for the poisoned data of round 3. Poisoning therefore changes neither the data of honest
-clients, nor scores on test data, nor the numbers of examples. Each query determines which clients
-are adversaries, and from which round on. The module also stores examples as clients see them, after
-the views of a shift or a drift.
+stands for the poisoned data of round 3. Clients use their true data in all other queries. Poisoning
+therefore changes neither the data of honest clients, nor scores on test data, nor the numbers of
+examples. To train on poisoned data, a query with the negative number is sent to the adversaries of
+the round, which may differ from round to round. To measure a backdoor, such a query is sent to
+honest clients, whose poisoned test data has the trigger.
+
+The module also stores examples as clients see them, after the views of a shift or a drift.
 """
 
 from __future__ import annotations
@@ -158,7 +161,7 @@ def write_out_views(
 
 
 def _make_key(lots: Lots) -> LotsKey:
-    """Return a dictionary key for groups of examples.
+    """Return a dictionary key for groups of examples, by which shared groups are stored once.
 
     Two keys are equal if the groups consist of the same array objects and view numbers.
     """
@@ -205,7 +208,8 @@ def _show_examples(
     shapes = {tuple(x.shape[1:]) for x in xs}
     if len(shapes) > 1:
         raise DataError(
-            f"all views should return images of the same shape, got the shapes {sorted(shapes)}"
+            "the transforms of all views of a shift should return images of the same shape, got "
+            f"the shapes {sorted(shapes)}; correct the shift"
         )
     return torch.cat(xs), torch.cat(ys)
 

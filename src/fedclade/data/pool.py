@@ -382,21 +382,22 @@ class Pool:
 
     @checked()
     def scaled(self, how: Scaling) -> Pool:
-        """Return the pool with its images scaled in another way.
+        """Return a pool of the same examples that scales images in the given way.
 
         Parameters
         ----------
         how
-            ``source``: by the source's mean and standard deviation (no change). ``unit``: only to
-            [0, 1]. ``pixel``: a pixel with grey level x (0 to 255) becomes the number
-            (x − μ)/(σ + 0.001), as Li et al. 2018 scale MNIST. Here μ and σ are the mean and the
-            standard deviation of this pixel over all images, including the test split. A pixel that
-            is always black becomes 0.
+            ``source``: by the pool's ``mean`` and ``std``; the pool itself is returned. ``unit``:
+            pixels are only divided by 255. ``pixel``: a pixel with grey level x (0 to 255) becomes
+            the number (x − μ)/(σ + 0.001), as Li et al. 2018 scale MNIST. Here μ and σ are the mean
+            and the standard deviation of this pixel over all images, including the test split. A
+            pixel that is always black becomes 0.
 
         Raises
         ------
         ConfigError
-            If the scaling is unknown, or is not ``source`` and inputs are not images of uint8.
+            If the scaling is unknown, or if it is ``unit`` or ``pixel`` although the inputs are not
+            images of type uint8.
         """
         if how not in get_args(Scaling):
             raise ConfigError(unknown("value of scaling:", how, get_args(Scaling)))
@@ -420,6 +421,8 @@ class Pool:
     def with_inputs_as(self, kind: InputKind) -> Pool:
         """Return the pool with its inputs converted to numbers (float32) or tokens (int64).
 
+        With ``kind`` ``auto`` the inputs are not changed.
+
         Raises
         ------
         ConfigError
@@ -441,17 +444,19 @@ class Pool:
         indices
             Indices of the examples, int64 ``[n]``.
         quarter_turns
-            Number of rotations by 90°, counter-clockwise.
+            Number of rotations of images by 90°, counter-clockwise; 0 for inputs that are not
+            images.
 
         Returns
         -------
         Tensor
-            Normalized floats for images of type uint8; other inputs unchanged.
+            Images of type uint8 as floats, scaled by the pool's ``mean`` and ``std``. Other inputs
+            have the numbers and the type that they have in the pool.
 
         Raises
         ------
         DataError
-            If an index is out of range, or inputs that are no images should be rotated.
+            If an index is out of range, or ``quarter_turns`` is not a whole number.
         """
         try:
             x = self.x[torch.from_numpy(indices)]

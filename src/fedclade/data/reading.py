@@ -55,7 +55,8 @@ def read_parts(given: Mapping[str, Any], task: TaskKind | None) -> Examples:
     Parameters
     ----------
     given
-        Data sets or pairs by their names in messages. Inputs must have the same type and shape.
+        Data sets, or pairs ``(x, y)`` of arrays, by the names that error messages use for them. The
+        inputs of all examples must have the same type and shape.
     task
         The task. If None, the targets determine it: whole numbers are labels, other numbers are
         targets of a regression.
@@ -121,7 +122,7 @@ def is_dataset(part: Any) -> bool:
 
 
 def describe_inputs(x: Tensor | list[str]) -> str:
-    """Describe the type and shape of the inputs of a part for messages, by the first input."""
+    """Describe the type and shape of the first input of a part, or "texts", for messages."""
     if isinstance(x, list):
         return "texts"
     return _describe_input(x[0])
@@ -138,7 +139,7 @@ def _read_arrays(pair: tuple[Any, Any], what: str) -> tuple[Tensor | list[str], 
     Returns
     -------
     tuple
-        Inputs and targets, which are not converted to the types of a task yet.
+        Inputs and targets. The targets keep their type until the task is known.
     """
     x, y = pair
     inputs = _read_inputs(x, f"inputs of {what}")
@@ -231,9 +232,11 @@ def _check_alike(first: Tensor, x: Tensor, row: int, what: str) -> None:
 
 
 def _warn_of_randomness(dataset: Any, inputs: Sequence[Tensor], what: str) -> None:
-    """Warn if an example differs when it is read again, as after a random transform.
+    """Warn if some inputs of a data set change when they are read a second time.
 
-    Examples are read only once, so a random transform would not vary between epochs.
+    They change if the data set applies a random transform. Examples are read only once, before
+    training, so the transform would not vary between epochs. ``inputs`` are all inputs as read
+    first.
     """
     rows = np.unique(np.linspace(0, len(inputs) - 1, READ_TWICE).astype(int))
     for row in rows.tolist():
@@ -309,8 +312,8 @@ def _convert_targets(y: Tensor | list[Any], what: str, task: TaskKind) -> Tensor
         row = int(is_negative.nonzero()[0, 0])
         raise DataError(
             f"labels of {what} should be whole numbers from 0 on, got "
-            f"{int(labels[is_negative][0])} in example {row}, one of {int(is_negative.sum())}; "
-            f"{_WITHOUT_LABEL}"
+            f"{int(labels[is_negative][0])} in example {row} (negative labels in all: "
+            f"{int(is_negative.sum())}); {_WITHOUT_LABEL}"
         )
     return labels
 

@@ -171,7 +171,10 @@ class DataSchema:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Label names as texts, or the names of several target columns; empty if unnamed."""
+        """Names of the model's outputs as texts; empty if the outputs have no names.
+
+        These are the names of the labels, or, for several targets, the names of the target columns.
+        """
         if isinstance(self.labels, tuple):
             return tuple(show_label(label) for label in self.labels)
         if len(self.target) > 1 or self.task == "multilabel":
@@ -416,11 +419,19 @@ def _show_labels(labels: tuple[Label, ...] | int | None) -> str:
 def name_differences(
     what: str, names: Sequence[str], others: Sequence[str], *, here: str, there: str
 ) -> list[str]:
-    """Describe the differences of two lists of names in words.
+    """Describe in words how two lists of names differ.
 
-    These are the names that are in only one of the lists, or the first difference in order if both
-    lists have the same names. ``what`` is the kind of names, and ``here`` and ``there`` name the
-    origins of the lists.
+    The result has one text for each name that is in only one of the lists. If both lists have the
+    same names in another order, the only text states the first position that differs.
+
+    Parameters
+    ----------
+    what
+        Kind of the names in the texts, such as ``"column"``.
+    names, others
+        The two lists.
+    here, there
+        Origins of ``names`` and of ``others`` in the texts, such as ``"this client's data"``.
     """
     own = set(names)
     foreign = set(others)
@@ -530,7 +541,7 @@ def _read_labels(labels: Any) -> tuple[Label, ...] | int | None:
 
 
 def _name_truth_value(label: Any) -> Any:
-    """Name a truth value ``true`` or ``false``, as Arrow does; other labels do not change."""
+    """Replace the label True or False by the text that Arrow writes; keep other labels."""
     if isinstance(label, bool):
         return str(label).lower()
     return label

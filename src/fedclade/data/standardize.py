@@ -270,15 +270,16 @@ def replace_pool(federation: Federation, pool: Pool) -> Federation:
 
 
 def rescale_federation(federation: Federation, by: Statistics) -> Federation:
-    """Standardize a client's federation by the statistics of all clients of a network.
+    """Standardize the data of one client of a network by the statistics of all its clients.
 
     Parameters
     ----------
     federation
-        The client's federation, which was standardized by its own examples.
+        Federation of the one client, whose inputs are scaled by the client's own statistics, if
+        they are scaled. These statistics are replaced.
     by
-        Statistics of all clients: of the input columns, if inputs are scaled, followed by the
-        targets, if the task scales targets.
+        Means and standard deviations over the examples of all clients: one of each for every input
+        column, if inputs are scaled, and then one of each for every target, if targets are scaled.
     """
     pool = federation.pool
     columns = pool.columns
@@ -297,15 +298,16 @@ def rescale_federation(federation: Federation, by: Statistics) -> Federation:
 
 
 def scale_as_in_run(federation: Federation, inputs: Mapping[str, Any]) -> Federation:
-    """Scale newcomers to a finished run in the same way as the clients of the run.
+    """Scale the data of newcomers as a finished run scaled the data of its clients.
 
-    Inputs are not changed if each client scales by its own examples, or if the user chose not to
-    scale inputs.
+    Newcomers are clients that join after the run. If all clients of the run were scaled by the same
+    means and standard deviations, the newcomers are scaled by these too. Inputs are not changed if
+    each client scales by its own examples, or if the user chose not to scale inputs.
 
     Parameters
     ----------
     federation
-        The newcomers.
+        The newcomers, as they were read.
     inputs
         Record of the inputs in the summary of the run; see :attr:`Columns.described`.
     """

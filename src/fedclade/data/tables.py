@@ -132,7 +132,7 @@ class Tables(ABC):
     @property
     @abstractmethod
     def key(self) -> object:
-        """Key of the content in the cache of decoded arrays, which changes with the content."""
+        """Key of the tables in the cache of decoded arrays; different for different content."""
 
     @abstractmethod
     def has(self, split: str) -> bool:

@@ -267,7 +267,8 @@ def read_vectors(file: Path, vocabulary: tuple[str, ...]) -> NDArray[np.float32]
                     if len(numbers) != width or not np.isfinite(found[place[word]]).all():
                         raise DataError(
                             f"{file}, line {number}: {word!r} should have {width} finite numbers, "
-                            f"got {len(numbers)}"
+                            f"got {len(numbers)} numbers, of which "
+                            f"{int(np.isfinite(found[place[word]]).sum())} are finite"
                         )
     except FileNotFoundError:
         raise DataError(
@@ -305,9 +306,10 @@ def load_ag_news(
 ) -> Pool:
     """Load AG News: short news articles on four topics (Zhang, Zhao, LeCun 2015).
 
-    With the task ``language`` every article is a sequence whose next words are predicted, and the
-    groups are the topics. With ``classification`` the topic is the label. If the data has no
-    training split, a tenth of the test split is the test data, and the rest is for training.
+    With the task ``language``, a model predicts each next word of an article, and the topics are
+    the ``groups`` of the pool, by which data can be divided among clients. With ``classification``,
+    a model predicts the topic. If the data has no training split, a tenth of the test split is used
+    for testing, and the rest for training.
     """
     tables = open_tables("ag_news", data_dir)
     return pool_from_corpus(

@@ -68,12 +68,14 @@ class ColumnRoles:
     inputs
         Columns from which the target is predicted; None for all other columns.
     as_texts
-        Columns whose texts are not converted: the client, and texts that are inputs.
+        Columns whose texts are not converted to numbers or categories: the column with the name of
+        the client, the column of ``groups``, and the column of the setting ``text``, whose words
+        are the inputs of the model.
     drop
         Columns to leave out.
     typed
-        Columns that are no inputs, but whose values are needed as numbers or dates, such as a time
-        by which rows are ordered.
+        Columns whose values are needed as numbers or dates even if they are not inputs, such as a
+        time by which rows are ordered.
     categorical
         Input columns whose values are categories, even if the values are numbers.
     """
@@ -87,9 +89,10 @@ class ColumnRoles:
 
     @property
     def no_inputs(self) -> tuple[str, ...]:
-        """Columns that are not inputs: targets, columns of ``as_texts``, and ``typed`` columns.
+        """Columns that are not encoded as numbers or categories for the input of a model.
 
-        A ``typed`` column is an input nevertheless if ``inputs`` lists it.
+        These are the targets, the columns of ``as_texts``, and those columns of ``typed`` that are
+        not listed in ``inputs``.
         """
         named = self.inputs or ()
         typed = tuple(column for column in self.typed if column not in named)
@@ -110,8 +113,9 @@ def prepare_sheets(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notati
     Raises
     ------
     DataError
-        If a column of ``drop`` is unknown, the notation of texts is ambiguous, a column of numbers
-        has other texts, or nearly all texts of a column differ.
+        If a column of ``drop`` is unknown, the decimal mark or the date format of a column is
+        ambiguous, a column of numbers also has texts that are not numbers, or nearly all texts of a
+        column differ.
     """
     with Report(len(sheets)).written() as report:
         return prepare_reported(sheets, roles, notation, report)
@@ -442,15 +446,16 @@ def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation)
 def _reread_numbers(
     sheets: Sequence[Sheet], texts: Sequence[_TextColumn], roles: ColumnRoles, notation: Notation
 ) -> list[_TextColumn]:
-    """Read columns of numbers again as texts if a point may separate thousands.
+    """Read columns of numbers in CSV files again as texts if a point may separate thousands.
 
-    The CSV reader takes 1.234 as a number with a decimal point. If the table has decimal commas,
-    the text means 1234. Columns are read again unless the user declares the decimal point, in
-    tables for which one of the following holds:
+    The CSV reader takes 1.234 as a number with a decimal point. In a table with decimal commas, the
+    same text means 1234. If the user declares that the decimal mark is a point, no column is read
+    again. Otherwise the columns of a table are read again in each of these cases:
 
-    - The user declares the decimal comma.
+    - The user declares that the decimal mark is a comma.
     - The table has a number that may have a decimal comma.
-    - The separator between cells, other than a comma, is the same as in such a table.
+    - The table has the same separator between cells (other than a comma) as another table that has
+      such a number.
     - The separator between cells is the semicolon, as is usual in countries with decimal commas.
     """
     with_commas = {column.sheet for column in texts if column.may_have_decimal_commas}
@@ -676,7 +681,7 @@ def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, repor
         where, row = _find_text(sheets, name, odd)
         raise DataError(
             f"{where}: {what} has the text {shown(odd)} in row {row + 1}, but most of its texts "
-            f"are numbers or dates (different texts that are not: {int((~is_value).sum())}); "
+            f"are numbers or dates (number of other texts: {int((~is_value).sum())}); "
             "correct the text, or leave the row or the column out"
         )
     if 2 * len(unique) > len(texts):

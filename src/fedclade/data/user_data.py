@@ -110,7 +110,7 @@ def one_client(
 ) -> Federation:
     """Build a federation of a single client from its data sets, for a Flower client app.
 
-    A Flower server sees the data under the name ``custom``.
+    The name of the data set, which the client reports to the Flower server, is ``custom``.
 
     Parameters
     ----------
@@ -475,7 +475,10 @@ def _name_part(client: str, split: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class TextSource(DataSource):
-    """Texts of clients outside of tables, and the settings to build a federation from them."""
+    """Texts of clients, given as lists and not as a column of tables, and their settings.
+
+    A federation can be built from the source again for another vocabulary.
+    """
 
     clients: Sequence[ClientRows]
     texts: list[str]
@@ -855,7 +858,8 @@ def _check_true_clusters(members: Sequence[ClientData], true_clusters: Mapping[s
     odd = sorted(names ^ set(true_clusters))
     if odd:
         raise DataError(
-            f"true_clusters should name every client exactly once; these do not match: {shown(odd)}"
+            "true_clusters should name every client of the federation and no other client; missing "
+            f"or unknown are: {shown(odd)}"
         )
 
 
@@ -882,8 +886,9 @@ def _separate_splits(client: str, given: Any) -> Mapping[str, Any]:
         train = data
     if train is None:
         raise DataError(
-            f"the data of client {client!r} should be (train, test), each of which is a torch data "
-            f"set or a pair (x, y) of arrays, got {_show_kinds(given)}"
+            f"the data of client {client!r} should be train, (train, test) or (train, validation, "
+            "test), each of which is a torch data set or a pair (x, y) of arrays, got "
+            f"{_show_kinds(given)}"
         )
     return {"training": train, "validation": validation, "test": test}
 

@@ -352,17 +352,21 @@ def check_level(level: int) -> None:
 def anda(
     pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: int = LEVELS
 ) -> list[View]:
-    """Draw a view for each client by a shift of ANDA, the generator used to evaluate FLUX.
+    """Draw a view for each client by a shift of ANDA, the data generator in the paper of FLUX.
 
     Source: FLUX, NeurIPS 2025.
 
     Parameters
     ----------
-    pool, clients, seed
-        As for all shifts.
+    pool
+        The examples of all clients.
+    clients
+        Number of clients.
+    seed
+        Seed of all draws.
     kind
-        Distribution that differs between clients: of inputs ``P(X)``, of labels ``P(Y)``, of labels
-        by input ``P(Y|X)``, or of inputs by label ``P(X|Y)``.
+        Distribution that differs between clients: ``P(X)`` of the inputs, ``P(Y)`` of the labels,
+        ``P(Y|X)`` of the label of a given input, or ``P(X|Y)`` of the inputs with a given label.
     level
         Strength of the shift, from 1 to 8.
     """

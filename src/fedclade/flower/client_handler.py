@@ -123,9 +123,10 @@ def maker_of(model: nn.Module | str | Maker, federation: Federation, parts: Part
 
 
 def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> Sketch | None:
-    """Return the sketch, a random projection, that a training query requests.
+    """Return the kind of sketch by which a training query compares updates.
 
-    The server compares updates by their sketches.
+    A sketch is a random projection of an update, or only the signs of the projection. The server
+    compares updates by their sketches.
 
     Parameters
     ----------
@@ -153,10 +154,11 @@ def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> 
 
 
 def read_signs(content: Content, seed: int, layout: Layout, permuted: bool) -> SignSketch:
-    """Return the sketch that contains only the signs of a random projection.
+    """Return the sketch that contains only the signs of a random projection of an update.
 
-    It is used in two cases: for updates under secure aggregation, and if a query compares the
-    updates from splits of the data by signs. The parameters are those of :func:`read_sketch`.
+    Signs are compared if updates are masked by secure aggregation. They are also compared if a
+    query requests them for the updates from disjoint parts of a client's data. See
+    :func:`read_sketch` for the parameters.
 
     Raises
     ------
@@ -176,13 +178,14 @@ def read_signs(content: Content, seed: int, layout: Layout, permuted: bool) -> S
 def read_patterns(content: Content, permuted: bool) -> tuple[str, ...]:
     """Return the name patterns of the parameters by which a query compares updates.
 
-    The result is empty if the query compares all parameters.
+    The patterns are the value ``of`` of the query. The result is empty if the query compares
+    updates by all parameters.
 
     Raises
     ------
     UpdateError
-        If the query has no list of patterns, or selects parameters although the client permutes its
-        updates.
+        If ``of`` is not a list of texts, or if it selects parameters although the client permutes
+        its updates.
     """
     of = content.values.get("of", [])
     if not isinstance(of, list) or not all(isinstance(pattern, str) for pattern in of):
@@ -326,13 +329,14 @@ def _step_ledger(folder: Path, budget: Budget) -> StepLedger:
 
 
 class Trainer:
-    """Trainer and evaluator of one client, which runs the code for simulations with one client.
+    """Trainer and evaluator of one client, by a simulation that consists of this client.
 
-    Scaled columns need the mean and deviation of all clients' examples, but when the data was
-    loaded it was scaled by the statistics of the examples on this machine. In addition, label
-    weights for ``class_weights = "balanced"`` need the label counts of all clients. The trainer
-    therefore requests these statistics, and rebuilds its
-    :class:`~fedclade.training.SimulatedClients` whenever the server sends new ones.
+    Scaled columns need the mean and standard deviation of all clients' examples, but when the data
+    was loaded, only the statistics of the examples on this machine were known. In addition, label
+    weights for ``class_weights = "balanced"`` need the label counts of all clients. The attribute
+    ``needs`` states which statistics of all clients the trainer needs. Whenever the server sends
+    new statistics, :meth:`take` rebuilds the simulation
+    (:class:`~fedclade.training.SimulatedClients`).
 
     Parameters
     ----------
@@ -731,10 +735,11 @@ class ClientHandler:
 
         A client is closed if it has a privacy budget or insists on secure aggregation.
         """
-        because = "a privacy budget" if self._is_private else "secure-aggregation"
+        because = "a privacy budget" if self._is_private else "secure-aggregation=true"
         if content.get("split", str) == "train":
             raise NotDisclosedError(
-                f"{FORBIDS} scores on training data, since the client has {because}"
+                f"{FORBIDS} scores on training data, since the client has {because}; only scores on "
+                "test and validation data are possible"
             )
         if content.get("compares", bool):
             raise NotDisclosedError(
@@ -788,8 +793,9 @@ class ClientHandler:
     def _initial(self, content: Content) -> RecordDict:
         """Draw the initial models of the run from the clients' shared secret; return the reply.
 
-        The reply contains the models in permuted form, or only their digest. The server cannot draw
-        the models: it would know their parameters, and could find the permutation from them.
+        The reply contains the models in permuted form, or only their digest. The clients draw the
+        models and not the server: if the server knew the parameters before the permutation, it
+        could find the permutation.
         """
         if self._secret is None or self._permutation is None:
             raise UpdateError(
@@ -834,9 +840,9 @@ class ClientHandler:
     ) -> Updates:
         """Train, or compute a gradient, as a query requests; return the client's update.
 
-        If the query requests updates from splits of the data, the values by which these updates are
-        compared are appended to the client's update: their sketches, or the whole updates if
-        ``sketch`` is None.
+        If the query requests a separate update from each of several disjoint parts of the data, the
+        client's update is their mean. The values by which the server compares the separate updates
+        are appended to it: a sketch of each of them, or the whole updates if ``sketch`` is None.
         """
         examples = self._reported_examples
         labels = self._federation.pool.schema.labels
@@ -911,8 +917,8 @@ class ClientHandler:
     def _trained_for_sum(self, content: Content, state: RecordDict | None = None) -> Updates:
         """Train, and return the client's update for a sum under secure aggregation.
 
-        If the query compares clients, the signs of a random projection of the update are returned,
-        too, as the column ``sketches``. The client sends these signs without a mask.
+        If the server compares clients by signs, the result also has the column ``sketches``: the
+        signs of a random projection of the update. The client sends these signs without a mask.
         """
         if content.get("own", bool) or models_of_mixture(content):
             raise UpdateError(
@@ -946,9 +952,10 @@ class ClientHandler:
     def _signs(self, content: Content, count: int, state: RecordDict | None) -> SignSketch:
         """Return the sign sketch that a query requests, and record its use.
 
-        The query requests ``count`` sketches: of a masked update, or of updates from splits of the
-        data. They are first counted and checked against the policy, since sketches by enough
-        different projections would reveal the update.
+        ``count`` is the number of sketches that the query requests: one of the masked update, and
+        one of each update from a part of the data, if these are compared. Sketches are counted and
+        checked against the policy before they are computed, since sketches by enough different
+        projections would reveal an update.
         """
         seed = content.get("seed", int)
         permuted = self._permutation is not None

@@ -1,21 +1,22 @@
 """Record of the ways in which a client has split its training data, to protect single examples.
 
-Some methods query updates from disjoint parts of a client's training data. A split is one division
-of the data into such parts. An update is a sum over the examples of its part, and the server knows
-which example is in which part. Sums over parts of several splits are linear equations in the
-contributions of single examples. With as many independent equations as examples, a server could
-solve for every example; with two parts that differ in one example, a subtraction would be enough.
-So a client counts equations, and checks all sums together:
+Some methods request a separate update from each of several disjoint parts of a client's training
+data. A split is one division of the data into such parts. An update is a sum of contributions of
+the examples of its part, and the server knows which example is in which part. Each update is
+therefore a linear equation in the contributions of single examples. With as many independent
+equations as examples, a server could compute the contribution of every example. If two parts, from
+different splits, differ in a single example, the difference of their sums is enough to compute the
+contribution of this example. So a client counts equations, and checks all sums together:
 
 - A new split into p parts adds at most p − 1 equations, since the server already knows the sum over
   all examples, or p equations if some examples are in no part. The total number of equations is
   limited by ``max-partings``.
 - A linear combination of all sums, including the sum over all examples, gives each example a
-  weight. In no combination may the squared weight of one example exceed a given share of the total
-  of the squared weights (:func:`largest_shares`). The difference of two parts that differ in one
-  example would give this example a share of 1.
+  weight. The share of an example is its squared weight, divided by the total of the squared
+  weights. The largest share of an example in any combination (:func:`largest_shares`) is limited.
+  The difference of two parts that differ in one example would give this example a share of 1.
 - A split that would exceed one of these limits is replaced by the first recorded split with the
-  same number and size of parts. If there is none, the query is refused.
+  same number and size of parts. If no such split is recorded, the query is refused.
 
 A recorded split adds no equations. It may be used again without limit, for any model.
 """
@@ -51,7 +52,7 @@ _log = logging.getLogger(__name__)
 class DataSplit:
     """Division of a client's training data into disjoint parts.
 
-    The values below and the client's key determine which examples are in which part.
+    These parameters and the client's key determine which examples are in which part.
 
     Parameters
     ----------
@@ -113,14 +114,14 @@ class DataSplit:
 
 
 def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDArray[np.float64]:
-    """Return, for each example, its largest share in any linear combination of sums over parts.
+    """Return how well a server could isolate each example by combining sums over parts.
 
-    A linear combination gives each example i a weight v_i, and the share of example i is
-    v_i² / Σ_j v_j². A share near 1 means that a server could isolate the contribution of this
-    example. The largest share over all combinations is the i-th diagonal entry of the projection
-    onto the span of the parts' indicators, which are vectors with 1 for each example of the part
-    and 0 for all others. The sum over all examples is one of the sums, since a server has it from
-    ordinary training.
+    A linear combination of the sums gives each example i a weight v_i, and the share of example i
+    is v_i² / Σ_j v_j². The result is the largest share of each example in any combination. A share
+    near 1 means that a server could isolate the contribution of this example. The largest share of
+    example i is the i-th diagonal entry of the projection onto the span of the parts' indicators,
+    which are vectors with 1 for each example of the part and 0 for all others. The sum over all
+    examples is one of the sums, since a server has it from ordinary training.
 
     Parameters
     ----------
@@ -134,7 +135,7 @@ def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDAr
     Returns
     -------
     ndarray
-        Share of each example, float64 ``[n]``, each in [0, 1].
+        Largest share of each example, float64 ``[n]``, each in [0, 1].
     """
     columns = [np.ones(examples)]
     for split in splits:
@@ -256,11 +257,14 @@ class SplitLog:
     def _check(self, record: _Record, wanted: DataSplit) -> None:
         """Check that a server could not isolate an example by combining sums over parts.
 
-        A single example must not have too large a share in any combination of sums. But the first
-        recorded split into parts of a fixed size may leave a few examples out, and the server knows
-        the sum over these: the sum over all examples minus the sums over the parts. So the limit
-        for each left-out example is raised by its share of this sum. Without this exception, the
-        number of examples would have to be a multiple of the number of parts.
+        The share of a single example in any combination of sums is limited; see
+        :func:`largest_shares`. One exception is necessary. The first recorded split into parts of
+        a fixed size may leave r examples out. The server then knows the sum over these examples,
+        as the sum over all examples minus the sums over the parts, and each of them has the share
+        1/r in it. If r is below ``min-part``, this share exceeds the limit although the split
+        itself is allowed. So the limit for these r examples is raised by 1/r. Without the
+        exception, a client could only answer if its number of examples were a multiple of the
+        number of parts.
         """
         known = [split for split in record.splits if split.examples == wanted.examples]
         together = [*known, wanted]
@@ -320,10 +324,11 @@ def _decoded(stored: dict[str, Any]) -> _Record:
 
 
 def _combined(one: _Record, other: _Record) -> _Record:
-    """Return a record with the splits of two records.
+    """Return a record with the splits of two records of the same client.
 
-    One record is from Flower's state, which belongs to a single run. The other record is from this
-    process, which may also run the client in another run.
+    ``one`` is the record in Flower's state, which belongs to a single run. ``other`` is the record
+    in the memory of this process, which may run the same client in another run, too. The digests of
+    queries are those of ``one``.
     """
     more = [split for split in other.splits if split not in one.splits]
     return _Record([*one.splits, *more], one.answered)

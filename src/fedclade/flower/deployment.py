@@ -357,9 +357,10 @@ class NetworkedClients(Deployment):
         return wire.digest(json.dumps(described).encode())
 
     def wait(self, *, finish: bool) -> None:
-        """Wait until enough clients are connected, unless the run should only ``finish``.
+        """Wait until enough clients are connected for the next round.
 
-        When a run is continued, the clients that its folder lists may not have reconnected yet.
+        When a run is continued, the clients that its folder lists may not have reconnected yet. If
+        ``finish`` is True, the run ends without further rounds, so there is no wait.
         """
         if not finish:
             self.registry.wait(self.network.clients, self.network.wait)

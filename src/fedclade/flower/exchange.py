@@ -185,7 +185,7 @@ class HttpInbox(Inbox):
         most = MOST_OBJECTS + largest // SMALLEST_PIECE
         names = [each.object_id for each in islice(iterate_object_tree(tree), most + 1)]
         if len(names) > most:
-            raise UpdateError(f"the reply consists of too many objects, expected at most {most}")
+            raise UpdateError(f"the reply should consist of at most {most} objects, got more")
         contents: dict[str, bytes] = {}
         taken = 0
         # Fetch the message itself first. A node sends it last, so if it has not arrived, fetching
@@ -200,7 +200,7 @@ class HttpInbox(Inbox):
                 raise UpdateError(f"the reply takes more than {allowed} bytes")
         if (unpacked := _unpacked(contents)) > allowed:
             raise UpdateError(
-                f"the reply takes {unpacked} bytes once it is unpacked, more than {allowed}"
+                f"the reply takes {unpacked} bytes once it is unpacked, expected at most {allowed}"
             )
         answer = inflate_object_from_contents(message, contents)
         if not isinstance(answer, Message):
@@ -290,9 +290,11 @@ class Exchange:
         Counter of the bytes of all vectors in messages.
     deadline
         Number of seconds after a request during which replies are accepted.
-    clock, sleep
-        Functions that return the time in seconds and pause for some seconds. Other classes that
-        wait for nodes use them, too, so that tests need not wait.
+    clock
+        Function that returns the time in seconds.
+    sleep
+        Function that pauses for a number of seconds. Tests replace ``clock`` and ``sleep``, so that
+        they need not wait. Other classes that wait for nodes use both functions of the exchange.
     """
 
     def __init__(

@@ -121,7 +121,8 @@ class GainQuery(RowQuery):
     def is_valid(self, row: Tensor) -> bool:
         """Return whether a reply is plausible.
 
-        Its counts must be possible, and each value must lie within its interval.
+        The number of test rows and the index of the kind of intervals must be in their ranges, and
+        each score and gain must lie within its confidence interval.
         """
         n_rows, kind, *rest = row.tolist()
         if not (n_rows.is_integer() and 0 <= n_rows <= MOST_ROWS):

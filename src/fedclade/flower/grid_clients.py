@@ -231,7 +231,10 @@ class Backoff:
         self._skips.pop(client, None)
 
     def _describe_times(self, client: int) -> str:
-        """Return "time" or, after for example 3 late replies in a row, "3 times", for an error."""
+        """Return the number of a client's late replies in a row, in words that end a message.
+
+        The words are "time" after one late reply, and for example "3 times" after three.
+        """
         if self._late[client] == 1:
             return "time"
         return f"{self._late[client]} times"
@@ -341,8 +344,8 @@ class GridClients(Workers):
     task
         Task with the metrics by which clients evaluate models.
     sketch
-        Sketch (random projection) by which updates from splits of a client's data are compared;
-        None if whole updates are compared.
+        Sketch (random projection) by which the updates from disjoint parts of a client's data are
+        compared; None if whole updates are compared.
     wait
         Seconds to wait for any client, if all clients disconnect during a round.
     secure
@@ -526,8 +529,8 @@ class GridClients(Workers):
     def _query_choices(self, query: ChoiceQuery) -> Evaluation:
         """Return an evaluation that states which of its models each client has chosen.
 
-        A client receives all of its models in one message. In the evaluation, the model that a
-        client has chosen has one win; all scores and losses are NaN.
+        A client receives all of its models in one message. In the evaluation, ``wins`` is 1 for the
+        model that a client has chosen, and 0 for its other models. All scores and losses are NaN.
         """
         rows: dict[int, list[int]] = {}
         for client, row in zip(query.ids, query.assignment, strict=True):
@@ -748,9 +751,9 @@ class GridClients(Workers):
     ) -> Updates:
         """Return the usable updates in a buffer.
 
-        If a query compares updates from splits of the data, the values for the comparison are
-        separated from the updates to which clients have appended them. ``left_out`` contains the
-        reasons of clients without a valid reply.
+        If a query compares the updates from disjoint parts of each client's data, every client has
+        appended the values for the comparison to its update. They are separated from the update
+        here. ``left_out`` contains, for each client without a valid reply, the reason.
         """
         updates = buffer.checked(self._reply_sizes(query)[1], query.round.number)
         updates = unpack_parts(updates, query)
@@ -765,8 +768,8 @@ class GridClients(Workers):
         """Return the number of entries of a reply's vector, and its number of parameters.
 
         The vector has S entries for the parameters and buffers of a model. It has more entries if
-        it contains all models of a mixture, or values by which updates from splits of the data are
-        compared. It is empty if clients send no update.
+        it contains all models of a mixture, or values by which the server compares updates from
+        disjoint parts of the data. It is empty if clients send no update.
         """
         if not query.work.sends_update:
             return 0, 0

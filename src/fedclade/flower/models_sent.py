@@ -1,4 +1,4 @@
-"""Contents of training queries in messages: models as vectors, and local training as values.
+"""Contents of training queries in messages: models, and the settings of local training.
 
 The name of a model is the digest of its vector. A client's reply repeats the name of the model that
 the client has trained.
@@ -167,8 +167,8 @@ def training_values(query: TrainQuery, sketch: Sketch | None) -> dict[str, Any]:
     query
         Training query.
     sketch
-        Sketch (random projection) by which updates from splits of the data are compared; None if
-        whole updates are compared.
+        Sketch (random projection) by which the updates from disjoint parts of a client's data are
+        compared; None if whole updates are compared.
     """
     this_round = query.round
     work = query.work

@@ -223,9 +223,10 @@ class NodeRegistry:
     exchange
         Sender of requests to nodes and receiver of their replies.
     identity
-        Identity of a client that reconnects: its ``node``, whose id Flower binds to the node's key;
-        or the ``number`` that the client reports, for nodes without keys, whose ids change. A
-        client that stores a signature key in its folder is identified only by this key.
+        Property by which a client that reconnects is recognized. ``node``: the id of its node,
+        which Flower binds to the node's key. ``number``: the number that the client reports, for
+        nodes without keys, since their ids change. A client that stores a signature key in its
+        folder is recognized only by this key.
     keys
         Number of each admissible client by its public key; None to admit clients with any key.
     declared
@@ -301,8 +302,8 @@ class NodeRegistry:
     def of_all(self) -> Mapping[str, Any]:
         """Values that every query about a model contains, the same for all clients.
 
-        The values are the run's name, the agreed schema, and the statistics of all clients; the
-        schema and the statistics only if clients need them.
+        The values are the run's name and, if clients need them, the agreed schema and the
+        statistics of all clients' examples.
         """
         values: dict[str, Any] = {"run": self.run, **self._agreed_values}
         if self.statistics is not None:
@@ -369,7 +370,7 @@ class NodeRegistry:
 
     @property
     def newcomers(self) -> float:
-        """Limit on newcomers: their largest allowed number per other connected client.
+        """Largest allowed number of newcomers, divided by the number of other connected clients.
 
         Infinity means that there is no limit. See :class:`NewcomerLimit`.
         """
@@ -619,7 +620,7 @@ class NodeRegistry:
         if self.settled:
             raise UpdateError(
                 "the client's data has named columns or texts, but the clients of this run have no "
-                "schema for such data"
+                "schema for such data, so the client cannot join"
             )
         self._proposals[node] = _NodeProposal(number, proposal)
 

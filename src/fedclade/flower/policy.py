@@ -46,7 +46,7 @@ class Usage:
 
     # updates, gradients, subspaces and descriptors; the update of each split counts separately
     releases: int = 0
-    # linear equations in the contributions of single examples, from updates of splits of the data;
+    # linear equations in the contributions of single examples, from updates of parts of the data;
     # see SplitLog
     partings: int = 0
     # scored models, bits of a choice among models, models trained for the client itself, and
@@ -250,18 +250,19 @@ class NotDisclosedError(PolicyError):
 class Policy:
     """Limits that a client sets on the server's queries. No run can change them.
 
-    With the defaults every algorithm can run with its own defaults, except algorithms that query
-    gradients (CFL with ``similarity = "gradients"``, IFCA with ``average = "gradients"``),
-    subspaces (PACFL), shifts (FlexCFL) or descriptors (FLUX).
+    A policy with default limits allows the queries of every algorithm with default settings, except
+    algorithms that request gradients (CFL with ``similarity = "gradients"``, IFCA with ``average =
+    "gradients"``), subspaces (PACFL), shifts (FlexCFL) or descriptors (FLUX).
 
-    A server that queries updates from splits of the data (replicates) receives sums over the
-    examples of each split, and knows which examples are in which split. From as many independent
-    sums as there are examples it could compute the contribution of every single example. So
-    ``max_partings`` limits the number of linear equations that the sums give. In addition, the
-    policy limits how much a single example can stand out: a linear combination of the sums gives
-    each example a weight, and in no combination may the squared weight of one example exceed a
-    quarter of the total of the squared weights (:data:`LARGEST_SHARE`, or 2/``min_part`` if that is
-    more). Splits that were used before add no equation; see :mod:`fedclade.flower.data_splits`.
+    Some algorithms request a separate update (a replicate) from each of several disjoint parts of a
+    client's data. The server then knows a sum over the examples of each part, and which examples
+    are in which part. From as many independent sums as there are examples it could compute the
+    contribution of every single example. So ``max_partings`` limits the number of linear equations
+    that the sums give. In addition, the policy limits how much a single example can stand out. A
+    linear combination of the sums gives each example a weight, and the share of an example is its
+    squared weight divided by the total of the squared weights. No example may have a share above
+    1/4 (:data:`LARGEST_SHARE`, or 2/``min_part`` if that is more) in any combination. A division
+    into parts that was used before adds no equation; see :mod:`fedclade.flower.data_splits`.
 
     A client with ``secure_aggregation`` or a privacy budget is closed: in addition to masked or
     noisy updates, it sends only data that ``disclose`` names.
@@ -531,7 +532,8 @@ class Policy:
         Raises
         ------
         PolicyError
-            If ``colluders``, the tolerated number, is below ``max_colluders``.
+            If ``colluders``, the number of colluding clients that the sum tolerates, is below
+            ``max_colluders``, the number that the client demands.
         """
         if colluders < self.max_colluders:
             raise PolicyError(
@@ -566,8 +568,8 @@ class Policy:
     def check_clear(self, count: int, n_parameters: int) -> None:
         """Check the number of signs that the client sends, unmasked, along with a masked update.
 
-        They are the signs of random projections of the update, by which the server compares
-        updates. Together they are called a sketch.
+        The signs are those of random projections of the update, by which the server compares
+        updates. All signs of one update are a sketch.
 
         Parameters
         ----------
@@ -634,8 +636,8 @@ class Policy:
         spec
             Optimizer, epochs and batch size of local training.
         replicates
-            Number of splits of the data on which the client trains separately; see
-            :class:`~fedclade.core.Splits`.
+            Number of disjoint parts of its data on which the client trains separately, each with an
+            update of its own; see :class:`~fedclade.core.Splits`.
         examples
             Number of training examples of the client.
         personal_epochs
@@ -661,8 +663,9 @@ class Policy:
         self._check("replicates", replicates, "max_replicates")
         if replicates > 1 and examples // replicates < self.min_part:
             raise PolicyError(
-                f"{FORBIDS} {replicates} replicates from {examples} training examples, since each "
-                f"replicate needs at least {self.min_part} examples (min-part in its node config)"
+                f"{FORBIDS} {replicates} separate updates from {replicates} parts of {examples} "
+                f"training examples, since each part needs at least {self.min_part} examples "
+                "(min-part in its node config)"
             )
         seen = min(min(part, spec.passed(part)) for part in parts)
         if leaves and seen < min(self.min_part, *parts):
@@ -739,7 +742,7 @@ class Policy:
             )
 
     def check_share(self, share: float, besides: float = 0.0) -> None:
-        """Check that no example dominates a linear combination of sums over splits of the data.
+        """Check that no example dominates a linear combination of sums over parts of the data.
 
         A linear combination gives each example a weight. The share of an example is its squared
         weight divided by the sum of all squared weights.
@@ -749,7 +752,8 @@ class Policy:
         share
             Largest share of a single example in any combination.
         besides
-            Number that is added to the limit, for examples that the split leaves out.
+            Number that is added to the limit of this example; 0 unless the example is in none of
+            the parts.
 
         Raises
         ------
@@ -759,9 +763,10 @@ class Policy:
         most = max(LARGEST_SHARE, 2 / self.min_part) + besides
         if share > most:
             raise PolicyError(
-                f"{FORBIDS} a split of its examples that would give one example a share of "
-                f"{share:.2f} in a combination of sums; it allows at most {most:.2f} (min-part in "
-                "its node config)"
+                f"{FORBIDS} a further split of its examples into parts, since in a combination of "
+                f"the sums over parts one example would have a share of {share:.2f}, so that the "
+                f"server could isolate it; the policy allows at most {most:.2f} (min-part in its "
+                "node config)"
             )
 
     def check_sum(self, examples: int, what: str = "sums") -> None:

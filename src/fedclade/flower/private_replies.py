@@ -54,7 +54,7 @@ class ErrorShield(Middleware):
     size
         Number of training examples of the client, |D_i|.
     key
-        The client's key, by which the splits of its data are drawn.
+        The client's key, by which its examples are assigned to parts if it trains on parts.
     """
 
     layout: Layout

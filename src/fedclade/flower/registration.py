@@ -116,7 +116,7 @@ class Registration:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Properties of the examples, such as their shape, that a model for them depends on."""
+        """Properties of the client's examples on which the structure of a model depends."""
         schema = self.schema
         scaled = ("scaled",) if self.scaled else ()
         if self.scaled_targets:

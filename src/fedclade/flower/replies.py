@@ -42,8 +42,8 @@ class UpdateReply:
     loss
         Mean training loss; None if the client withholds its loss.
     update
-        Update Δθ_i as a vector. If the query compares updates from splits of the data, the values
-        for the comparison are appended.
+        Update Δθ_i as a vector. If the query compares the updates from disjoint parts of each
+        client's data, the values for the comparison are appended.
     component
         Index of the mixture's model that has the largest weight for the client; None without a
         mixture.
@@ -91,9 +91,10 @@ def fits_size(count: int, registered: int) -> bool:
 def examples_trained_on(query: TrainQuery, joined_with: int) -> int:
     """Return the number of training examples from which a client's update must be computed.
 
-    The server compares this number with the number in a reply. It is ``joined_with``, the number
-    that the client registered with, unless the query requests splits of a fixed size. These may
-    leave some examples out.
+    The server compares this number with the number in the client's reply. It is ``joined_with``,
+    the number that the client registered with, unless the query requests training on several parts
+    of a fixed size. Such parts may leave some examples out, so the number is the size of a part
+    times the number of parts.
     """
     splits = None if query.work.is_gradient else query.work.splits
     return joined_with if splits is None else splits.count * splits.size or joined_with
@@ -483,9 +484,10 @@ def summed(
     Raises
     ------
     UpdateError
-        If at most half of the clients reply, since a few clients could then determine the scale of
-        all inputs; or if only 2 of 3 clients reply. Otherwise replies of more than half are enough,
-        so that a few clients cannot end every run.
+        If at most half of the clients of the query reply, since a few clients could then determine
+        the scale of all inputs. Also if fewer than 3 of 3 or more clients reply, since the
+        statistics of only two clients cannot limit one another. Replies of all clients are not
+        required, so that a few clients cannot end every run.
     """
     left_out: dict[int, str] = {}
 

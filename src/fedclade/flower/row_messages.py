@@ -99,8 +99,8 @@ def read_row(query: RowQuery, content: Content, shape: tuple[int, ...]) -> Tenso
     )
     if not query.is_valid(row):
         raise UpdateError(
-            f"the {query.kind} in the reply are not finite, or outside the range that the query "
-            "allows"
+            f"the numbers in the reply to the query {query.kind!r} are not finite, or outside the "
+            "range that the query allows"
         )
     return row
 

@@ -290,7 +290,10 @@ def _read_summaries(values: Any, schema: DataSchema) -> dict[str, ColumnSummary]
 
 
 def _read_summary(name: str, value: Any) -> ColumnSummary:
-    """Check and read a column's summary: the counts of filled and empty cells, and the centre."""
+    """Check and read a column's summary: the counts of filled and empty cells, and the centre.
+
+    The centre is the mean or the median of the column's values.
+    """
     entries = cast("list[Any]", value if isinstance(value, list) else [])
     if len(entries) == 3:
         count, empty, centre = entries
@@ -302,7 +305,8 @@ def _read_summary(name: str, value: Any) -> ColumnSummary:
             return ColumnSummary(count, empty, float(centre))
     raise UpdateError(
         f"the proposed schema is malformed: the summary of column {shown(name)} should be a list "
-        f"of the counts of filled and of empty cells and the centre, got {shown(value)}"
+        "of three numbers: the counts of filled and of empty cells, and the mean or median, got "
+        f"{shown(value)}"
     )
 
 

@@ -283,7 +283,7 @@ class Request:
 
     @classmethod
     def of(cls, message: Message, nonce: str, largest: int = 0) -> Request:
-        """Return the request that a Flower message with this nonce represents."""
+        """Return the record of a request that the server sends as ``message`` with this nonce."""
         data = message.metadata
         return cls(data.run_id, data.dst_node_id, data.message_type, nonce, largest)
 
@@ -294,8 +294,8 @@ def with_nonce(content: RecordDict) -> tuple[RecordDict, str]:
     Returns
     -------
     tuple[RecordDict, str]
-        Content with the nonce added, in which all other records are those of the argument and not
-        copies; and the nonce.
+        Content with the nonce added, and the nonce. ``content`` is not changed, and its records are
+        not copied.
     """
     nonce = secrets.token_hex(NONCE_BYTES)
     return RecordDict({**content, _REQUEST: ConfigRecord({"nonce": nonce})}), nonce
@@ -335,7 +335,9 @@ def verified(answer: RecordDict, request: Request) -> Content:
         raise UpdateError("the reply is not signed")
     values = dict(record)
     if not secrets.compare_digest(typed(values, "nonce", str).encode(), request.nonce.encode()):
-        raise UpdateError("the reply does not return the nonce of its request")
+        raise UpdateError(
+            "the reply does not return the nonce of its request; it may be a copy of an old reply"
+        )
     # Refusals are read before the signature is verified, since a client that cannot read its key
     # cannot sign its refusal.
     if "refused" in content.values:

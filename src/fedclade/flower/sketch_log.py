@@ -129,7 +129,8 @@ def _decoded(stored: Mapping[str, Any]) -> Sketched:
     counts = [stored["sketches"], *(projection.dim for projection in projections)]
     if any(type(count) is not int or count < 0 for count in counts):
         raise ValueError(
-            f"'sketches' and each 'dim' should be whole numbers of at least 0, got {shown(counts)}"
+            "in a record of sent sketches, 'sketches' (their number) and each 'dim' (the number of "
+            f"entries of a sketch) should be whole numbers of at least 0, got {shown(counts)}"
         )
     return Sketched(projections, stored["sketches"])
 

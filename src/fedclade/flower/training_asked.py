@@ -62,7 +62,10 @@ class TrainingAsked:
 
     @property
     def start_row(self) -> int:
-        """Row of the model from which the client starts: ``OWN`` for the model that it stores."""
+        """Row, among the sent models, of the model from which the client starts.
+
+        It is ``OWN`` if the client starts from a model that it stores itself, otherwise 0.
+        """
         return OWN if self.goes_on else 0
 
     @property
@@ -124,8 +127,9 @@ class TrainingAsked:
         names, mixture = read_mixture(content, labels)
         if mixture is not None and (splits.count > 1 or own or rule is not None or kind != "train"):
             raise UpdateError(
-                "the query about a mixture of models requests splits of the data, a stored model, "
-                "a local rule or a gradient; only one update of each model is possible"
+                "the query about a mixture of models also requests splits of the data, a stored "
+                "model, a local rule or a gradient; with a mixture, a client can only train each "
+                "model that the server sends, and reply with one update of each"
             )
         policy.check_models(len(names))
         times = (1 if rule is None else rule.gradients) * max(1, len(names))
@@ -170,14 +174,15 @@ class TrainingAsked:
 
 
 def _read_splits(content: Content, examples: int) -> Splits:
-    """Return the splits of the client's data that a message requests: their number and size.
+    """Return into how many parts, and of which size, a message requests to divide the data.
 
-    A message without splits results in a single split with all examples.
+    The client trains separately on each of these disjoint parts of its training examples. For
+    training on all examples, the result is a single part.
 
     Raises
     ------
     UpdateError
-        If the client's ``examples`` training examples cannot be split in this way.
+        If the client's ``examples`` training examples cannot be divided in this way.
     """
     dim = content.get("dim", int)
     count = content.get("replicates", int)
@@ -191,8 +196,8 @@ def _read_splits(content: Content, examples: int) -> Splits:
         parts = f"{count} parts" + (f" of size {size}" if size else "")
         raise UpdateError(
             f"the query requests {parts} of {examples} training examples, compared by {dim} "
-            f"numbers each; expected parts of at most {examples} examples in all, a size only with "
-            f"2 or more parts, and 0 to {LARGEST_SKETCH} numbers"
+            f"numbers each; expected 1 to {examples} parts with at most {examples} examples "
+            f"together, no size for a single part, and 0 to {LARGEST_SKETCH} numbers"
         )
     return Splits(count, size, content.get("compares_parts", bool))
 
@@ -214,11 +219,11 @@ def _check_retention(
     this_round
         Round with the settings of local training.
     splits
-        Splits of the data on which the client trains separately.
+        Number and size of the disjoint parts of the data on which the client trains separately.
     trained_on
-        Number of training examples in all splits together. For a client that reports only a size
-        class there are two numbers, the smallest and the largest of the class, and the training
-        must be allowed for both.
+        Number of training examples in all parts together, in a list. For a client that reports only
+        the size class of its number of examples, the list has two numbers, for the smallest and for
+        the largest number of the class. The training must then be allowed for both.
     rule
         Local rule; None for ordinary training.
     """

@@ -66,7 +66,8 @@ def start_and_store(*, own: bool, purpose: str, in_splits: bool) -> tuple[Start,
         Purpose of the query. Only the regular training, ``train``, changes data that the client
         stores for later rounds.
     in_splits
-        Whether the client trains on splits of its data. Such training changes no stored data.
+        Whether the client trains separately on several disjoint parts of its data. Such training
+        changes no stored data.
 
     Returns
     -------

@@ -419,7 +419,8 @@ def _check_size(name: str, factory: Factory, given: Mapping[str, Any]) -> None:
         raise ModelError(
             f"model {name!r} would have {parameters:,} parameters for inputs of shape "
             f"{list(given['input_shape'])} and {given['outputs']:,} outputs, but fedclade's models "
-            f"may have at most {MOST_PARAMETERS:,}; number labels from 0, or use smaller layers"
+            f"may have at most {MOST_PARAMETERS:,}; use smaller layers or, if labels are large "
+            "numbers, number them from 0"
         )
 
 

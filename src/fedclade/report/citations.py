@@ -38,9 +38,10 @@ Algorithms are not listed here: the record of an algorithm (``Method.citations``
 def cite_name(name: str) -> str:
     """Return the BibTeX entries of an algorithm, data set, partition, shift or model.
 
-    The record of an algorithm names its entries (``Method.citations``). The entries of any other
-    component, from an installed package or imported as ``module:name``, are in the component's
-    attribute ``citation``.
+    Entries of fedclade's own data sets, partitions, shifts and models are listed in
+    :data:`CITATIONS`. The record of an algorithm names its entries (``Method.citations``). Any
+    other component, from an installed package or with an import path ``module:name``, has its
+    entries in its attribute ``citation``.
 
     Parameters
     ----------

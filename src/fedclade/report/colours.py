@@ -123,8 +123,9 @@ def truth_colour(cluster: int) -> str:
 def series(labels: Sequence[str]) -> list[LegendEntry]:
     """Return one legend entry per label, with a colour and a line style for each label.
 
-    If there are more labels than colours in ``style.CLUSTERS``, colours are repeated. The dash
-    pattern changes after every half of the colours, so that lines of the same colour differ.
+    The labels take the n colours in ``style.CLUSTERS`` in turn, so a colour is repeated after n
+    labels. The dash pattern changes after every n/2 labels, so that two lines of the same colour
+    differ in their dash pattern.
     """
     n_colours = len(style.CLUSTERS)
     shapes = list(DASHES)

@@ -50,12 +50,13 @@ def compare(
         configs, as ``fedclade.config.read_config`` returns them, each with its own model and
         settings.
     model, settings, engine
-        As in :func:`fedclade.simulate`; model and settings are not allowed with configs.
+        As in :func:`fedclade.simulate`. Each config specifies these itself: with configs, ``model``
+        and ``settings`` are not allowed, and ``engine`` is ignored.
     federation
         The clients' data, or a function that takes a seed and returns the data. If it is
         omitted, each config loads the data that it specifies.
     seeds
-        Number of seeds, counted from 0, or a list of seeds.
+        List of seeds, or a number n for the seeds 0, ..., n − 1.
     name
         Name of the data, for the title of the comparison.
     device
@@ -79,8 +80,8 @@ def compare(
     ------
     ConfigError
         If there is no method or no seed, a seed is repeated, a label cannot be the name of a
-        folder, a model or a federation is missing, or a model is given with configs; also in
-        all cases in which :func:`fedclade.simulate` raises it.
+        folder, a model or a federation is missing, or a model or settings are given with
+        configs; also in all cases in which :func:`fedclade.simulate` raises it.
     """
     by_label = _label_methods([methods] if isinstance(methods, str) else methods)
     numbers = range(seeds) if isinstance(seeds, int) else seeds
@@ -95,7 +96,7 @@ def compare(
     )
     if folder is not None:
         check_labels(by_label)
-    has_settings = settings is not None or bool(options)
+    has_settings = settings is not None or bool(options) or engine != "auto"
     _check_methods(by_label, model, federation, has_settings=has_settings)
     settings = settings_from(settings, options)
 
@@ -229,8 +230,8 @@ def _check_methods(
 ) -> None:
     """Check that the arguments of :func:`compare` fit the kind of its methods.
 
-    Algorithms need a model and a federation. Configs specify a model and settings themselves, so
-    neither argument is allowed with configs, and configs cannot be mixed with algorithms.
+    Algorithms need a model and a federation. Each config specifies its own model and settings, so
+    the arguments for them are not allowed with configs. Configs cannot be mixed with algorithms.
 
     Raises
     ------
@@ -244,8 +245,8 @@ def _check_methods(
         )
     if configs and (model is not None or has_settings):
         raise ConfigError(
-            f"model and settings should be omitted with configs, as the config {configs[0]!r} "
-            "specifies its own model and settings"
+            f"model, settings and engine should be omitted with configs, as the config "
+            f"{configs[0]!r} specifies its own"
         )
     if not configs and (model is None or federation is None):
         missing = "model" if model is None else "federation"

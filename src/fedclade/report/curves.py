@@ -146,8 +146,9 @@ class Merges:
     def found(self) -> list[int | None]:
         """Id of the tree node that each client belongs to after the clustering step.
 
-        The order is that of ``step.clients``. None for clients that have left the run. Children
-        that were created in round 0 come from a clustering at the start of the first round.
+        The order is that of ``step.clients``. The entry of a client that has left the run is None.
+        Children of the clustered node belong to the step if they were created in its round, or in
+        round 0, which stands for a clustering at the start of the first round.
         """
         node = self.run.tree.nodes[self.step.node]
         node_of = dict.fromkeys(node.members, node.id)
@@ -251,9 +252,10 @@ def _put_none_first(node: int | None) -> int:
 
 
 def _draw_bridges(view: RunView, merges: Merges) -> list[Mark]:
-    """Return the lines of a dendrogram: one line with gaps per tree node, in the node's colour.
+    """Return the lines of a dendrogram: for each tree node one line with gaps, in its colour.
 
-    The merges above the cut, which belong to no single node, are grey.
+    A line consists of the merges of clusters that belong to the node. Merges above the cut, which
+    join clients of several nodes, are one grey line.
     """
     points: dict[int | None, list[tuple[float | None, float | None]]] = {}
     for merge, node in enumerate(merges.nodes[merges.m :]):

@@ -74,7 +74,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Estimate | None:
-        """Return the estimate from the values that are not None; None if there is no such value."""
+        """Return the estimate from those values that are not None; None if all values are None."""
         known = tuple(float(value) for value in values if value is not None)
         if not known:
             return None
@@ -172,7 +172,10 @@ def write_mean(estimate: Estimate | None, digits: int) -> str:
 
 
 def write_score(score: Score, estimate: Estimate | None) -> str:
-    """Return a mean score as text without a unit, as in a column whose heading names the metric."""
+    """Return a mean score as text without a unit.
+
+    It is for table columns, whose heading contains the metric and the unit.
+    """
     return score.digits(_get_mean(estimate))
 
 
@@ -188,7 +191,7 @@ def write_with_interval(score: Score, estimate: Estimate | None) -> str:
 def with_number(
     row: ComparisonRow, score: Score, write: Callable[[Score, Estimate | None], str]
 ) -> str:
-    """Return a mean score as text, with the number of clients that have a score if some have none.
+    """Return a mean score as text; if some clients have no score, with the number that have one.
 
     Parameters
     ----------
@@ -209,7 +212,10 @@ def _get_mean(estimate: Estimate | None) -> float | None:
 
 
 def _write_whole(estimate: Estimate | None) -> str:
-    """Return the mean of whole numbers as text; a mean that is whole has no decimals."""
+    """Return the mean of an estimate as text: without decimals if it is whole, else with one.
+
+    It is for numbers that are whole in each run, such as numbers of clusters.
+    """
     is_whole = estimate is not None and estimate.mean.is_integer()
     return write_mean(estimate, 0 if is_whole else 1)
 

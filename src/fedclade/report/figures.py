@@ -315,7 +315,10 @@ def _heat_map_grid(n_large: int, n_small: int) -> tuple[Figure, list[Axes], Axes
 
 
 def _draw_heat_map(axes: Axes, picture: Picture, *, is_large: bool) -> None:
-    """Draw a heat map into matplotlib axes; a small one without the titles of its axes."""
+    """Draw a heat map into matplotlib axes.
+
+    The x axis and the y axis have titles only if the heat map is large.
+    """
     _draw_panel(axes, picture.panels[0])
     _scale_x(axes, picture.x)
     if not is_large:
@@ -333,5 +336,5 @@ def _make_handle(entry: LegendEntry) -> Line2D:
 
 
 def _resolve_colour(name: str) -> str:
-    """Return the colour ``#RRGGBB`` with a name such as ``@ink``."""
+    """Convert the name of a colour, such as ``@ink``, to the form ``#RRGGBB`` for matplotlib."""
     return COLOURS[name.removeprefix("@")]

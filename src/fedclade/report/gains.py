@@ -81,7 +81,10 @@ MODELS_IN_ORDER = (ONE_MODEL, ALONE, TRIVIAL, CLUSTER)
 
 @dataclass(frozen=True)
 class MeanGain:
-    """Mean gain over one simpler model, over all clients that have scores of both models."""
+    """Mean of the clients' gains compared with one simpler model.
+
+    The mean includes all clients that have scores of both models.
+    """
 
     model: str
     mean: Interval
@@ -100,7 +103,10 @@ class MeanGain:
 
     @property
     def without_interval(self) -> str:
-        """Note for a mean gain without an interval: number of clients, and reason; else empty."""
+        """Note that explains why the mean gain has no interval; empty if it has one.
+
+        The note also contains the number of clients.
+        """
         if self.mean.low is not None:
             return ""
         if self.clients == 1:
@@ -110,8 +116,10 @@ class MeanGain:
 
 @dataclass(frozen=True)
 class Difference:
-    """Typical value of a trait in each cluster, and how much of its variance the clusters explain.
+    """Difference between the clusters in one trait of their clients.
 
+    It has a typical value of the trait for each cluster (a mean, or the most frequent text), and
+    the share of the trait's variance between clients that the clusters explain.
     A trait is a number or text that describes a client, such as the share of a label in its data.
     """
 
@@ -146,10 +154,11 @@ class GainView:
 
     @classmethod
     def of(cls, run: Run) -> GainView | None:
-        """Return the gains of a run or, if no gains were measured, the scores of its clients.
+        """Create the view of a run's gains.
 
-        None for a run without scores, or with more than ``MOST_OBSERVED`` clients and no measured
-        gains.
+        If no gains were measured, the view has only the scores that the clients reported. The
+        result is None for a run without scores, and for a run without measured gains that has more
+        than ``MOST_OBSERVED`` clients.
         """
         gains = run.gains or observe_gains(run)
         if gains is None:
@@ -163,7 +172,10 @@ class GainView:
 
     @cached_property
     def deployed(self) -> str:
-        """Model of most clients: ``OWN`` (a client's own), or ``CLUSTER`` (their cluster's)."""
+        """Kind of model that the run deploys to most clients.
+
+        ``OWN`` is a model of one client, and ``CLUSTER`` is the model of a client's cluster.
+        """
         owned = sum(client.deployed == OWN for client in self.gains.clients)
         return OWN if 2 * owned > len(self.gains.clients) else CLUSTER
 
@@ -186,7 +198,10 @@ class GainView:
 
     @cached_property
     def mean_gains(self) -> Sequence[MeanGain]:
-        """Mean gain over each simpler model, the most interesting model first."""
+        """Mean gains compared with each simpler model, in the order of ``MODELS_IN_ORDER``.
+
+        Models with which no client has a finite gain are left out.
+        """
         found: list[MeanGain] = []
         for model in MODELS_IN_ORDER:
             gains = [
@@ -298,10 +313,11 @@ class GainView:
 
     @property
     def explained(self) -> Sequence[tuple[str, Explained]]:
-        """Share of the variance between clients that is between clusters, by group of traits.
+        """Name and test result of each group of traits.
 
-        A group of traits has the traits of one kind, such as the shares of all labels. The scores
-        with each model are groups as well.
+        The result contains the share of the variance between clients that the clusters explain. A
+        group consists of all traits of one kind, such as the shares of all labels. The scores with
+        each simpler model, and each attribute, are groups as well.
         """
         return self._difference_tests.explained
 
@@ -337,9 +353,10 @@ class GainView:
 
     @property
     def clearly_different(self) -> Sequence[Difference]:
-        """Traits in which the clusters differ significantly, for all traits together.
+        """Traits in which the clusters differ significantly.
 
-        Holm's method limits the probability of any false statement to 5 %.
+        The p-values are corrected for the number of traits: by Holm's method, the probability that
+        one or more of these traits are listed by chance is at most 5 %.
         """
         n = len(self.differences)
         found: list[Difference] = []
@@ -361,7 +378,10 @@ class GainView:
 
     @property
     def is_weak(self) -> bool:
-        """Whether the run has too few clients for more than weak evidence about its clusters."""
+        """Whether differences between clusters are only weak evidence.
+
+        They are if the run has fewer than ``FEW_CLIENTS`` clients.
+        """
         return len(self.gains.clients) < FEW_CLIENTS
 
     def describe_differences(self) -> str:
@@ -400,14 +420,20 @@ class GainView:
 
     @property
     def _clusters(self) -> list[int]:
-        """Cluster of each client, in the order of the measured gains."""
+        """Cluster of each client, in the order of ``self.gains.clients``."""
         return [client.cluster for client in self.gains.clients]
 
     def _group_columns(self) -> dict[str, NDArray[np.float64]]:
-        """Return groups of numbers in which clients may differ, one row per client, by name.
+        """Return the groups of numbers for the tests of differences between clusters.
 
-        Each group (such as all label shares, or one attribute) is tested as a whole, so the columns
-        of a group have the same unit.
+        Each group (such as all label shares, or one attribute) is tested as a whole, so its columns
+        have the same unit.
+
+        Returns
+        -------
+        dict
+            Numbers of n clients by the name of the group, each ``[n]`` or ``[n, columns]``; NaN if
+            a number is unknown.
         """
         groups: dict[str, NDArray[np.float64]] = {}
         table = self._traits()
@@ -432,7 +458,7 @@ class GainView:
         return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.gains.traits))
 
     def _list_columns(self) -> list[_Column]:
-        """Return all traits and attributes as single columns, with typical values by cluster."""
+        """Return one :class:`_Column` for each trait and attribute, with a typical value by cluster."""
         table = self._traits()
         columns: list[_Column] = []
         for place, trait in enumerate(self.gains.traits):
@@ -442,7 +468,10 @@ class GainView:
         return [*columns, *self._attribute_columns()]
 
     def _attribute_columns(self) -> list[_Column]:
-        """Return the users' attributes of clients as columns, with typical values by cluster."""
+        """Return one :class:`_Column` for each attribute that the user has given to the clients.
+
+        An attribute is treated as a text if at least one client's value is a text.
+        """
         names: dict[str, None] = {}
         for client in self.gains.clients:
             names.update(dict.fromkeys(client.attributes))
@@ -555,6 +584,12 @@ def with_attributes(run: Run, attributes: Attributes) -> Run:
     attributes
         Attributes of clients, such as region or device, by the clients' names.
 
+    Returns
+    -------
+    Run
+        The copy. A run without scores, or with more than ``MOST_OBSERVED`` clients and no measured
+        gains, is returned unchanged.
+
     Raises
     ------
     DataError
@@ -582,7 +617,7 @@ class _Distinction:
 class _Column:
     """Values of a trait or attribute of all clients, with a typical value for each cluster.
 
-    Texts are represented by one column of 0 and 1 per category.
+    ``values`` is ``[n]`` for n clients with numbers. Texts are one-hot encoded: ``[n, categories]``.
     """
 
     kind: str
@@ -614,22 +649,28 @@ def _standardize_columns(columns: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _value_of(interval: Interval | None) -> float:
-    """Return the value of an estimate; NaN if the estimate is missing."""
+    """Return the value of an interval, without its ends; NaN for None."""
     return math.nan if interval is None else interval.value
 
 
 def _as_text(value: object) -> str | None:
-    """Return an attribute's text; None if the client has a number or lacks the attribute."""
+    """Return a client's value of an attribute if the value is a text; None otherwise.
+
+    The value is a number, or is itself None if the client lacks the attribute.
+    """
     return value if isinstance(value, str) else None
 
 
 def _encode_one_hot(text: str | None, categories: Sequence[str]) -> list[float]:
-    """Return the one-hot encoding of a text: 1 for its category and 0 for all other categories."""
+    """Return the one-hot encoding of a text: 1 for its category and 0 for all other categories.
+
+    The encoding of None, an unknown text, is 0 for all categories.
+    """
     return [float(text == category) for category in categories]
 
 
 def _as_number(value: object) -> float:
-    """Return an attribute that should be a number; NaN if the client has none."""
+    """Return a client's value of a numeric attribute; NaN if the client lacks the attribute."""
     return value if isinstance(value, float) else math.nan
 
 

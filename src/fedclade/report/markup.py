@@ -203,5 +203,5 @@ def _convert_to_pixels(share: float) -> float:
 
 
 def _write_svg(width: int, height: int, inside: str) -> str:
-    """Return an SVG element of a size in pixels with this content."""
+    """Return an SVG element with the given width and height, in pixels, and content."""
     return f'<svg width="{width}" height="{height}" aria-hidden="true" style="vertical-align:middle">{inside}</svg>'

@@ -59,7 +59,10 @@ class Outcome:
         return name
 
     def mean_score(self, members: Iterable[int]) -> float | None:
-        """Return the mean score of the given clients that have a score; None if there are none."""
+        """Return the mean score of the given clients; None if none of these clients has a score.
+
+        Clients without a score are left out.
+        """
         rows = [self.rows[client] for client in members if client in self.rows]
         scores = self.score.by_client(rows).values()
         if not scores:

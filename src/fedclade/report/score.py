@@ -164,7 +164,7 @@ class Score:
         return summary[self.name]["worst10_mean"]
 
     def digits(self, value: float | None, like: float | None = None) -> str:
-        """Return a score as text without a unit, as in a column with the heading :attr:`heading`.
+        """Return a score as text without a unit, for a table whose :attr:`heading` has the unit.
 
         Parameters
         ----------
@@ -213,9 +213,10 @@ class Score:
         Returns
         -------
         tuple of str
-            First, the mean difference as text with its sign and its 95 % interval over the
-            clients. Second, its direction: ``good`` or ``bad`` if the interval excludes 0, or
-            else empty. Both are empty if no client has both scores.
+            First, the mean difference ``now`` - ``before`` as text with its sign and its 95 %
+            interval over the clients. Second, ``good`` if ``now`` is better and the interval
+            excludes 0, ``bad`` if ``now`` is worse and the interval excludes 0, or else empty. Both
+            texts are empty if no client has both scores.
         """
         differences = [score - before[client] for client, score in now.items() if client in before]
         if not differences:
@@ -228,7 +229,10 @@ class Score:
         return self.with_ends(text, mean), gain.trend
 
     def hover(self, axis: str = "y") -> str:
-        """Return Plotly's template for a score at the pointer, for one axis of a plot."""
+        """Return Plotly's template that formats a score in the text at the mouse pointer.
+
+        The score is the coordinate of the point on the given axis, ``x`` or ``y``.
+        """
         form = ".1%" if self.share else ",.4~r"
         return f"%{{{axis}:{form}}}"
 

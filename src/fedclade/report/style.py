@@ -135,7 +135,7 @@ def set_title(figure: Figure, title: str, subtitle: str) -> None:
 
 
 def plain(*panels: Axes) -> None:
-    """Reduce axes to two sides, a faint grid and small ticks."""
+    """Draw axes in the common style: only the left and the bottom side, and a faint grid."""
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(FAINT)

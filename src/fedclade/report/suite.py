@@ -168,16 +168,23 @@ Set = tuple[str, int]
 
 
 def rank_methods(scores: Mapping[Set, Mapping[str, float]]) -> Ranks | None:
-    """Rank methods in the sets in which all of them have been run; None if there are too few.
+    """Rank methods by their scores in several sets, and test whether they differ.
 
-    Methods are first sorted by the number of sets in which they have been run. For every number k,
-    the k first methods are compared on the sets in which all k have been run. The largest number of
-    scenarios decides which comparison is returned, and then the largest number of methods.
+    Ranking needs sets in which all ranked methods have been run, so methods with few runs may be
+    left out. Methods are sorted by the number of sets in which they have been run, the largest
+    number first. For every number k, the k first methods can be ranked in the sets in which all k
+    have been run. Among these possible rankings, the one with the most scenarios is returned; among
+    rankings with the same number of scenarios, the one with the most methods.
 
     Parameters
     ----------
     scores
         Score of each method by set (scenario and seed); higher is better.
+
+    Returns
+    -------
+    Ranks or None
+        None if fewer than ``MIN_METHODS`` methods have been run in ``MIN_SETS`` common sets.
     """
     choices = _list_choices(scores)
     if not choices:
@@ -408,7 +415,7 @@ class SuiteComparison(ComparisonFiles):
     scenarios
         Comparison of the algorithms in each scenario, by the scenario's name.
     printed
-        Published results in some of the scenarios, which are shown next to own results.
+        Published results in some of the scenarios, which are shown next to results of this library.
 
     Raises
     ------

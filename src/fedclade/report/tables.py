@@ -309,7 +309,7 @@ def cluster_sizes(event: ClusterSplit | Check, limit: int = 12) -> str:
 
 
 def criterion_text(criterion: tuple[str, float]) -> tuple[str, str]:
-    """Return the name and the text of a number that decided a split, given its key and value."""
+    """Convert a number that decided a split, given as key and value, to a label and a text."""
     key, value = criterion
     if key == "p_value":
         return "p-value", f"{value:.2g}"
@@ -617,7 +617,10 @@ def _cluster_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _reply_facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield summary lines with the numbers of clients' replies that were left out or limited."""
+    """Yield summary lines with the numbers of clients' replies that were left out or limited.
+
+    An update is limited if it was scaled down or has a smaller weight than the client claims.
+    """
     reasons: list[str] = []
     for _, event in events_of(run.events, LeftOut):
         reasons.extend(event.clients.values())
@@ -642,10 +645,11 @@ def _divergence_facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _sum_facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield summary lines about sums of updates that were rejected, clipped or not protected.
+    """Yield summary lines about sums of updates that were rejected, clipped or unguarded.
 
-    A sum is not protected if the server has too few sums of a cluster to detect an outlier. Only
-    runs with secure aggregation have sums of updates.
+    A sum is unguarded if the server has too few sums of a cluster to detect an outlier, so that one
+    malicious client could change the mean in any direction. Only runs with secure aggregation have
+    sums of updates.
     """
     rejected = events_of(run.events, SumRejected)
     if rejected:
@@ -865,7 +869,7 @@ def _write_composition(members: Sequence[int], truth: Mapping[int, int]) -> str:
 
 @contextmanager
 def tolerate_missing_figures(console: Console) -> Generator[None]:
-    """Print a warning, and no error, if drawing or writing figures fails in the ``with`` block."""
+    """Catch any exception while figures are drawn in the ``with`` block, and print a warning."""
     try:
         yield
     except Exception as error:  # whatever the error, the results of the run are already stored

@@ -150,8 +150,8 @@ class Adversaries:
         -------
         float or None
             Share of the honest clients' test examples that are classified as the target label after
-            the trigger was added to them. None if the attack is not a backdoor, or no honest client
-            has such an example.
+            the trigger was added to them; examples that have the target label from the start are
+            not counted. None if the attack is not a backdoor, or no such examples were evaluated.
         """
         if self.settings.kind != "backdoor":
             return None

@@ -83,7 +83,7 @@ class Deployment(ABC):
     def prepare(
         self, settings: RunSettings, algorithm: Algorithm, model: Any
     ) -> tuple[RunSettings, FittedTask]:
-        """Check requirements that depend on the clients' data.
+        """Fit the settings and the task to the clients' data, and check that they suit it.
 
         Returns
         -------

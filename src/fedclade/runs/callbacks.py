@@ -302,7 +302,9 @@ class Callbacks:
 
 @dataclass(frozen=True, eq=False)
 class Following:
-    """Callbacks of one run, with the values that are the same in all their records.
+    """Callbacks of one run, with the values that all records of the run have in common.
+
+    The methods build a record with these values, and pass it to the callbacks.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ class CheckpointPolicy:
         self._slowest: float | None = None
 
     def due(self, training: TrainingState) -> bool:
-        """Return whether to save a checkpoint after the given round."""
+        """Return whether to save a checkpoint of ``training``, the state after a round."""
         if self._every != "auto":
             return self._every > 0 and training.number % self._every == 0
         seconds = self._slowest
@@ -190,7 +190,8 @@ class Checkpointer:
         """Adapt the settings and the device to the checkpoint from which a run is continued.
 
         A continued run streams (sums updates as they arrive) if and only if it did so before the
-        interruption. Memory and device are taken from the checkpoint if they are not set.
+        interruption. The memory limit is taken from the checkpoint if ``settings.memory`` is None,
+        and the device if ``device`` is ``auto``.
 
         Returns
         -------
@@ -340,7 +341,8 @@ def _warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 def _made_with(backend: Backend) -> dict[str, Any]:
     """Return the properties of the execution that affect rounding and are not in the config.
 
-    These are the engine, device, memory, number of threads, and versions of packages.
+    These are the engine, the device, the memory limit (which decides how many clients train
+    together), the number of threads, and the versions of packages.
     """
     return {
         "engine": backend.workers.engine_taken,

@@ -216,7 +216,8 @@ def _read_seconds(rows: Rows, column: str, path: Path) -> Numbers:
     """Return a column of a trace file that contains times in seconds, ``[m]`` for m rows."""
     if rows.kind(column) not in ("whole", "number"):
         raise DataError(
-            f"{path}: column {column!r} should contain numbers, the seconds since the run's start"
+            f"{path}: column {column!r} should contain numbers, the seconds since the run's start, "
+            f"got values of kind {rows.kind(column)!r}"
         )
     return rows.numbers(column)
 

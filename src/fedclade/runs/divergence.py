@@ -1,7 +1,7 @@
 """Detection of diverging training, by the losses of clients on held-out data.
 
-A client counts as diverged if its loss becomes infinite, NaN, or about 1,000 times as large as
-before.
+A client counts as diverged if its loss becomes infinite or NaN, or grows to at least 1,000 times a
+reference loss, which is about its smallest loss so far (see :class:`LossWatch`).
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class LossWatch:
 
     A client has diverged if its loss is NaN or infinite, or at least 1,000 times a reference loss.
     The reference is the client's smallest loss so far or the loss of a constant prediction,
-    whichever is smaller. If the loss of a constant prediction is not known without the data, the
-    client's first loss is used in its place. Losses that may be negative are only checked for NaN
-    and infinity.
+    whichever is smaller, but at least 1 % of the loss of a constant prediction: a loss of nearly 0
+    can grow a thousandfold and still be small. If the loss of a constant prediction is not known
+    without the data, the client's first loss is used in its place. Losses that may be negative are
+    only checked for NaN and infinity.
 
     Parameters
     ----------
@@ -78,7 +79,9 @@ class LossWatch:
         self._is_reported = np.empty(0, dtype=np.bool_)
 
     def add_losses(self, ids: NDArray[np.int64], losses: NDArray[np.float64]) -> list[int]:
-        """Record the losses of n clients, and return the clients that diverged for the first time.
+        """Record the losses of n clients, and return the ids of newly diverged clients.
+
+        A client is newly diverged if it diverges by this loss and by none of its earlier losses.
 
         Parameters
         ----------

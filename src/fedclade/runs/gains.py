@@ -57,7 +57,8 @@ _log = logging.getLogger(__name__)
 class ReferenceRuns:
     """Runs of the reference models that need training.
 
-    ``runs`` has the finished runs by name, ``missing`` the reason for each run that does not exist.
+    ``runs`` contains the finished runs by the name of the reference model. ``missing`` contains the
+    reason why a run does not exist, by the same names.
     """
 
     runs: Mapping[str, Run]
@@ -136,7 +137,10 @@ def check_data(run: Run, federation: Federation) -> None:
 
 
 class _Predictor:
-    """Predictor that loads models, one at a time, into a copy of the run's module."""
+    """Predictor that computes the outputs of any model vector of a run.
+
+    It loads one model at a time into a copy of the run's module.
+    """
 
     def __init__(self, run: Run, federation: Federation, module: nn.Module, device: str) -> None:
         assert run.layout is not None  # every simulation stores its layout
@@ -158,7 +162,7 @@ class _Predictor:
 
 @dataclass(eq=False)
 class _Judge:
-    """Judge of the models of each client, by their scores on the client's test rows."""
+    """Evaluator that scores the deployed and the simpler models on each client's test rows."""
 
     run: Run
     federation: Federation
@@ -169,7 +173,10 @@ class _Judge:
 
     @cached_property
     def missing(self) -> dict[str, str]:
-        """Reason why the cluster's model cannot be scored, by the model's name; empty if it can."""
+        """Models that cannot be scored for any client, with the reason.
+
+        The only possible key is the name of the cluster's model. Empty if this model can be scored.
+        """
         reason = explain_missing_cluster_model(self.run)
         return {CLUSTER: reason} if reason else {}
 
@@ -209,7 +216,22 @@ class _Judge:
         )
 
     def _predict_by_model(self, client: int, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return the outputs of each model of a client for its test inputs, by the model's name."""
+        """Return the outputs of the deployed and the simpler models for a client's test inputs.
+
+        Models that do not exist for this client are left out.
+
+        Parameters
+        ----------
+        client
+            Id of the client.
+        inputs, targets
+            Inputs and targets of the client's n test rows, ``[n, ...]``.
+
+        Returns
+        -------
+        dict
+            Outputs ``[n, ...]`` by the model's name.
+        """
         outputs = {TRIVIAL: self._predict_trivially(client, targets)}
         for name in (ALONE, ONE_MODEL):
             reference = self.references.runs.get(name)

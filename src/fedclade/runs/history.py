@@ -883,10 +883,10 @@ def _mean_loss(losses: Iterable[float]) -> float | None:
 
 
 def _weighted_mean_score(evaluation: Evaluation, tree: ParameterTree) -> float | None:
-    """Return the mean score over all test targets of clients in a cluster (FedGroup section IV-A).
+    """Return the mean score over all test targets of all clusters (FedGroup section IV-A).
 
     Unlike a mean over clients, it weights each client by its number of test targets. Clients
-    without a score are left out; the result is None if no client has one.
+    that belong to no cluster or have no score are left out; the result is None if no client is left.
     """
     assigned = {client for leaf in tree.leaves for client in leaf.members}
     scores = zip(

@@ -43,7 +43,9 @@ _log = logging.getLogger(__name__)
 def decide_stream(
     settings: RunSettings, algorithm: Algorithm, size: int, budget: int, remote: bool = False
 ) -> bool:
-    """Decide whether a run streams: the server then sums updates as they arrive, and stores none.
+    """Decide whether a run streams.
+
+    The server of a run that streams adds up updates as they arrive, and stores no single update.
 
     Parameters
     ----------

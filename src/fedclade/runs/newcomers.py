@@ -283,13 +283,14 @@ class Arrival:
     def scores(
         self, assignments: Sequence[Assignment], nodes: Sequence[int]
     ) -> dict[str, list[float | None]]:
-        """Score the models of newcomers: assigned, fine-tuned, trained alone, and the root's model.
+        """Score four models of each newcomer on its test data.
 
-        Personal parameters, if the model has any, are fitted to a model before it is scored. If
-        clients of the run are evaluated after fine-tuning the model that they receive, newcomers
-        also fine-tune the assigned model before it is scored. If clients are evaluated with a
-        mixture of the leaves' models, newcomers at a leaf are evaluated with the mixture, too. The
-        model that is fine-tuned for one epoch is never a mixture, but the assigned model.
+        The four models are the assigned model, the root's model, a model that the newcomer trains
+        alone, and the assigned model after fine-tuning for one epoch. Personal parameters, if the
+        model has any, are first fitted to the model that is scored. The assigned model is scored in
+        the way in which clients of the run are evaluated: after fine-tuning if the algorithm
+        fine-tunes models for evaluation, or, at a node below the root, as the mixture of the
+        leaves' models if the algorithm uses mixtures.
 
         Parameters
         ----------
@@ -348,9 +349,8 @@ class Arrival:
     ) -> list[float | None]:
         """Evaluate newcomers on their test data, and return their scores by the first metric.
 
-        A score is None if it is undefined.
-
-        ``models`` has one model in each row, ``rows`` the row for each newcomer.
+        A score is None if it is undefined. ``models`` has one model in each row, and ``rows`` has
+        the index of a row of ``models`` for each newcomer.
         """
         return _list_scores(self.backend.clients.evaluate(ids, models, rows, "test"))
 

@@ -1,7 +1,8 @@
-"""Log for modules that train runs, whose messages name the reference that is trained, if any.
+"""Log whose messages begin with the name of the reference run that is being trained, if any.
 
 A reference is a simpler run (each client alone, or one model for all) that is trained for
-comparison with the actual run.
+comparison with the actual run. Modules that train runs use this log, so that a reader can tell
+messages about a reference from messages about the actual run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _name: ContextVar[str] = ContextVar("reference", default="")
 
 @contextmanager
 def log_of_reference(name: str) -> Generator[None]:
-    """Begin all messages of every :class:`RunLog` with a reference's name, in a ``with`` block."""
+    """Prefix the messages of every :class:`RunLog` with a reference's name, in a ``with`` block."""
     before = _name.set(name)
     try:
         yield

@@ -178,9 +178,10 @@ def _find_clients_with_own(
 ) -> Collection[int]:
     """Return the clients with models of their own, for a run that is continued at its very end.
 
-    In other runs, the last evaluation has determined these clients. If a run is continued after
-    its last evaluation, the algorithm determines them from its state. It may send no queries, since
-    perhaps no client is connected any more; therefore all clients are marked as unavailable.
+    In other runs, the last evaluation has determined these clients. If a run is continued after its
+    last evaluation, the algorithm determines the clients from its state. All clients are marked as
+    unavailable meanwhile, so that the algorithm sends no queries: perhaps no client is connected
+    any more.
     """
     absence = Absence(backend.workers.layout.n_parameters, training.history.registry.schema)
     absence.away = frozenset(clients.ids)
@@ -340,7 +341,10 @@ def run_round(
 def _columns_of_adversaries(
     backend: Backend, history: History, number: int, state: State, scores: RoundScores
 ) -> Mapping[str, Any]:
-    """Return the adversaries' columns of a round's row; empty if all clients are honest."""
+    """Return the columns of ``metrics.parquet`` about an attack, with their values in a round.
+
+    Empty if all clients are honest.
+    """
     if backend.adversaries is None:
         return {}
     truth = history.registry.in_round(number).true_clusters

@@ -1,7 +1,8 @@
 """Middleware at the server's end of a run: the same in a simulation and in a network.
 
 Middleware is code between algorithm and clients that may change queries and replies. The server's
-part receives the clients' replies, limits and sums updates, and repeats queries without reply.
+part receives the clients' replies, limits and sums updates, and repeats queries to clients that did
+not reply.
 """
 
 from __future__ import annotations

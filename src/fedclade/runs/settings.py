@@ -260,7 +260,7 @@ class RunSettings(TopSettings):
         return [*callbacks, stopping]
 
     def completed(self, algorithm: Algorithm) -> RunSettings:
-        """Return the settings, with the algorithm's default for ``personal`` if it is not set."""
+        """Return settings in which ``personal`` has the algorithm's default if it was not set."""
         personal = algorithm.requires.personal
         return self if self.personal or not personal else replace(self, personal=personal)
 
@@ -402,7 +402,10 @@ class RunSettings(TopSettings):
         return problems
 
     def check_enough(self, clients: int) -> None:
-        """Check that a run has enough clients for the smallest cluster and the required replies.
+        """Check that a run has enough clients for ``min_cluster_size`` and ``min_clients``.
+
+        The number of clients must be at least ``min_cluster_size``, and the number of clients that
+        train in a round must be at least ``min_clients``, the required number of replies.
 
         Parameters
         ----------

@@ -67,5 +67,8 @@ def _changes_batches(before: LocalTraining, after: LocalTraining, size: int) -> 
 
 
 def _describe_clients(clients: list[int], of: int) -> str:
-    """Return a text: number of affected clients, number ``of`` all clients, first affected id."""
+    """Describe the affected clients, such as ``3 of 20 clients (the first is client 5)``.
+
+    ``clients`` are the ids of the affected clients, and ``of`` is the number of all clients.
+    """
     return f"{len(clients)} of {of} clients (the first is client {clients[0]})"

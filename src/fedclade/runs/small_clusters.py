@@ -26,13 +26,13 @@ from fedclade.core import (
 
 
 def with_common(tree: ParameterTree, entries: Tensor, sizes: Mapping[int, int]) -> ParameterTree:
-    """Average the entries that all clusters share over all leaves, and return the new tree.
+    """Average the common entries of the models of all leaves, and return the new tree.
 
-    Leaves are the current clusters. The mean is weighted by the training examples of the leaves'
-    members. Before a round, all leaves have equal values in the shared entries. During the round
-    each leaf changes them by its own update; after averaging, they have therefore moved by the mean
-    update of all clients, as if there were a single cluster. A leaf without members gets the same
-    values.
+    Common entries are those that all clusters share, and leaves are the current clusters. The mean
+    is weighted by the training examples of the leaves' members. Before a round, the common entries
+    are equal in all leaves, and during the round each leaf changes them by its own update. After
+    averaging, the common entries have therefore changed by the mean update of all clients, as if
+    there were a single cluster. A leaf without members gets the same values.
 
     Parameters
     ----------

@@ -197,6 +197,15 @@ def _run_trials(server: Connection, threads: int, path: list[str]) -> None:
     """Run the trials that the main process sends, until it sends None or has ended.
 
     This is the main function of each process of :class:`ProcessExecutor`.
+
+    Parameters
+    ----------
+    server
+        Connection to the main process.
+    threads
+        Number of threads that torch may use.
+    path
+        Import path (``sys.path``) of the main process.
     """
     # Signals reach all processes; the main process handles them, and requests this one to stop.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -238,7 +247,9 @@ class RayExecutor(Executor):
         while not ray.wait([begun], timeout=SECONDS)[0]:
             if stop():
                 ray.cancel(begun, force=True)
-                raise RunInterrupted("stopped at once", "continue the sweep with --resume")
+                raise RunInterrupted(
+                    "the sweep was stopped during a trial", "continue the sweep with --resume"
+                )
         try:
             return ray.get(begun)
         except ray.exceptions.RayError as error:
@@ -252,7 +263,17 @@ class RayExecutor(Executor):
 
 
 def _run_on_ray(job: Job, threads: int, path: list[str]) -> Outcome:
-    """Run a trial in a Ray task, with the main process's import path ``path``."""
+    """Run a trial in a Ray task; this is the function that Ray calls.
+
+    Parameters
+    ----------
+    job
+        The trial.
+    threads
+        Number of threads that torch may use.
+    path
+        Import path (``sys.path``) of the main process, which precedes the path of the task.
+    """
     sys.path[:] = [*dict.fromkeys([*path, *sys.path])]
     torch.set_num_threads(threads)
     return run_trial(job)

@@ -57,7 +57,7 @@ class SweepResult:
     parameters
         The varied parameters.
     score
-        Metric by which trials are ranked.
+        Metric by which trials are ranked, on validation data.
     configs
         Config of each finished trial, by the trial's label.
     runs
@@ -211,5 +211,5 @@ def _read_last_score(score: Score, run: Run) -> float | None:
 
 
 def short(value: Any) -> str:
-    """Return a value of a config as a text for tables; floats have at most four digits."""
+    """Return a value of a config as a text for tables; floats have four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

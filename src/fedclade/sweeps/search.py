@@ -117,9 +117,9 @@ def sweep(
         Number of parallel trials, each with its share of the threads. With more than one, a script
         needs a main guard (``if __name__ == "__main__":``), since each process imports it.
     ray
-        Settings of a Ray cluster: ``count`` is the number of parallel tasks, each of which runs a
-        trial, and ``cores`` their number of cores. None: trials run on this machine, see
-        ``processes``.
+        Settings of a Ray cluster on which trials run: ``count`` is the number of trials that run in
+        parallel, and ``cores`` the number of CPU cores of each of them. None: trials run on this
+        machine, see ``processes``.
     overrides
         Changes of the config, in the form of the option ``--set``.
     data_dir, device, memory
@@ -148,7 +148,8 @@ def sweep(
     MissingExtraError
         If Optuna is not installed, or Ray if ``ray`` is set.
     RunError
-        If the folder exists or has another sweep, no trial finishes, or a process dies.
+        If the folder already exists and ``resume`` is not set, if it contains a sweep with other
+        settings, if no trial finishes, or if a process dies.
     RunInterrupted
         If ``stop`` returned True.
     """
@@ -240,7 +241,7 @@ class _Source:
     overrides: tuple[str, ...]
 
     def read(self, more: Sequence[str]) -> Config:
-        """Read and check the config, with the overrides ``more`` after the sweep's own."""
+        """Read the config, apply the overrides of all trials and then ``more``, and check it."""
         overrides = [*self.overrides, *more]
         if isinstance(self.config, Mapping):
             raw = copy.deepcopy(dict(self.config))
@@ -299,13 +300,13 @@ class _Search:
             on_trial(number, self._get_drawn_values(number), outcome, self.score)
 
     def _start_trial(self, place: Executor, number: int, stop: Callable[[], bool]) -> Any:
-        """Start a trial.
+        """Start a trial on the executor, unless the trial has ended or cannot run.
 
         Returns
         -------
         Any
-            The executor's handle of the trial; its outcome, if the config does not accept the drawn
-            values; or None, if the trial has ended before.
+            The executor's handle of the started trial. If the config does not accept the drawn
+            values, the failed :class:`Outcome` instead; if the trial has ended before, None.
         """
         if self.study.has_ended(number):
             return None
@@ -372,7 +373,7 @@ class _Search:
         return self.source.read(overrides_of(self.parameters, drawn))
 
     def _get_drawn_values(self, number: int) -> dict[str, Any]:
-        """Return the drawn values of a trial by key, in the form of the config."""
+        """Return the drawn values of a trial, as values of the config, by the settings' keys."""
         return values_of(self.parameters, self.study.drawn(number))
 
 

@@ -36,7 +36,8 @@ class Parameter:
     log
         Whether values are drawn on a logarithmic scale.
     values
-        The values by their texts, in place of a range; None for a range.
+        The listed values, if the setting is not varied in a range: a mapping from the text of each
+        value, which Optuna draws, to the value itself. None for a range.
     """
 
     key: str
@@ -88,13 +89,13 @@ def parse_over(over: Sequence[str] | Mapping[str, Any]) -> list[Parameter]:
 
     ``key=low..high`` is a range of floats, or of whole numbers if both ends are whole numbers. With
     ``(log)`` at its end, values are drawn on a logarithmic scale. ``key=a,b,c`` is a choice among
-    values, which are written in TOML; values that are not valid TOML are texts.
+    values, which are written in TOML; a value that is not valid TOML is taken as a string.
 
     Parameters
     ----------
     over
-        Arguments in this form; or a mapping from keys to the texts after the equals sign, or to
-        lists of values.
+        Arguments in this form; or a mapping from each key to the text after the equals sign, or to
+        a list of values.
 
     Returns
     -------
@@ -229,7 +230,14 @@ def _parse_parameter(key: str, text: Any) -> Parameter:
 def _parse_number(text: str, name: str, what: str) -> int | float:
     """Parse one end of a range as a number.
 
-    Error messages call the end ``name``, and the whole argument ``what``.
+    Parameters
+    ----------
+    text
+        Text of the end.
+    name
+        Name of the end in error messages: ``low`` or ``high``.
+    what
+        The whole argument, such as ``--over local.lr=0.01..0.3``, with which error messages begin.
     """
     try:
         return int(text)
@@ -245,9 +253,16 @@ def _parse_number(text: str, name: str, what: str) -> int | float:
 
 
 def _make_choice(key: str, values: Sequence[Any], what: str) -> Parameter:
-    """Create a setting that is varied among values.
+    """Create a setting that is varied among listed values.
 
-    Error messages call the argument that lists the values ``what``.
+    Parameters
+    ----------
+    key
+        Key of the setting.
+    values
+        The listed values, of which at least two must differ.
+    what
+        The whole argument, such as ``--over model.name=mlp,cnn``, with which error messages begin.
     """
     by_text: dict[str, Any] = {}
     for value in values:
@@ -263,8 +278,8 @@ def _make_choice(key: str, values: Sequence[Any], what: str) -> Parameter:
 def _parse_values(text: str) -> list[Any]:
     """Parse values that are separated by commas.
 
-    They are parsed together as a list in TOML if they are valid TOML. Otherwise each value is
-    parsed separately, and values that are not valid TOML are texts.
+    If the text is valid TOML inside brackets, it is parsed as one TOML list. Otherwise each value
+    is parsed separately, and a value that is not valid TOML is taken as a string.
     """
     try:
         return tomllib.loads(f"values = [{text}]")["values"]

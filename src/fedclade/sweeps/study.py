@@ -131,7 +131,8 @@ class Study:
     higher_is_better
         Whether trials with higher scores are better.
     of
-        Settings of the sweep by name; a study with other settings is not continued.
+        Settings of the sweep by name. They are stored in a new journal, and must equal the
+        settings in a journal that is continued.
 
     Raises
     ------
@@ -198,7 +199,7 @@ class Study:
 
     @property
     def study(self) -> Any:
-        """Optuna's study object, for example for its figures."""
+        """Optuna's study object, from which, for example, figures of the trials can be made."""
         return self._study
 
     def failure(self, number: int) -> str:

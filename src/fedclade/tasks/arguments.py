@@ -1,4 +1,4 @@
-"""Checks of the types of a task's arguments, which need no data."""
+"""Checks of the types of a task's arguments, which can be made before any data is known."""
 
 from __future__ import annotations
 

@@ -51,12 +51,13 @@ SHIFT_INVARIANT = ("R2Score", "ExplainedVariance", "RelativeSquaredError")
 
 
 def client_score(made: Any, kind: TaskKind, outputs: Tensor, targets: Tensor) -> float:
-    """Return the score of one client by a torchmetrics object, which is not changed.
+    """Compute the score of one client with a copy of a torchmetrics object.
 
     Parameters
     ----------
     made
-        The object, or another object with the same methods ``update`` and ``compute``.
+        The torchmetrics object, or another object with methods ``update`` and ``compute``. The
+        object itself is not changed.
     kind
         Kind of task.
     outputs, targets
@@ -190,8 +191,9 @@ def _varies(values: Tensor) -> Tensor:
 def _standardize_each(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Standardize outputs and targets by the mean and standard deviation of the targets.
 
-    torchmetrics adds up squares in float32 and treats sums below 1e-4 as 0, so the scores of
-    numbers that are tiny, or far from 0, would be wrong.
+    This changes no score in :data:`SHIFT_INVARIANT`. Without it, the scores of numbers that are
+    tiny, or far from 0, would be wrong, since torchmetrics adds up squares in float32 and treats
+    sums below 1e-4 as 0.
     """
     exact = targets.double()
     mean = exact.mean(0)
@@ -201,7 +203,11 @@ def _standardize_each(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _average_later(calculator: Any) -> None:
-    """Make a metric object return the score of each label or target in place of the mean."""
+    """Make a metric object return the score of each label or target in place of their mean.
+
+    :func:`client_score` then takes the mean over those labels or targets for which the client's
+    score is defined.
+    """
     if getattr(calculator, "average", None) == "macro":
         calculator.average = "none"
     if getattr(calculator, "multioutput", None) == "uniform_average":
@@ -211,14 +217,20 @@ def _average_later(calculator: Any) -> None:
 def _constant_mcc(confusion: Tensor) -> float | None:
     """Return Matthews' correlation coefficient if all targets or all predictions are the same.
 
-    The result is NaN (undefined) if all targets have one class, 0 if all predictions have one class
-    (as in scikit-learn; torchmetrics returns another number that is not a correlation), and
-    otherwise None.
+    torchmetrics does not handle these cases as scikit-learn does: it returns a number that is not a
+    correlation.
 
     Parameters
     ----------
     confusion
-        Confusion matrix, or one for each label.
+        Confusion matrix of C classes ``[C, C]``, a row for each true class; or a confusion matrix
+        for each of L labels, ``[L, 2, 2]``, which are added up.
+
+    Returns
+    -------
+    float or None
+        NaN (undefined) if all targets have one class; 0 if all predictions have one class, but the
+        targets have several. None if neither holds: the coefficient must then be computed.
     """
     together = confusion
     if confusion.dim() == 3:

@@ -47,7 +47,10 @@ class Interval:
 
     @property
     def trend(self) -> str:
-        """Direction of a gain: ``good`` if its interval is above 0, ``bad`` if below, or empty."""
+        """Direction of a gain: ``good`` if the whole interval is above 0, ``bad`` if it is below 0.
+
+        The text is empty if the interval contains 0, or if there is no interval.
+        """
         if not self.excludes_zero:
             return ""
         return "good" if self.value > 0 else "bad"
@@ -96,8 +99,9 @@ def paired_share_interval(first: Floats, second: Floats) -> Interval:
 def mean_interval(values: Sequence[float] | Floats) -> Interval:
     """Return the mean of values with its interval by Student's t.
 
-    There is no interval for fewer than two values, or if all values are equal and not 0: equal
-    values do not prove that the mean is certain.
+    There is no interval for fewer than two values. There is none either if all values are equal,
+    since equal values do not prove that the mean is certain. Values that are all 0 are an
+    exception: both ends of the interval are then 0.
     """
     mean, half = mean_and_interval(np.asarray(values, dtype=np.float64).tolist())
     if half is None or not math.isfinite(half):

@@ -410,8 +410,8 @@ def _wrap_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
     Raises
     ------
     ConfigError
-        If the object lacks the methods or states no direction, or cannot score examples with all
-        labels.
+        If the object lacks the methods ``update`` and ``compute``, if its ``higher_is_better`` is
+        neither true nor false, or if the object cannot score random examples of this kind of task.
     """
     higher = getattr(made, "higher_is_better", None)
     if higher is None and family_of(made) in HIGHER_IS_BETTER:
@@ -440,7 +440,22 @@ TRIAL = 64
 
 
 def _check_object(made: Any, name: str, kind: TaskKind, outputs: int) -> None:
-    """Test on random examples whether a metric object can score a task of a kind."""
+    """Test on random examples whether a metric object can score this kind of task.
+
+    Parameters
+    ----------
+    made, name
+        The metric object, and the name of the metric in error messages.
+    kind
+        Kind of task.
+    outputs
+        Number of outputs of the model.
+
+    Raises
+    ------
+    ConfigError
+        If the object raises an exception.
+    """
     n = min(2 * max(2, outputs), TRIAL)
     labels = torch.arange(n)
     numbers = torch.rand(n, outputs, generator=torch.Generator().manual_seed(0)) + 0.5
@@ -463,5 +478,5 @@ def _check_object(made: Any, name: str, kind: TaskKind, outputs: int) -> None:
     except Exception as error:  # whatever an object of the user's raises
         raise ConfigError(
             f"the metric {name} in task.metrics cannot score a {kind} task with {outputs} outputs: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}; choose a metric for such a task"
         ) from error

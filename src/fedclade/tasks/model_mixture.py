@@ -12,6 +12,9 @@ from torch.nn import functional
 class ModelMixture(nn.Module):
     """Several models of one architecture that predict by the weighted mean of their predictions.
 
+    The weights of the models are the buffer ``weights`` ``[count]``, which is loaded with the
+    parameters of the models; until then, all weights are equal.
+
     Parameters
     ----------
     model

@@ -49,10 +49,11 @@ class Task:
         ``[B]``. None: the default loss of the kind. Where targets are numbers, or 0 and 1, your own
         loss receives the outputs in the shape of the targets.
     loss_over
-        ``"batch"`` declares a loss of your own in which the examples of a batch depend on each
-        other, such as a ranking loss or Cox's partial likelihood; the loss returns one number for a
-        batch, or numbers of which the mean is used. Any other loss is tested before round 1, and
-        refused if an example's loss depends on the other examples of its batch.
+        ``"example"``: the loss of an example does not depend on the other examples of its batch;
+        this is tested before round 1, and a loss that fails the test is refused. ``"batch"`` is for
+        a loss of your own that does depend on them, such as a ranking loss or Cox's partial
+        likelihood. Such a loss returns one number for a batch, or numbers of which the mean is
+        used.
     metrics
         Names of metrics, or objects of torchmetrics. The first metric is the main metric, which is
         used for target scores, validation and tables. Empty: the default metrics of the kind.
@@ -382,7 +383,13 @@ class FittedTask:
         return self.target_scale.restore(outputs)
 
     def check_losses_of_examples(self) -> None:
-        """Raise a ConfigError if the loss returns one number for a whole batch."""
+        """Check that the loss gives the loss of each example, which some methods need.
+
+        Raises
+        ------
+        ConfigError
+            If ``loss_over`` is ``"batch"``: the loss then returns one number for a whole batch.
+        """
         if self.over_batch:
             raise ConfigError(
                 "this method needs the loss of each example, but with task.loss_over = 'batch' "
@@ -462,7 +469,14 @@ class FittedTask:
 
 
 def _check_loss_over(task: FittedTask) -> None:
-    """Check that a loss over whole batches is not used where the loss of each example is needed."""
+    """Check that a task with ``loss_over="batch"`` needs no losses of single examples.
+
+    Raises
+    ------
+    ConfigError
+        If the loss is built in, or if the task has class weights or a metric that is a mean of
+        losses: all of these are defined for the loss of each example.
+    """
     if not task.over_batch:
         return
     if not task.has_own_loss:

@@ -290,8 +290,8 @@ class ChosenEngine:
         ConfigError
             If the engine was named by the user, and cannot train the module.
         EngineError
-            If the engine ``workers`` was named by the user, and its worker processes die with every
-            engine inside them.
+            If the engine ``workers`` was named by the user, and its worker processes die, also when
+            they train with the engine ``loop`` in place of a faster engine.
         """
         if self._engine is None:
             lacks_rules = self._name in ("stacked", "workers")
@@ -421,7 +421,12 @@ def _build_replaying(work: Workload) -> dict[str, Engine]:
 
 
 def _build_workers(work: Workload, stackable: bool) -> dict[str, Engine]:
-    """Return engines with worker processes, by name: one per engine that runs in a process."""
+    """Return engines that train in worker processes, by name.
+
+    The engines differ in how each process trains its clients: by the loop, or by the loop in the
+    channels-last memory format if it supports the module; and, if ``stackable``, also by the
+    stacked engine.
+    """
     ways = ["channels last" if _keeps_channels_last(work) else "loop"]
     if stackable:
         ways.insert(0, "stacked")
@@ -429,7 +434,10 @@ def _build_workers(work: Workload, stackable: bool) -> dict[str, Engine]:
 
 
 def _takes_plain_steps(work: Workload) -> bool:
-    """Return whether clients take plain optimizer steps, and do not store the optimizer's state."""
+    """Return whether clients train by optimizer steps alone and do not store the optimizer's state.
+
+    This is not the case for clients that train by a local rule or by DP-SGD.
+    """
     return work.rule is None and work.private is None and not work.spec.keep_state
 
 

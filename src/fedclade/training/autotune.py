@@ -132,7 +132,10 @@ class _Timed:
         self.seconds = self.passed = 0.0
 
     def repeat(self, steps: int) -> None:
-        """Let each engine train ``steps`` steps, and record its speed if it is the best so far."""
+        """Let each engine train ``steps`` steps, and update the best speed of each engine.
+
+        An engine whose worker processes die is left out from then on.
+        """
         for name, engine in list(self._engines.items()):
             small = self._task.cut(_count_clients(engine), steps * self._task.batch_size)
             try:
@@ -151,7 +154,7 @@ class _Timed:
             self.passed += passed
 
     def leave_out_what_is_far_behind(self) -> None:
-        """Drop the engines that are so slow that they cannot be the fastest engine."""
+        """Drop the engines that are several times slower than the fastest engine so far."""
         enough = max(self.speeds.values()) / FAR_BEHIND
         self._engines = {
             name: engine for name, engine in self._engines.items() if self.speeds[name] > enough
@@ -242,7 +245,7 @@ class Choice:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the measurement is reliable, since no other programs used the CPU cores."""
+        """Whether the measurement is reliable: other programs hardly used the CPU cores meanwhile."""
         return self.share >= QUIET
 
     @property
@@ -280,8 +283,8 @@ def fastest(engines: Mapping[str, Engine], work: Workload) -> str:
     Engines are measured once for each structure of a module, device, batch size, order of magnitude
     of the number of clients, and number of threads. Later calls read the choice from the cache
     folder: engines round differently, and a repeated run should give the same bytes. Engines are
-    measured again after some runs, and already after one run if other programs used the machine
-    during the measurement.
+    measured again after 16 runs (later, if measurements confirm the choice, after up to 256 runs),
+    or already after one run if other programs used the machine during the measurement.
 
     Parameters
     ----------
@@ -332,10 +335,15 @@ def _log_choice(choice: Choice, found: Measured) -> None:
 
 
 def forget(engine: str) -> None:
-    """Delete the choices by which this process uses an engine, also from the cache folder.
+    """Delete all choices of an engine by this process, also from the cache folder.
 
-    The engines will then be measured again. The caller does this if the worker processes of the
-    engine have died.
+    The next call of :func:`fastest` then measures the engines again. The caller forgets an engine
+    whose worker processes have died.
+
+    Parameters
+    ----------
+    engine
+        Name of the engine.
     """
     for path in [path for path, chosen in _of_this_process.items() if chosen == engine]:
         del _of_this_process[path]

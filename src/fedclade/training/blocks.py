@@ -85,10 +85,11 @@ def stretch(work: Workload, moved: Tensor, times: float, chunk: int) -> None:
 
 
 def _draw_examples(job: Job, chunk: int) -> list[tuple[Tensor, Tensor]]:
-    """Return some random examples of a client, in batches of ``chunk`` examples.
+    """Return up to 256 random examples of a job, in batches of ``chunk`` examples.
 
-    Examples may be sorted by label, so the first ones would not be representative. The random
-    generator is a new one, since the job's generator orders the batches of the training.
+    Examples may be sorted by label, so the first ones would not be representative. The function
+    creates its own random generator: if it used the job's generator, the order of the training
+    batches would change.
     """
     generator = torch.Generator().manual_seed(job.generator.initial_seed() + 1)
     places = torch.randperm(job.size, generator=generator)[:JUDGED].to(job.targets.device)

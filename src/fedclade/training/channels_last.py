@@ -93,8 +93,8 @@ class _SteppingLinear(nn.Linear):
     def begin(self, optimizer: LocalOptimizer) -> None:
         """Start a client's local training with an optimizer.
 
-        The count of forward passes that still need a backward pass is reset, since an earlier
-        training may have failed between the two.
+        The count of forward passes that still need a backward pass is set to 0, since an earlier
+        training may have failed after a forward pass and before its backward pass.
         """
         self.optimizer = optimizer
         self.pending = 0

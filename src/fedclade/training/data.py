@@ -275,7 +275,7 @@ class SideBySide(SplitInputs):
         return map_labels(seen, label_map)
 
     def at(self, numbers: Indices) -> Indices:
-        """Return the places at some indices; in this class, each index is its own place."""
+        """Return the indices themselves, since they are the places of inputs in this class."""
         return numbers
 
     def _rows(self, places: Indices) -> tuple[Indices, Indices]:
@@ -299,7 +299,8 @@ def _number_sets(
     -------
     tuple
         For each client, the number of its set; the size of each set; and all sets, concatenated. An
-        entry of a set is ``turns * examples + index``, for the example ``index`` of the pool.
+        entry of a set is ``turns * examples + index``: it stands for the example ``index`` of the
+        pool, which has ``examples`` examples, rotated by ``turns`` quarter turns.
     """
     # A table creates a client's index arrays on request, so their identity has no meaning.
     if isinstance(table := federation.clients, ClientTable):
@@ -479,8 +480,8 @@ class ClientsData:
     def _copies_of(self, client: int) -> Indices:
         """Return a number for each training example of a client, ``[n]``.
 
-        Equal examples have the same number, by which they are assigned to the same part of the
-        data.
+        Equal examples have the same number, so that all of them are assigned to the same part of
+        the client's data.
         """
         if client not in self._copies:
             numbers: dict[bytes, int] = {}

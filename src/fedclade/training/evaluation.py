@@ -228,7 +228,8 @@ class Whole:
     task
         The metrics, and the loss if it is a loss over a whole batch.
     warned
-        Names of metrics whose errors have already been logged; names are added.
+        Names of metrics whose errors have already been logged. When this object logs the error of
+        another metric, it adds that metric's name.
     """
 
     def __init__(self, task: FittedTask, warned: set[str]) -> None:
@@ -277,14 +278,14 @@ class Whole:
         query
             For each of m examples, the number of its query, int64 ``[m]``.
         clients
-            For each query, a client that makes it; named in warnings.
+            For each query, the id of one of the clients that make the query, for warnings.
 
         Yields
         ------
         tuple
             The number of a query, and a dict of its scores. The key of a score is the number of the
             metric. If the loss is defined over a whole batch, the dict also has the loss times the
-            number of targets; its key is the number after that of the last metric.
+            number of targets; its key is the number of metrics.
         """
         if not self._is_needed:
             return
@@ -653,7 +654,8 @@ class Evaluator:
         tuple
             The q queries, ``[3, q]``: row of the model, number of the set of inputs, and number of
             the label map; for each of n clients, the number of its query, ``[n]``; for each query,
-            the place of a client that makes it, ``[q]``; and the inputs of the data split.
+            the place in ``ids`` of one client that makes the query, ``[q]``; and the inputs of the
+            data split.
         """
         held = self._held(ids, split)
         rows = np.array([row for _, row in zip(ids, assignment, strict=True)], dtype=np.int64)
@@ -677,8 +679,8 @@ class Evaluator:
         """Score queries, and return an array ``[M + 2, q]`` for M metrics and q queries.
 
         The rows of the array are the scores by each metric, the summed losses, and the numbers of
-        targets. ``clients`` has one client that makes each query. The losses of each query's
-        examples are appended to ``losses``.
+        targets. ``clients`` has, for each query, the id of one of the clients that make it, for
+        warnings. The losses of each query's examples are appended to the list ``losses``, if given.
         """
         examples = self._examples(queries, models, held)
         passed = self._pass_examples(examples, queries, models, held)
@@ -768,7 +770,11 @@ class Evaluator:
                 yield some, logits, torch.from_numpy(block.at), seen
 
     def _map_targets(self, targets: Tensor, views: Indices) -> Tensor:
-        """Return targets ``[m, ...]`` mapped by the label map of each example's client."""
+        """Return targets ``[m, ...]`` mapped by the label map of each example's client.
+
+        ``views`` has the number of each example's label map, ``[m]``. Targets that are not labels,
+        and targets that are ignored, stay unchanged.
+        """
         if targets.is_floating_point():
             return targets
         counts = targets != IGNORED
@@ -833,7 +839,10 @@ def _number_label_maps(federation: Federation) -> tuple[Indices, Tensor]:
 def _cut_queries(
     queries: Indices, held: SplitInputs, examples: int | None = None
 ) -> Iterator[slice]:
-    """Cut queries into slices with about ``examples`` examples each, to limit the memory."""
+    """Cut queries into slices with about ``examples`` examples each, to limit the memory.
+
+    None: slices of about :data:`EXAMPLES_AT_A_TIME` examples.
+    """
     part = held.sizes[queries[1]].cumsum() // (examples or EXAMPLES_AT_A_TIME)
     for start, stop in pairwise([*np.unique(part, return_index=True)[1].tolist(), len(part)]):
         yield slice(start, stop)

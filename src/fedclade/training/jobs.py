@@ -73,7 +73,9 @@ def full(outputs: Tensor) -> Tensor:
 
 
 def by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Places, Tensor]]:
-    """Group the clients that take a step by the size of their batches.
+    """Group clients by the size of their batches in one step.
+
+    Clients that have already taken all of their steps are left out.
 
     Parameters
     ----------
@@ -81,7 +83,7 @@ def by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Places
         Batches ``[..., B]`` of each client, in the order of its steps; the clients with the most
         steps come first.
     step
-        Number of the step.
+        Number of the step, from 0.
 
     Returns
     -------
@@ -199,8 +201,16 @@ class Draws:
 def generator_of(this_round: Round, key: int, private: PrivateSteps | None) -> torch.Generator:
     """Return the random generator of a client's local training in a round.
 
-    For DP-SGD, the generator also depends on the number of the query in the round: if the same
-    noise were added to two replies, their difference would have no noise.
+    Parameters
+    ----------
+    this_round
+        The round, with the run's seed and the purpose of the training.
+    key
+        Key of the client, by which clients get different random numbers.
+    private
+        Settings of DP-SGD; None for plain training. For DP-SGD, the generator also depends on the
+        number of the query in the round: if the same noise were added to two replies, their
+        difference would have no noise.
     """
     if private is not None:
         numbers = this_round.number, this_round.query, key

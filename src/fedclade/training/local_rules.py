@@ -60,9 +60,9 @@ class Step:
     def gradient(self, model: Tensor, batch: int = 0) -> Tensor:
         """Return gradients ``[k, D]`` of k clients at models ``[k, S]``, on a batch of the step.
 
-        SGD takes its step with these gradients, which are clipped and include weight decay. The
-        models' buffers are changed as the forward pass changes them. ``batch`` is the number of the
-        batch among the batches of the step.
+        The gradients are clipped and include weight decay, so that an SGD step can subtract them as
+        they are. The forward pass may change the buffers in ``model``. A step of some local rules
+        uses several batches; ``batch`` is the number of one of them, from 0.
         """
         optimizer = self.optimizer
         gradient, losses, reached = self.gradients(model, batch)
@@ -173,7 +173,8 @@ class Mixing(RuleAtWork[Interpolation]):
     def step(self, now: Named, step: Step) -> None:
         """Update the shared model w, the own model v and the weight α.
 
-        The gradients are those at w and at the mixture v̄, both from before the step.
+        The step uses two gradients, at w and at the mixture v̄. Both are computed before w and v
+        change.
         """
         alpha = now["alpha"][:, None]
         mixed = _mix_models(now)
@@ -299,8 +300,9 @@ class Controlled(RuleAtWork[ControlVariates]):
     def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
         """Return the correction c − c_i of each client, where c is the server's control variate.
 
-        The client's control variate c_i starts at zero. ``anchors`` has c; entries that the server
-        does not have, such as personal parameters, are NaN and get no correction.
+        The rows of ``anchors`` are c. Entries of c that the server does not have, such as personal
+        parameters, are NaN; their correction is 0. A client that has not stored its control variate
+        c_i starts with c_i = 0.
         """
         return {
             "correction": (anchors - or_kept(torch.zeros_like(models), kept, "c")).nan_to_num(0.0)
@@ -340,7 +342,7 @@ def train_by_rule(
     jobs
         The k clients to train; the clients with the most steps come first.
     gradients
-        Returns gradients of these clients.
+        Function that computes the gradients of these clients.
 
     Returns
     -------
@@ -416,7 +418,8 @@ def or_kept(first: Tensor, kept: Sequence[Mapping[str, Tensor]], name: str) -> T
 def _plan_batches(job: Job, work: Workload) -> list[Tensor]:
     """Return the batches of every step of a client, one tensor ``[m, B]`` per step.
 
-    A step has m batches of B examples. The first batch is the batch of a plain step.
+    The local rule needs m batches of B examples in each step: 2 or 3 in Per-FedAvg, and 1 in other
+    methods. The first of them has the same examples as the batch of plain SGD in this step.
     """
     count = cast("LocalRule", work.rule).batches
     seed = job.generator.initial_seed()

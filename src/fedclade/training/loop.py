@@ -114,7 +114,8 @@ def _gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of one example's loss, ``[D]`` for D parameters, and the loss.
 
-    The gradient is zero at parameters that are not trained.
+    ``place`` is the index of the example among the job's examples. The gradient is zero at
+    parameters that are not trained.
     """
     one = slice(place, place + 1)
     with precision(work.spec, job.inputs.device):
@@ -390,10 +391,11 @@ def _by_rule(work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 class _Gradients:
-    """Function that returns the gradient of one client at any model, by autograd.
+    """Function that computes the gradient of one client's loss at any model, by autograd.
 
-    The buffers of the model are changed as the module's forward pass changes them. See
-    :data:`~fedclade.training.local_rules.Gradients`.
+    It is the form of :data:`~fedclade.training.local_rules.Gradients` for a single client. If the
+    module's forward pass changes buffers, such as the statistics of BatchNorm, their new values are
+    written to the model.
     """
 
     def __init__(self, work: Workload, job: Job) -> None:
@@ -405,7 +407,16 @@ class _Gradients:
     def __call__(
         self, models: Tensor, places: Places, batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradient of the client at a model, on one batch.
+        """Return the gradient of the client's loss at a model, on one batch.
+
+        Parameters
+        ----------
+        models
+            The model, as a parameter vector in one row, ``[1, S]``.
+        places
+            Not used, since there is only one client.
+        batch
+            Indices of the batch's examples, ``[1, B]``.
 
         Returns
         -------

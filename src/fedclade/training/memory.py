@@ -321,7 +321,7 @@ def model_error(
     engine
         Name of the engine.
     train
-        Trains a workload; called for one client after another.
+        Function that trains a workload; it is called for one client after another.
     """
     together = list(each)
     for client, work in together:

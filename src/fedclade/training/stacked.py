@@ -276,7 +276,10 @@ def _begin(
 
 
 def _joint_seed(jobs: Sequence[Job]) -> int:
-    """Return a seed that depends on the seeds of all clients."""
+    """Return a seed for random layers without a stacked form, from the seeds of all clients.
+
+    Such layers draw random numbers for all clients at once from torch's global generator.
+    """
     return sum(job.generator.initial_seed() for job in jobs) % 2**63
 
 

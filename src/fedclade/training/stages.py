@@ -50,7 +50,7 @@ class Stages:
     budget
         Bytes that the data may take.
     judge
-        Returns the evaluator for a federation and its data.
+        Function that creates an evaluator, given a federation and its :class:`ClientsData`.
     alone
         Whether examples are assigned to parts of a client's data independently of each other, see
         :class:`~fedclade.training.data.ClientsData`.
@@ -83,7 +83,8 @@ class Stages:
     def in_round(self, number: int) -> Held:
         """Return the clients' data in a round, given the number of the round.
 
-        Number 0 stands for the latest stage that a query has used so far.
+        The number 0 stands for the latest stage that a query has used so far. A negative number
+        ``-r`` stands for the data in round r of simulated adversaries, which poison their data.
         """
         if not number:
             return self.now
@@ -93,8 +94,9 @@ class Stages:
         """Return the clients' data in a stage, given the number of the stage.
 
         If the stage is later than all stages that were requested before, data that was gathered
-        before is released. Numbers above the last stage of the federation stand for poisoned data,
-        and do not count as a later stage.
+        before is released. Numbers above the last stage of the federation stand for the data of
+        simulated adversaries, which poison their data (see
+        :class:`~fedclade.data.poisoned.PoisonedFederation`); they do not count as later stages.
         """
         if self._latest < stage <= len(self._federation.stages):
             self._latest = stage
@@ -115,7 +117,7 @@ class Stages:
         return self.in_round(query.data_round or query.round.number)
 
     def trained(self, query: TrainQuery, places: Sequence[int], held: Held) -> list[Trained]:
-        """Return the clients at some places of a query, each with its training examples."""
+        """Return the clients at some positions in a query, each with its training examples."""
         ids = [query.ids[place] for place in places]
         data = query.work.data
         if isinstance(data, OfRounds):
@@ -125,7 +127,8 @@ class Stages:
     def _of_rounds(self, client: int, held: Held, data: OfRounds) -> tuple[Tensor, Tensor]:
         """Return a client's training examples of several rounds, concatenated.
 
-        Examples that are the same in several of these rounds occur once.
+        If the examples of one of these rounds are contained in those of another of these rounds,
+        they occur once.
         """
         stages = self._find_stages(client, data.rounds[client])
         if len(stages) < 2:

@@ -298,7 +298,7 @@ class WholeModels:
         return is_delta and not stores_model and not self._layout.personal
 
     def start(self, query: TrainQuery, places: Sequence[int]) -> Start:
-        """Return the whole models from which the clients at some places of a query start."""
+        """Return the whole models from which the clients at some positions in a query start."""
         work = query.work
         vectors = query.models.vectors
         rows = [query.models.start[place] for place in places]
@@ -462,7 +462,10 @@ class WholeModels:
         self._layout.full.load(whole, module)
 
     def load_own(self, client: int, module: nn.Module) -> bool:
-        """Load the own model that a client stores into a module; return False if it has none."""
+        """Load a client's own model, which the client stores, into a module.
+
+        The result is False, and the module stays unchanged, if the client stores no own model.
+        """
         model = self._store.latest(client).get(OWN_MODEL)
         if model is None:
             return False
@@ -501,7 +504,8 @@ class WholeModels:
             return self._layout.joined(models[row], personal)
         if OWN_MODEL not in kept:
             raise UpdateError(
-                f"{KEEPS_NONE}: client {client} has not trained one, or has lost its stored tensors"
+                f"{KEEPS_NONE}: client {client} has not trained one, or has lost its stored tensors; "
+                "it can take part again once it has trained a model of its own"
             )
         return kept[OWN_MODEL]
 
@@ -533,8 +537,8 @@ def _checked_names(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 def _name_of_state(query: TrainQuery) -> str | None:
     """Return the prefix under which a query's optimizer or local rule states are stored.
 
-    The prefix is None if the states are not stored between rounds: because the query does not say
-    that clients store them, or because the training has no such state.
+    The prefix is None if the states are not stored between rounds, because the query does not
+    request that, or because the training has no such states.
     """
     work = query.work
     if isinstance(work.store, LocalModel):

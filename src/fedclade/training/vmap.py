@@ -122,8 +122,8 @@ class NoisyGradients:
         Returns
         -------
         tuple
-            Gradients by name of the parameter; and for each client the sum of the losses, and the
-            number, of the examples with finite gradients, without padding, ``[k, 2]``.
+            Gradients by name of the parameter. And ``[k, 2]``: for each client, the sum of the
+            losses of its sampled examples with finite gradients, and the number of these examples.
         """
         size = max(1, self._layout.n_parameters)
         clients = max(1, GRADIENTS_AT_A_TIME // (size * x.shape[1]))
@@ -153,9 +153,9 @@ class NoisyGradients:
     def _clipped(
         self, trained: Named, others: Named, x: Tensor, y: Tensor, counts: Tensor
     ) -> tuple[Named, Tensor]:
-        """Return sums of clipped gradients without noise, and sums and counts of losses.
+        """Return sums of clipped gradients without noise, and sums and numbers of losses.
 
-        The sums and counts are ``[k, 2]``. The parameters are described in :meth:`__call__`.
+        Parameters and results are described in :meth:`__call__`.
         """
         gradients, losses = self._of_clients(trained, others, x, y)
         # The shape is [k, B, entries], also for a parameter that is a single number.
@@ -188,7 +188,10 @@ Named = dict[str, Tensor]
 
 
 class CannotMapError(CannotTrainTogether):
-    """Error of a module that cannot be mapped over clients; the message gives the reason."""
+    """Error for a model that ``torch.func.vmap`` cannot train for several clients in one call.
+
+    The message gives the reason.
+    """
 
 
 class VmapEngine:
@@ -203,8 +206,11 @@ class VmapEngine:
 
         Raises
         ------
+        CannotTrainTogether
+            If the engine does not support the settings of the training, such as parameters that are
+            not trained.
         CannotMapError
-            If the module cannot be mapped over clients.
+            If ``vmap`` does not support the module or the optimizer.
         """
         if work.fixed:
             raise CannotTrainTogether(
@@ -415,7 +421,7 @@ class _Mapped:
 
 @contextmanager
 def _refusing(module: nn.Module, others: Named) -> Generator[None]:
-    """Convert errors of ``torch.func`` in a ``with`` block, and changes of buffers, into one error.
+    """Raise a CannotMapError if ``torch.func`` fails, or buffers change, in a ``with`` block.
 
     Raises
     ------

@@ -110,17 +110,23 @@ def how_it_ended(process: int) -> str:
 
 
 def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
-    """Run a function in a separate process, and return its result, or how the process ended.
+    """Run a trial in a separate process, and return what is wrong, or None.
 
-    A failure that ends the process, such as a crash inside torch, does not end this process. The
-    new process has as many CPU threads as torch has in this process.
+    A failure that ends the separate process, such as a crash inside torch, does not end this
+    process. The separate process has as many CPU threads as torch has in this process.
 
     Parameters
     ----------
     attempt
-        Returns a description of what is wrong, or None.
+        Function that makes the trial, and returns a description of what is wrong, or None.
     limit
-        Time limit in seconds.
+        Seconds after which the separate process is killed.
+
+    Returns
+    -------
+    str or None
+        The result of ``attempt``; or a description of its exception, of the end of the process, or
+        of the exceeded time limit.
     """
     threads = torch.get_num_threads()
     ours, theirs = Pipe(duplex=False)
@@ -415,7 +421,7 @@ class _WorkerPool:
         )
 
     def _exchange(self, connection: Connection, chunk: _Chunk, send: bool) -> Any:
-        """Send a process its chunk of clients, or receive the reply for a chunk.
+        """Send a chunk of clients to a process if ``send``; otherwise receive the reply for it.
 
         Raises
         ------

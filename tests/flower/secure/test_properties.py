@@ -234,8 +234,8 @@ def test_in_a_sparse_graph_a_client_masks_with_few_and_needs_its_own_holders(
     room.parties[0].answer = answer  # type: ignore[method-assign]
     summed(room, [0] * 11)
     assert refused == [
-        "9 clients deal shares to this client, expected at most 8: 4 times the number of "
-        "clients to which it deals its own shares",
+        "9 clients have dealt shares to this client, expected at most 8, which is 4 times the number "
+        "of clients to which each client deals shares (2)",
         "only 0 of the clients that hold shares of this client's secrets are still in the sum, and "
         "2 are needed to remove its masks later, so this client sends no update",
     ]

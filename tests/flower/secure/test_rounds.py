@@ -619,7 +619,7 @@ def test_what_cannot_be_added_up_is_refused():
     with pytest.raises(ConfigError, match="queries models of clients; use another algorithm"):
         summed(Room.of(3), [0] * 3, query=query_of([0] * 3, work=work, anchors=[0] * 3))
     pulled = ClientWork(steps=Proximal(0.5))
-    with pytest.raises(ConfigError, match="some clients have different anchors"):
+    with pytest.raises(ConfigError, match="some of them have different anchors"):
         summed(
             Room.of(4),
             [0, 0, 0, 1],
@@ -643,7 +643,9 @@ def test_clients_with_a_list_of_the_others_keys_take_part():
     )
     assert (
         updates.left_out[3]
-        == "the request addresses this client as client 3, which has another key in this client's peers-file"
+        == "the request addresses this client as client 3, but in this client's peers-file client 3 "
+        "has another key, or this client's key belongs to another number; correct the peers-file, or "
+        "network.keys of the server"
     )
     room.parties[3] = Party(
         3,
@@ -651,7 +653,9 @@ def test_clients_with_a_list_of_the_others_keys_take_part():
         peers={public: 7 if client == 3 else client for public, client in peers.items()},
     )
     assert summed(room, [0] * 4).left_out == {
-        3: "the request addresses this client as client 3, which has another key in this client's peers-file"
+        3: "the request addresses this client as client 3, but in this client's peers-file client 3 "
+        "has another key, or this client's key belongs to another number; correct the peers-file, or "
+        "network.keys of the server"
     }
     room.parties[3] = Party(3, key=keys[3])
     room.parties[0].peers = {key: client for key, client in peers.items() if client != 1}

@@ -240,7 +240,7 @@ DAMAGES = {
     ),
     "a similarity of no node": (
         similarities(**{"9_1_clients": np.arange(2), "9_1_alpha": np.eye(2)}),
-        "9/1/alpha.npy should be the only matrix of its node, with a node from 0 to 2",
+        "9/1/alpha.npy should be the only matrix of its node, and the node should be from 0 to 2",
     ),
     "a similarity of other clients": (
         similarities(**{"0_1_clients": np.arange(3), "0_1_alpha": np.eye(2)}),

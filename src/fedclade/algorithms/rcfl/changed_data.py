@@ -91,9 +91,10 @@ class SplitSketches:
         return tuple(changed)
 
     def _measure_usual_distance(self) -> float:
-        """Return the mean distance (1 − cosine) of two splits of the same client.
+        """Return the mean distance (1 − cosine) between the sketches of one client's splits.
 
-        The result is 1 if there are no clients.
+        The mean is over all pairs of splits of each client. The result is 1 if there are no
+        clients.
         """
         n, splits, _ = self.sketches.shape
         if n == 0:
@@ -103,7 +104,10 @@ class SplitSketches:
         return 1 - float(of_pairs) / (n * splits * (splits - 1))
 
     def update(self, now: SplitSketches) -> SplitSketches:
-        """Return all sketches; for clients that are also in ``now``, the sketches from there."""
+        """Return these sketches, replaced and extended by the newer sketches ``now``.
+
+        The result has the clients of both objects. A client in both has its sketches from ``now``.
+        """
         newer = set(now.ids)
         older = [row for row, client in enumerate(self.ids) if client not in newer]
         ids = [*(self.ids[row] for row in older), *now.ids]

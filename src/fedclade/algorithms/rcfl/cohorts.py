@@ -5,13 +5,14 @@ are not possible. They are replaced as follows:
 
 **Tests on the cohort.** A test uses a sample of the cohort's clients that have never trained
 before. Since no model has memorized their data, their splits are exchangeable at any model under
-the null hypothesis of one distribution, however other clients have trained it. As the sample is
-drawn without regard to the clients' data, this holds for the sample as for all clients. Clients
-that are tested train in splits in that round, all other clients on all their data. The root is
-tested in rounds 1, 2 and 3, until it is split, and every cluster whenever its age is a multiple of
-``check_every``. The j-th test of a cluster has 1/(j(j + 1)) of the level while it uses a p-value,
-and all later tests share what is left. Since each test uses different clients, their e-values are
-multiplied (:mod:`fedclade.clustering.repeated_test`).
+the null hypothesis of one distribution, whichever other clients have trained the model. The sample
+is drawn without regard to the clients' data, so drawing it does not change this. Clients that are
+tested train in splits in that round, all other clients on all their data. The root is tested in
+rounds 1, 2 and 3, until it is split. Every cluster is tested whenever its age in rounds is a
+multiple of ``check_every``. The first tests of a cluster use p-values, and the j-th of them has
+1/(j(j + 1)) of the level. All later tests use e-values and share the rest of the level. Since each
+test uses different clients, the running sum of a cluster's e-values is multiplied by each new
+e-value (:mod:`fedclade.clustering.repeated_test`).
 
 **Assignment in training.** In the round in which its cluster is split, a client joins the group
 with the mean signature that is most similar to its own. Later it joins the cluster whose model has
@@ -92,7 +93,8 @@ class CohortTests:
     sample
         Largest number of clients of a cluster that are tested.
     level
-        Probability of ever splitting a cluster whose clients all have one distribution.
+        Upper bound on the probability that a cluster whose clients all have the same distribution
+        is ever split.
     check_every
         Number of rounds between two tests of a cluster.
     """

@@ -4,7 +4,8 @@ Each client divides its data into disjoint *splits* and makes one update from ea
 same model. From the similarities of these updates, within and between clients, the server finds
 clusters and tests whether they are real. All clients are compared at once, so clusters are the
 leaves of a star-shaped tree, and a *check* can split clusters, merge them and move single clients.
-The *gain* of a partition into clusters measures how much more similar clients are within clusters.
+The *gain* of a partition into clusters measures how much more similar clients are within clusters
+than noise would make them.
 
 **First rounds.** In the first three rounds all clients train on equal splits of their data, and the
 model moves by the mean of the splits' updates. The updates of the third round are tested
@@ -218,7 +219,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     Parameters
     ----------
     level
-        Probability of ever separating clients that all have one distribution, in (0, 1).
+        Upper bound on the probability that clients which all have the same distribution are ever
+        separated, in (0, 1).
     check_every
         Number of rounds between occasions for later checks. A check costs every client the training
         of a round, so that by default checks add at most a seventh to the training. Checks at
@@ -709,7 +711,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
 
 
 def _keep_sketches(state: ReplicatedState, clients: Collection[int]) -> ReplicatedState:
-    """Drop the sketches of all other clients than ``clients`` from the state."""
+    """Remove the sketches of all clients from the state, except those of ``clients``."""
     known = state.split_sketches
     kept = None if known is None else known.select(clients)
     if kept is None or not kept.ids:
@@ -937,8 +939,9 @@ def share_models(
     """Move the models of new clusters towards the mean of all clusters' models, after a round.
 
     For a while clusters thereby continue to learn together what their data has in common, although
-    it is not known which part of a model represents it. In the round in which a cluster was found,
-    its model moves by the share ``sharing`` of the way, in each further round by a tenth less.
+    it is not known which part of a model represents it. In the first round in which a
+    new cluster trains, its model moves by the share ``sharing`` of the way to the mean. In each
+    further round the share is a tenth smaller than in the round before.
 
     Parameters
     ----------

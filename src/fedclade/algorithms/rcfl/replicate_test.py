@@ -1,7 +1,8 @@
-"""Replicate test: whether clients have more than one distribution, by updates from splits of data.
+"""Replicate test: a statistical test of whether the clients have more than one data distribution.
 
 Each client divides its data into splits and makes one update from each split. If all clients have
-one distribution, splits of different clients are as similar as splits of one client.
+the same distribution, the updates from splits of different clients are as similar as the updates
+from splits of one client.
 :func:`cluster_by_splits` clusters clients by updates from equal splits of their data, and
 :func:`cluster_by_halves` by updates from splits at a trained model. Both return a :class:`Verdict`.
 The statistics are in :mod:`fedclade.clustering.part_test` and
@@ -10,21 +11,24 @@ The statistics are in :mod:`fedclade.clustering.part_test` and
 :class:`ReplicateTest` is the test as a split criterion of CFL, in place of the paper's thresholds
 (``criterion = "replicated"``):
 
-- A cluster trains in splits (:mod:`fedclade.algorithms.rcfl.data_splits`) in its first three
-  rounds, and the updates of the third round are tested. If a round samples only some clients, all
-  members are queried in the first round of the cluster, and its updates are tested. The same holds
-  for a child of a cluster that was split by such a test. A child whose parent trained on whole data
-  is tested by halves only, since its model has memorized examples.
-- In every seventh round of a cluster all members are queried for updates from two halves of their
-  data in addition (from up to four splits, once a test uses e-values). If only a fraction of the
-  members trains in a round, this is done less often, in proportion.
-- The test by splits has half of the level. The tests by halves share the other half: the first (at
-  most three) compare p-values with 1/(j(j + 1)) of it, and all later ones compare a running sum of
-  e-values with the rest (:mod:`fedclade.clustering.repeated_test`). So the probability that a
-  cluster of one distribution is ever split is at most the level.
-- A test often finds more than two clusters, but CFL splits a cluster in two. So the most similar of
-  the clusters stay together (average linkage of their mean similarities), and are separated further
-  down the tree.
+- *Test by splits*, once for each cluster. In the cluster's first three rounds its members train on
+  splits of their data (:mod:`fedclade.algorithms.rcfl.data_splits`), and the updates of the third
+  round are tested. If a round samples only some clients, all members are queried in the cluster's
+  first round instead, and the updates of this round are tested. A child of a split cluster is
+  tested in this way, too, unless its ancestors have trained on whole data: its model has then
+  memorized examples, and the child has only tests by halves.
+- *Tests by halves*, repeated. In every seventh round of a cluster all members are queried for
+  additional updates from two halves of their data, or from up to four splits when the test uses an
+  e-value. If only a fraction of the members trains in a round, these tests are less frequent, in
+  proportion.
+- *Levels.* The test by splits has half of the level. The tests by halves share the other half. The
+  first of them (at most three) use p-values, and the j-th test has 1/(j(j + 1)) of this half. All
+  later tests compare a running sum of e-values with the rest
+  (:mod:`fedclade.clustering.repeated_test`). So the probability that a cluster of one distribution
+  is ever split is at most the level.
+- *More than two clusters.* A test often finds more than two clusters, but CFL splits a cluster in
+  two. So the most similar of the clusters stay together (average linkage of their mean
+  similarities), and are separated further down the tree.
 """
 
 from __future__ import annotations
@@ -208,7 +212,8 @@ def cluster_by_splits(
     splits
         Number r of splits of each client.
     level
-        Level of the test: probability of separating clients that have one distribution.
+        Level of the test: largest probability of separating clients that all have the same
+        distribution.
     generator
         Generator of the random shuffles.
     level_inside
@@ -255,9 +260,10 @@ def cluster_again_by_splits(
     cosines, splits, generator, level_inside
         As in :func:`cluster_by_splits`.
     present
-        Number of the present cluster of each of n clients, ``[n]``. Present clusters stay unless
-        other clusters have a larger gain and the test rejects that there is one distribution. If
-        they have no gain, and shuffles of their clients gain as much, they become one cluster.
+        Number of the present cluster of each of n clients, ``[n]``. The present clusters stay
+        unless other clusters have a larger gain and the test rejects that there is one
+        distribution. But if the present clusters have no gain, and clusters of randomly shuffled
+        clients have as large a gain, all clients become one cluster.
     repeated
         Number and evidence of the tests of this kind so far, which determine the level.
     fresh
@@ -445,9 +451,10 @@ def cluster_by_halves(
         ``repeated`` uses a p-value; otherwise of any number of splits
         (:func:`choose_check_splits`).
     present
-        Number of the present cluster of each client, ``[n]``. Present clusters stay unless other
-        clusters have a larger gain and the test rejects that there is one distribution. If they
-        have no gain, and shuffles of their clients gain as much, they become one cluster.
+        Number of the present cluster of each client, ``[n]``. The present clusters stay unless
+        other clusters have a larger gain and the test rejects that there is one distribution. But
+        if the present clusters have no gain, and clusters of randomly shuffled clients have as
+        large a gain, all clients become one cluster.
     repeated
         Number and evidence of the tests of this kind so far.
     generator
@@ -754,7 +761,8 @@ class ReplicateTest(SplitCriterion):
     Parameters
     ----------
     level
-        Probability of ever splitting a cluster whose members all have one distribution, in (0, 1).
+        Upper bound on the probability that a cluster whose members all have the same distribution
+        is ever split, in (0, 1).
     """
 
     level: float = 0.01
@@ -763,8 +771,8 @@ class ReplicateTest(SplitCriterion):
     def needs_updates(self) -> bool:
         """Whether the criterion needs whole updates of single clients: False.
 
-        For the replicate test, means and signatures of updates (short vectors for comparison)
-        suffice.
+        The replicate test needs only means and signatures (short vectors for comparison) of
+        updates.
         """
         return False
 
@@ -787,10 +795,11 @@ class ReplicateTest(SplitCriterion):
         *,
         weighted: bool,
     ) -> Sequence[ClusterUpdate]:
-        """Train all clusters for one round, and query for the updates of tests that are due.
+        """Train all clusters for one round, and query clients for the updates that tests need.
 
-        In the first rounds of a cluster its members train on splits of their data, later on all
-        data. For a test at a trained model, members are queried for further updates from splits.
+        In the first rounds of a cluster its members train on splits of their data, and later on all
+        of their data. If a test at the trained model is due, members are queried for additional
+        updates from splits.
         For the parameters see :meth:`SplitCriterion.train`.
         """
         tree = state.tree
@@ -951,7 +960,7 @@ def _is_test_due(age: int, members: int, training: int) -> bool:
     Parameters
     ----------
     age
-        Number of rounds since the cluster exists.
+        Number of rounds since the cluster was created.
     members
         Number of members of the cluster.
     training

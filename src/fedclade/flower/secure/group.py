@@ -230,9 +230,10 @@ class Group:
     # After the fourth message: the signatures without which no client sends its shares.
 
     def first_agreements(self) -> dict[int, bytes]:
-        """Return a quorum of the signatures by which clients agree to the sum, by client.
+        """Return signatures of as many clients as must agree to the sum, by client.
 
-        A client checks these signatures before it sends decrypted shares to the server.
+        The clients with the lowest numbers that have agreed to the sum are chosen. Every client
+        checks these signatures before it sends decrypted shares to the server.
         """
         return dict(sorted(self.agreements.items())[: self.quorum])
 
@@ -241,9 +242,9 @@ class Group:
     def take_shares(self, client: int, opened: Sequence[bytes]) -> None:
         """Check and store the decrypted shares that a holder has sent.
 
-        They are shares of the seed of each client in the sum, and of the masking key of each client
-        that has dealt shares and then dropped out. An empty share reports that the holder cannot
-        read it.
+        The holder sends a share of the seed of each client in the sum, and a share of the masking
+        key of each client that has dealt shares and then dropped out. An empty share reports that
+        the holder cannot read the share.
 
         Parameters
         ----------
@@ -398,7 +399,7 @@ class Group:
     def _why_masks_stay(self, replied: int, requested: int) -> str:
         """Explain why the mask of some client cannot be removed; empty if all masks can be removed.
 
-        Masks with clients that have dropped out have to be removed, too.
+        The pairwise masks with clients that have dropped out have to be removed, too.
 
         Parameters
         ----------
@@ -474,11 +475,11 @@ class Group:
     def _too_few_shares(self, client: int, what: str) -> UpdateError:
         """Return the error for a secret of which too few holders have sent shares.
 
-        The error is a BadSharesError if only a malicious dealer can explain the loss. Two other
-        explanations are excluded first: up to c colluding holders may have reported readable shares
-        as unreadable, and holders may have dropped out. So more than c holders must have reported
-        unreadable shares, and the holders that have replied must be enough to open the secret if
-        all their shares were readable.
+        The error is a BadSharesError if only a malicious dealer can explain why too few shares are
+        readable. Two other explanations are excluded first: up to c colluding holders may have
+        reported readable shares as unreadable, and holders may have dropped out. So more than c
+        holders must have reported unreadable shares. In addition, the holders that have replied
+        must be enough to reconstruct the secret if all their shares were readable.
         """
         shares = self.shares.get(client, {})
         needed = self.graph.needed

@@ -527,8 +527,9 @@ class Member:
         is_other = self._peers.get(key.public, part.client) != part.client
         if is_other or known.setdefault(part.client, key.public) != key.public:
             raise UpdateError(
-                f"the request addresses this client as client {part.client}, which has another key "
-                "in this client's peers-file"
+                f"the request addresses this client as client {part.client}, but in this client's "
+                f"peers-file client {part.client} has another key, or this client's key belongs to "
+                "another number; correct the peers-file, or network.keys of the server"
             )
         return known
 
@@ -536,9 +537,10 @@ class Member:
         """Check, decrypt and store the shares that other clients have dealt to this client.
 
         A share that cannot be decrypted, or does not have the hash that its dealer has sent, is
-        stored as unreadable: if this client sent such a share, the server would take this client
-        for malicious. This client also masks with the dealer of an unreadable share, since either
-        both clients of a pair or neither must use the pairwise mask.
+        stored as unreadable. If this client sent such a share to the server, the server would take
+        this client, and not the dealer, for malicious. This client still uses its pairwise mask
+        with the dealer of an unreadable share, since the dealer uses the mask, too, and the mask
+        cancels only if both clients use it.
 
         Raises
         ------
@@ -562,8 +564,8 @@ class Member:
         if not (are_sources_right and is_in_order and have_shares):
             raise UpdateError(
                 f"the request has shares of clients {shown(sources)}, expected clients out of "
-                f"{shown(sorted(possible))}, each once, in ascending order and with its encrypted "
-                "shares and their hashes"
+                f"{shown(sorted(possible))}, each once, in ascending order; for each client it "
+                "should contain the encrypted shares and their hashes"
             )
         if part.client not in dealt:
             raise UpdateError(
@@ -571,9 +573,9 @@ class Member:
             )
         if not is_complete and len(sources) > MOST_SOURCES * graph.holders:
             raise UpdateError(
-                f"{len(sources)} clients deal shares to this client, expected at most "
-                f"{MOST_SOURCES * graph.holders}: {MOST_SOURCES} times the number of clients to "
-                "which it deals its own shares"
+                f"{len(sources)} clients have dealt shares to this client, expected at most "
+                f"{MOST_SOURCES * graph.holders}, which is {MOST_SOURCES} times the number of "
+                f"clients to which each client deals shares ({graph.holders})"
             )
         holders = dealt
         if not is_complete:
@@ -805,8 +807,9 @@ def training_of(content: Content) -> Content:
 def sent_in_clear(updates: Updates) -> Tensor:
     """Return the entries that a client sends without a mask, concatenated to a vector ``[R]``.
 
-    The entries are the sketches of the updates from splits of the client's data, followed by the
-    sketch of the client's whole update. R is 0 if the query compares no updates.
+    The entries are the sketches of the updates from disjoint parts of the client's data, if the
+    query requests such updates, followed by the sketch of the client's whole update. R is 0 if the
+    query compares no updates.
     """
     update = updates.required_deltas[0]
     in_clear = [

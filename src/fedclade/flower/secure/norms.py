@@ -78,9 +78,9 @@ def _within(norm: float, largest: float) -> float:
 class NormsByRound:
     """Limits C on the norm of updates for each round of a run, stored in the run folder.
 
-    A resumed run continues with the limits of its next round. Training on splits of the data
-    (replicates) takes fewer steps than training on all examples, so its updates are shorter. So
-    each number of replicates has separate limits.
+    A resumed run continues with the limits of its next round. If clients train separately on
+    several disjoint parts of their data (replicates), each part takes fewer steps than all
+    examples, so updates are shorter. So each number of replicates has separate limits.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class NormsByRound:
             Largest norm of the buffers of the query's models, which limits updates of buffers; 0
             without buffers.
         replicates
-            Number of splits of the data on which clients train separately.
+            Number of disjoint parts of the data on which clients train separately.
         """
         largest = Norms(self._largest, norm_of_buffers or self._largest)
         latest = self._now.get(replicates)
@@ -143,7 +143,7 @@ class NormsByRound:
         sums
             Accepted sums of the query.
         replicates
-            Number of splits of the data on which clients trained separately.
+            Number of disjoint parts of the data on which clients trained separately.
         """
         followed = norms.follow(sums)
         self._now[replicates] = (number, followed)

@@ -120,12 +120,14 @@ def without_protection(min_honests: Mapping[int, int], colluders: int) -> list[i
 
 
 def too_few_insist(lacking: Sequence[int], min_honests: Mapping[int, int], colluders: int) -> str:
-    """Return a part of an error text about a sum in which some clients lack honest clients.
+    """Return a part of the error for a sum that has fewer honest clients than a client demands.
+
+    The text names the client with the largest unmet demand, and the remedy.
 
     Parameters
     ----------
     lacking
-        Clients whose demands are not met.
+        Clients that demand more honest clients than the sum has.
     min_honests
         Number of honest clients that each client demands, for all clients of the sum that insist on
         secure aggregation.

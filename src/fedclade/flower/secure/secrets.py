@@ -161,7 +161,7 @@ class Numbers:
     clip, clip_of_buffers
         C: largest norm of an update of the parameters, and of the buffers.
     largest_weight
-        Number of examples at which a client has the largest weight; more examples add none.
+        Number of examples at which a client has the largest weight; more examples add no weight.
     key
         Bytes that determine the random signs of the rotations, the same for all clients of the sum.
     """
@@ -181,15 +181,20 @@ class Numbers:
 
     @property
     def weight_steps(self) -> int:
-        """Whole number that encodes the largest weight, which is 1.
+        """Whole number by which a client with the largest weight encodes its weight.
 
-        It is the number of examples with this weight, but at most ``steps``.
+        The weight of a client is in [0, 1], and is encoded as a multiple of 1/``weight_steps``. If
+        the number of steps allows, one step is one example.
         """
         return min(self.largest_weight, self.steps)
 
     @property
     def length(self) -> int:
-        """Number of entries of a client's encoded vector: rotated update, checks and totals."""
+        """Number of entries of a client's encoded vector.
+
+        The vector has the rotated update, entries of 1 by which the server checks the sum, and the
+        client's contribution to totals, such as the weight and the loss.
+        """
         return sum(part.rotation.padded_size for part in self._parts) + TAIL
 
     def encode(self, contribution: Contribution) -> Masked:
@@ -277,9 +282,10 @@ class Numbers:
         return whole, round((bounded - whole) * self.steps)
 
     def _check_tail(self, tail: NDArray[np.int64], clients: int) -> None:
-        """Check the last entries of a sum of ``clients`` vectors.
+        """Check the entries that follow the update in a sum of ``clients`` vectors.
 
-        These are entries that each client has set to 1, and totals such as the clients' weight.
+        The first of these entries are 1 in each client's vector, so their sum is the number of
+        clients. The others are totals, such as the total weight of the clients.
 
         Raises
         ------
@@ -347,10 +353,11 @@ class _Part:
 
     @property
     def _unit(self) -> float:
-        """Value of one step of an encoded entry, so that all q steps together are 5C/√d.
+        """Size of one rounding step of a rotated entry.
 
-        They are C if C is smaller. Here q is ``steps``, C is the limit on the norm, and d the
-        number of entries.
+        The largest entry that can be encoded is q steps, which are 5C/√d, or C if this is smaller.
+        Here q is ``steps``, C is ``clip``, the limit on the norm, and d is the number of entries of
+        the rotated vector.
         """
         return (
             self._spread * self.clip / (math.sqrt(max(1, self.rotation.padded_size)) * self.steps)
@@ -358,7 +365,10 @@ class _Part:
 
     @property
     def _spread(self) -> float:
-        """Largest magnitude of a rotated entry, in units of C/√d for d entries and norm C."""
+        """Largest magnitude of an entry that can be encoded, in units of C/√d.
+
+        C is the limit on the norm, and d the number of entries of the rotated vector.
+        """
         return min(SPREAD, math.sqrt(max(1, self.rotation.padded_size)))
 
     def encode(self, update: NDArray[np.float64], weight: float) -> _Encoded:

@@ -243,8 +243,8 @@ class _SecureQuery:
     def _set_clear_lengths(self) -> None:
         """Set how many numbers each client sends in clear, and check that they are not too many.
 
-        They are the signs in the sketches of the client's update and of its updates from splits of
-        the data.
+        The numbers are the signs in the sketch of the client's update and in the sketches of its
+        updates from disjoint parts of its data, if the query requests these sketches.
 
         Raises
         ------
@@ -594,10 +594,10 @@ class _SecureQuery:
         places: Sequence[int],
         sums: Sequence[ClusterSum],
     ) -> Updates:
-        """Return an object of updates with the sum of each cluster in place of single updates.
+        """Return the updates of a query, with the sum of each cluster in place of single updates.
 
-        The server knows no number of examples, loss or norm of a single client. In their place each
-        client has the mean of its cluster.
+        The server does not know the number of examples, the loss or the norm of the update of a
+        single client. The result states the mean over the client's cluster instead.
 
         Parameters
         ----------
@@ -638,8 +638,9 @@ class _SecureQuery:
         Returns
         -------
         tuple[Tensor, Tensor | None]
-            Sketches of the updates, ``[n, R]``, one row of R signs per client; and sketches of the
-            updates from splits of the data, ``[n, splits, R]``, or None without splits.
+            Sketches of the updates of n clients, ``[n, R]``, with R signs for each client; and
+            sketches of the updates from disjoint parts of their data, ``[n, parts, R']``, or None
+            if the query does not compare such updates.
         """
         clear = self._query.models.vectors.new_zeros(0, self._clear)
         if ids:

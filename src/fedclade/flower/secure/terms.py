@@ -407,9 +407,9 @@ def check(query: TrainQuery) -> None:
     rows = query.models.start
     if len(set(zip(rows, anchors_of(query), strict=True))) > len(set(rows)):
         raise ConfigError(
-            "network.secure_aggregation = true supports only clients with the same anchor for the "
-            "same model, but the proximal terms of some clients have different anchors; use "
-            "another algorithm, or leave network.secure_aggregation out"
+            "network.secure_aggregation = true requires that all clients that train the same model "
+            "have the same anchor in the proximal term, but some of them have different anchors; "
+            "use another algorithm, or leave network.secure_aggregation out"
         )
 
 

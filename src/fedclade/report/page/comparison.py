@@ -125,7 +125,10 @@ def run_labels(views: Sequence[RunView]) -> list[str]:
 
 
 def _shorten_paths(folders: Sequence[Path | None]) -> list[str]:
-    """Remove from paths the beginning and the end that all paths have in common."""
+    """Return the paths without the components at the beginning and the end that all have in common.
+
+    Each shortened path has at least one component.
+    """
     paths = [(str(folder),) if folder is None else folder.parts for folder in folders]
     for _ in range(2):  # the common beginning, and then, reversed, the common end
         n_shared = _count_shared_parts(paths)
@@ -134,7 +137,11 @@ def _shorten_paths(folders: Sequence[Path | None]) -> list[str]:
 
 
 def _count_shared_parts(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return the number of leading parts that all paths share, not counting their last parts."""
+    """Return the number of leading path components that all paths have in common.
+
+    The last component of a path is never counted, so that something of each path remains if the
+    common components are removed.
+    """
     n_shared = 0
     for parts in zip(*(path[:-1] for path in paths), strict=False):
         if len(set(parts)) > 1:
@@ -220,7 +227,7 @@ def _overview_row(run: Compared, others: Sequence[Score], *, has_chosen: bool) -
 
 
 def _has_missing_scores(summary: Mapping[str, Any]) -> bool:
-    """Return whether some clients of a run have no score by some of its metrics."""
+    """Return whether at least one metric of a run is undefined for at least one client."""
     return any(score.clients(summary).without for score in Score.all_of(summary))
 
 

@@ -240,19 +240,20 @@ def _dot_size(n_dots: int) -> int:
 
 
 def _find_losers(view: RunView, before: Mapping[int, float]) -> list[tuple[float, int]]:
-    """Return the clients with a worse score than before, the largest loss first.
+    """Return the clients whose score is worse than the score to compare with, largest loss first.
 
     Parameters
     ----------
     view
         The run.
     before
-        Scores to compare with, by client id.
+        Scores to compare with, by client id: of another run, or of the model of the parameter
+        tree's root.
 
     Returns
     -------
     list of tuple
-        Gain of the client, which is negative, and its id.
+        The client's gain, which is negative, and the client's id.
     """
     losers: list[tuple[float, int]] = []
     for client, score in view.scores.items():
@@ -266,7 +267,7 @@ def _find_losers(view: RunView, before: Mapping[int, float]) -> list[tuple[float
 def _loser_table(
     view: RunView, label: str, before: Mapping[int, float], losers: Sequence[tuple[float, int]]
 ) -> Table:
-    """Return a table of the clients with a worse score than before.
+    """Return a table of the clients whose score is worse than the score to compare with.
 
     Parameters
     ----------
@@ -323,9 +324,11 @@ CHECKS_LISTED = 60
 
 
 def checks_section(view: RunView) -> Section | None:
-    """Return the page section with p-value and gain of every check over the rounds.
+    """Return the page section with the p-value and the gain of every check, over the rounds.
 
-    A check is a statistical test of the clusters. None for a run without checks.
+    A check is a statistical test of whether the clients have different distributions. Its gain
+    measures how well the clusters found, and the current clusters, separate the clients. None for a
+    run without checks.
     """
     checks = events_of(view.run.events, Tested, Checked, Regrouped)
     if not checks:
@@ -508,7 +511,11 @@ def norms_section(view: RunView) -> Section | None:
 
 
 def _score_table(view: RunView, scores: Mapping[int, Series]) -> Table:
-    """Return a table of scores by round: a column for each current and some split clusters."""
+    """Return a table of mean scores, with one row per round and one column per cluster.
+
+    The columns are up to ``LEAVES_LISTED`` current clusters, and up to ``SPLIT_CLUSTERS_LISTED``
+    clusters that were split.
+    """
     leaves = [leaf for leaf in view.colours.leaves if leaf in scores][:LEAVES_LISTED]
     nodes = view.run.tree.nodes
     split = [node for node in scores if node not in leaves and nodes[node].split_in]

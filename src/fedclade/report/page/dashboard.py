@@ -56,9 +56,9 @@ class Dashboard(Callback):
     """Callback that serves a live report of a run at 127.0.0.1; to be used as a context manager.
 
     After every round, the callback only copies the lists of the run's records. The report is built
-    when a browser requests it, in a thread of the server. After each build there is a pause of
-    :data:`TIMES_A_BUILD` times its duration. The numbers at the head of the page are always from
-    the last round.
+    when a browser requests it, in a thread of the server. After each build, the report is not built
+    again for :data:`TIMES_A_BUILD` times the duration of the build, so that the run keeps most of
+    the processor time. The numbers at the head of the page are always from the last round.
 
     Parameters
     ----------
@@ -179,9 +179,10 @@ class Dashboard(Callback):
         return f'{head_json[:-1]}, "page": {parts}}}'
 
     def _build_parts(self, run: Run, over: bool) -> tuple[int, str]:
-        """Return the round and the parts of the page as JSON; build them if they are outdated.
+        """Return the content of the page (except its head) as JSON, with the round that it shows.
 
-        During the pause after a build, outdated parts are returned.
+        Outdated content is built again. Only during the pause after a build, the outdated content
+        is returned.
         """
         with self._building:
             number = run.summary["rounds"]
@@ -199,7 +200,10 @@ class Dashboard(Callback):
             return self._built
 
     def _write_head(self, run: Run, over: bool) -> dict[str, Any]:
-        """Return the head of the page: status and cards, written only once for every round."""
+        """Return the head of the page: a line with the status, and the cards with main results.
+
+        Repeated calls for the same state of the run return the same stored head.
+        """
         if self._head[0] is not run:
             number = run.summary["rounds"]
             score = Score.of_run(run)

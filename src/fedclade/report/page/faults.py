@@ -62,7 +62,7 @@ def adversaries_section(view: RunView) -> Section | None:
 
 
 def _describe_adversary(adversary: Mapping[str, Any]) -> str:
-    """Describe an attack: its kind, and the false statements that adversaries make."""
+    """Describe an attack: its kind, and which values (such as losses) the adversaries falsify."""
     words: list[str] = []
     if adversary["kind"]:
         words.append(f"of kind {adversary['kind']}")
@@ -313,9 +313,11 @@ OTHER = "other reasons"
 
 
 def faults_section(view: RunView) -> Section | None:
-    """Return the page section with replies left out, and with limited updates and sums.
+    """Return the page section on replies and sums that were left out, changed or doubtful.
 
-    None for a run in which all replies were used unchanged.
+    The section lists replies that were left out; updates that were scaled down, or have a smaller
+    weight than the client claims; and sums that were rejected, clipped or unguarded (too few to
+    detect an outlier among them). None for a run without any of these.
     """
     lost: list[tuple[int, int, str]] = []
     for round_number, event in events_of(view.run.events, LeftOut):
@@ -379,7 +381,7 @@ def _faults_picture(
 
 
 def _list_counts(counts: Counter[str], limit: int | None = None) -> list[list[str]]:
-    """Return table rows of names and counts, the largest count first."""
+    """Return table rows of names and counts, the largest count first; at most ``limit`` rows."""
     return [[name, str(n)] for name, n in counts.most_common(limit)]
 
 
@@ -402,7 +404,11 @@ def _client_table(view: RunView, title: str, noun: str, by_client: Counter[int])
 
 
 def _limited_tables(view: RunView) -> list[Table]:
-    """Return tables of limited updates by measure and by client; empty if there are none."""
+    """Return two tables that count the limited updates; empty if there are none.
+
+    An update is limited if it is scaled down or has a smaller weight than the client claims. One
+    table counts by measure, a text that describes the limit, and the other counts by client.
+    """
     by_client: Counter[int] = Counter()
     by_measure: Counter[str] = Counter()
     for _, event in events_of(view.run.events, Limited):
@@ -420,10 +426,11 @@ def _limited_tables(view: RunView) -> list[Table]:
 
 
 def _sum_tables(view: RunView) -> list[Table]:
-    """Return a table of the sums of updates that were rejected, clipped or not protected.
+    """Return a table of the sums of updates that were rejected, clipped or unguarded.
 
-    A sum is not protected if the server has too few sums of a cluster to detect an outlier. Only
-    runs with secure aggregation have sums of updates. Empty if there are no such sums.
+    A sum is unguarded if the server has too few sums of a cluster to detect an outlier, so that one
+    malicious client could change the mean in any direction. Only runs with secure aggregation have
+    sums of updates. The list is empty if there are no such sums.
     """
     rows: list[list[str]] = []
     for round_number, event in events_of(view.run.events, SumRejected):
@@ -443,9 +450,9 @@ def _sum_tables(view: RunView) -> list[Table]:
 
 
 def _generalize_reason(reason: str) -> str:
-    """Return a reason without its numbers, so that similar reasons are counted together.
+    """Replace the numbers in a reason by ``#``, so that similar reasons are counted together.
 
-    The number of a limit, which is followed by ``times``, is not removed.
+    A number that is followed by ``times`` remains, since it is the value of a setting.
     """
     general = re.sub(r"(?<![\d.])\d[\d.e+]*(?![\d.e+]| times)", "#", reason)
     return re.sub(r"^(norm|norm of its buffers) #, (.*?)(, #)?$", r"\1 \2", general)

@@ -44,9 +44,9 @@ COMPARED = 2
 
 
 def gain_cards(view: RunView) -> list[Card]:
-    """Return cards with the mean gains over the most interesting models, with intervals.
+    """Return cards with the run's mean gains, compared with at most ``COMPARED`` simpler models.
 
-    Empty for a run without gains.
+    Each card has the interval of the mean. Empty for a run without gains.
     """
     gains = _view_gains(view)
     if gains is None:
@@ -55,7 +55,10 @@ def gain_cards(view: RunView) -> list[Card]:
 
 
 def _gain_card(gains: GainView, gain: MeanGain) -> Card:
-    """Return a card with the mean gain over one model, its interval and the number of clients."""
+    """Return a card with the mean gain compared with one model.
+
+    The card also has the interval of the mean, and the number of clients.
+    """
     value = gains.write_gain(Interval(gain.mean.value))
     if gain.without_interval:
         note = f"mean over {gain.without_interval}"
@@ -269,7 +272,9 @@ def _scores_against(view: RunView) -> dict[int, float] | None:
 def _cells_against(
     gains: GainView, client: ClientGains, against: dict[int, float]
 ) -> list[str | Cell]:
-    """Return a client's score in another run and the difference to it, as two table cells.
+    """Return two table cells: a client's score in another run, and its gain in this run over it.
+
+    Both cells are dashes if the client has no score in the other run.
 
     Parameters
     ----------
@@ -329,7 +334,11 @@ def _draw_gains(view: RunView, gains: GainView, gain: MeanGain) -> Picture:
 
 
 def _draw_intervals(values: Sequence[Interval], scale: int) -> Line:
-    """Return a vertical line for the confidence interval of each gain that has one."""
+    """Return a vertical line for the confidence interval of each gain that has one.
+
+    All lines form one mark. ``scale`` is a factor for the gains: 100 to draw shares in per cent,
+    else 1.
+    """
     x: list[float | None] = []
     y: list[float | None] = []
     for place, value in enumerate(values, start=1):

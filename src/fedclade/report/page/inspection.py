@@ -1,6 +1,7 @@
 """Inspection of data files before training: tables for the terminal and an HTML page.
 
-An inspection describes clients, columns, target and task as fedclade infers them, and problems.
+An inspection describes how fedclade understands the files (clients, columns, target and task), and
+lists problems in the data that can lead to wrong models or scores.
 """
 
 from __future__ import annotations

@@ -103,6 +103,9 @@ def _as_toml(run: Run) -> str:
 def _is_config(toml: str) -> bool:
     """Return whether a text in TOML is a valid config, from which a run can be started.
 
+    A config that names code of a user as ``module:name`` counts as valid, as this code is not
+    imported for the check.
+
     The result is cached because the page of a run in progress is built often.
     """
     try:
@@ -244,7 +247,11 @@ def _cluster_cards(summary: Mapping[str, Any]) -> list[Card]:
 
 
 def _model_cards(view: RunView) -> list[Card]:
-    """Return cards with the personal part of the models, and the number of clients' own models."""
+    """Return cards on models, or parts of models, that belong to single clients.
+
+    If a part of the model is personal, a card has its share of the model's parameters. If clients
+    have models of their own, a card has the number of these clients.
+    """
     summary = view.run.summary
     cards: list[Card] = []
     if personal := personal_part(view.run):

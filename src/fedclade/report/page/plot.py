@@ -402,7 +402,8 @@ def _vertical_line(x: float) -> Figure:
 def _write_names_below(picture: Picture, n: int) -> list[Figure]:
     """Return the tick labels and the axis title below a heat map as Plotly annotations.
 
-    The axis itself cannot have them, as its categories are the names of the clients.
+    The tick labels are the names of the clusters. The ticks of the Plotly axis cannot have them, as
+    they belong to the clients, whose names are the categories of the axis.
 
     Parameters
     ----------

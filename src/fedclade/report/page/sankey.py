@@ -126,9 +126,10 @@ def _merge_small_clusters(stage: Stage) -> Stage:
 
 @dataclass(frozen=True)
 class _Link:
-    """Band of a Sankey diagram: clients that moved from a cluster to one of the next stage.
+    """Band of a Sankey diagram: clients that moved from a cluster to a cluster of the next stage.
 
-    A stage is a column of the diagram, with the clusters of one round.
+    A stage is a column of the diagram, with the clusters of one round. ``stage`` is the index of
+    the stage on the left, and ``clients`` is the number of clients.
     """
 
     stage: int

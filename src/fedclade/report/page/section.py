@@ -144,7 +144,8 @@ def table_by_round(
     write
         Function that returns a number as text.
     longest
-        Approximate number of rows; of more rounds, a regular sample is listed.
+        Approximate largest number of rows. If there are more rounds, only every second (third, ...)
+        round and the last round are listed.
     more
         Further text of the note below the table.
     """

@@ -178,7 +178,10 @@ class _Layout:
 
     @cached_property
     def children_born(self) -> dict[int | None, list[int]]:
-        """Rounds in which the children of each split cluster were created, by node id."""
+        """Rounds in which a cluster's children were created, by the id of the cluster.
+
+        Clusters without children are left out. The key None has the round of the root.
+        """
         born: dict[int | None, list[int]] = {}
         for node in self.view.run.tree.nodes:
             born.setdefault(node.parent, []).append(node.born)

@@ -511,7 +511,7 @@ def check_node(node: int, nodes: int, where: str) -> None:
     Raises
     ------
     ValueError
-        If it is not; the message begins with ``where``.
+        If the number is not the id of a node; the message begins with ``where``.
     """
     if not 0 <= node < nodes:
         raise ValueError(f"{where} should be the id of a node, from 0 to {nodes - 1}, got {node}")
@@ -523,7 +523,7 @@ def check_ids(ids: Iterable[int], where: str) -> None:
     Raises
     ------
     ValueError
-        If they are not; the message begins with ``where``.
+        If an id is negative or occurs twice; the message begins with ``where``.
     """
     found = list(ids)
     if any(each < 0 for each in found) or len(set(found)) < len(found):
@@ -554,9 +554,9 @@ Earlier versions wrote them to configs although they were not set.
 
 
 def without_unset(value: Any, path: tuple[str, ...] = ()) -> Any:
-    """Return a config without unset values: None, and settings that are empty by default.
+    """Return a config without values that mean the same as leaving the setting out.
 
-    None is left out since TOML cannot represent it.
+    These are None, which TOML cannot represent, and empty values of the settings in :data:`EMPTY`.
 
     Parameters
     ----------
@@ -642,7 +642,10 @@ _hints_of = cache(get_type_hints)
 
 
 def _shape_of(hint: Any) -> Shape:
-    """Return the shape that JSON values of a type hint must have, see :func:`check_shape`."""
+    """Convert a type hint to the shape that a JSON value must have to be read as this type.
+
+    See :data:`Shape` for shapes.
+    """
     origin = get_origin(hint)
     inner = get_args(hint)
     if origin is UnionType:
@@ -657,7 +660,7 @@ def _shape_of(hint: Any) -> Shape:
 
 
 def _value_of(hint: Any, value: Any) -> Any:
-    """Convert a JSON value to the type of a hint, such as a list to a tuple."""
+    """Convert a JSON value to the type that a type hint names, such as a list to a tuple."""
     origin = get_origin(hint)
     inner = get_args(hint)
     if origin is tuple:
@@ -667,5 +670,5 @@ def _value_of(hint: Any, value: Any) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {inner[0](key): _value_of(inner[1], entry) for key, entry in value.items()}
     if hint is int and not isinstance(value, int):
-        raise ValueError(f"a field of an event should be a whole number, got {value}")
+        raise ValueError(f"a field of an event should be a whole number, got {shown(value)}")
     return value

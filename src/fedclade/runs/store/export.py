@@ -132,10 +132,10 @@ def model_card(
 def _trained_until(run: Run, node: Node) -> int | None:
     """Return the last round in which a node's model was trained.
 
-    A cluster that is split keeps the model of the round before the split. A root that is trained in
-    parallel to its clusters is trained until the end of the run. The result is None for the root of
-    a flat tree whose clusters existed from the start: only the algorithm knows whether the root's
-    model is more than an initial model.
+    A cluster that is split keeps the model of the round before the split. A root that is trained
+    further in parallel to its clusters is trained until the end of the run. The result is None for
+    any other root whose clusters existed from the start: only the algorithm knows whether the
+    root's model was trained at all.
     """
     if node.split_in is None or node.continued is not None:
         return run.model_round
@@ -388,8 +388,8 @@ def export_model(
     client, node
         The client or the node whose model is exported; give one of the two.
     level
-        Level of a node on the client's path from the root (0) to its leaf (-1), whose model is
-        exported; if left out, the model with which the client was evaluated.
+        Level of a node on the client's path from the root (0) to its leaf (-1). The model of this
+        node is exported. If left out, the model with which the client was evaluated is exported.
 
     Raises
     ------

@@ -33,9 +33,9 @@ def load_export(path: str | Path, model: nn.Module) -> nn.Module:
     -------
     nn.Module
         The given module with the exported parameters, in evaluation mode. If the exported model is
-        a mixture, a :class:`~fedclade.ModelMixture` of copies of the module instead. If the model
-        was trained on standardized targets, a forward hook converts outputs to the unit of the
-        data.
+        a mixture, the result is a :class:`~fedclade.ModelMixture` of copies of the module. If the
+        model was trained on standardized targets, the result has a forward hook that converts
+        outputs to the unit of the data.
 
     Raises
     ------

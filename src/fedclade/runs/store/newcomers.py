@@ -106,7 +106,10 @@ class Newcomers:
         }
 
     def _mean(self, column: str) -> float | None:
-        """Return the mean of a column over the newcomers with a score; None if there is none."""
+        """Return the mean of a column of scores; None if no newcomer has a score in it.
+
+        Newcomers without a score are left out.
+        """
         known = [row[column] for row in self.rows if row[column] is not None]
         if not known:
             return None

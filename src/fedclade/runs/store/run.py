@@ -273,8 +273,8 @@ class Run(Displayed):
         folder
             Path of the folder, which must not exist yet.
         extra
-            Function that writes further files, such as figures, into the folder whose path it is
-            given; it is called before the folder is renamed to ``folder``.
+            Function that writes further files, such as figures, into the new folder. Its argument
+            is the folder's temporary path; after the call, the folder is renamed to ``folder``.
 
         Returns
         -------

@@ -29,7 +29,8 @@ def write_together(files: Mapping[Path, Writer], check: Callable[[], None]) -> N
     Parameters
     ----------
     files
-        For each file's path, the function that writes the file to the path that it is given.
+        Functions that write the files, by the files' final paths. The argument of a function is the
+        path in the staging folder to which it must write.
     check
         Function that raises an error if one of the files must not be written, for example because
         it exists.

@@ -85,8 +85,8 @@ def read_similarities(path: Path, nodes: int) -> tuple[SimilarityMatrix, ...]:
                     )
                 if not 0 <= node < nodes or node in found:
                     raise ValueError(
-                        f"{name} should be the only matrix of its node, with a node from 0 to "
-                        f"{nodes - 1}, got node {node}"
+                        f"{name} should be the only matrix of its node, and the node should be "
+                        f"from 0 to {nodes - 1}, got node {node}"
                     )
                 found[node] = SimilarityMatrix(node, number, tuple(clients.tolist()), alpha)
     return tuple(found.values())
@@ -112,7 +112,10 @@ def _read_array(arrays: zipfile.ZipFile, name: str) -> np.ndarray[Any, np.dtype[
     }[version]
     shape, by_columns, dtype = header(content)
     if dtype.kind not in "if" or (by_columns and len(shape) > 1):
-        raise ValueError(f"{name} should contain numbers in row-major order, got {dtype}")
+        raise ValueError(
+            f"{name} should contain integers or floats in row-major order, got the type {dtype} "
+            f"(column-major: {by_columns})"
+        )
     return np.frombuffer(content.read(), dtype).reshape(shape)
 
 
@@ -282,7 +285,8 @@ def read_tree(folder: Path, members: Callable[[str], list[int]] | None = None) -
         return tree
     except DAMAGES as error:
         raise RunError(
-            f"the parameter tree in {folder} is damaged: {type(error).__name__}: {error}"
+            f"the parameter tree in {folder} is damaged: {type(error).__name__}: {error}; restore "
+            "the folder from a copy"
         ) from error
 
 
@@ -304,7 +308,8 @@ def read_layout(folder: Path) -> Layout | None:
         return _build_layout(described["layout"], folder)
     except DAMAGES as error:
         raise RunError(
-            f"the layout in {folder / 'tree.json'} is damaged: {type(error).__name__}: {error}"
+            f"the layout in {folder / 'tree.json'} is damaged: {type(error).__name__}: {error}; "
+            "restore the file from a copy"
         ) from error
 
 

@@ -133,7 +133,7 @@ class Setup:
         Parameters of :class:`~fedclade.training.SimulatedClients`.
     middleware
         Middleware that processes queries and replies between the server and the clients. A reply
-        passes through the first middleware first, and a query through the last.
+        passes through the middleware in the given order, and a query in the reverse order.
     meter
         Meter of the traffic that the middleware counts.
     memory

@@ -43,7 +43,9 @@ from fedclade.training.store import ClientStore, WholeModels
 
 
 def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list[int] | None]:
-    """Return the part of a query for the clients at some places, and the rows of their models.
+    """Return the part of a query for some of its clients, and the rows of their models.
+
+    ``places`` are the positions of these clients in the query.
 
     The part itself contains no models: it refers to the models of the query, which are sent
     separately. The rows are in ascending order; they are None for a query without models.
@@ -197,8 +199,10 @@ def dealt(
 ) -> dict[int, int]:
     """Assign clients to actors, so that all actors take about equally long.
 
-    Clients stay with their actor, up to the actor's share of the work. The other clients, the
-    largest first, are assigned to the actor that would finish them first.
+    An actor's share of all examples is proportional to its speed. An actor that has more than its
+    share gives up clients, the largest first, until no client can leave without the actor having
+    less than its share. These clients and clients without an actor, the largest first, are each
+    assigned to the actor that would finish first with the additional client.
 
     Parameters
     ----------
@@ -329,8 +333,8 @@ class RayClients(Workers):
     Parameters
     ----------
     setup
-        Configuration that all actors share. Its middleware runs in each actor, between the clients
-        and their reply.
+        Configuration that all actors share. Its middleware runs in each actor, and processes the
+        queries and replies of the actor's clients.
     actors
         Settings of the actors: number, resources and cluster; None for default settings.
     device
@@ -498,10 +502,22 @@ class RayClients(Workers):
     ) -> dict[Any, _Call]:
         """Send each actor its part of a query, for the clients at some positions in the query.
 
+        Parameters
+        ----------
+        query
+            The query.
+        models
+            The packed models of the query, or a reference to them in Ray's object store; None for a
+            query without models.
+        places
+            Positions in the query of the clients that should reply.
+        died
+            Number of times that an actor has already died on this part of the query.
+
         Returns
         -------
         dict
-            The pending calls of actors, by Ray's reference to the reply.
+            The calls of actors whose replies are pending, by Ray's reference to the reply.
         """
         of_slot: dict[int, list[int]] = {}
         for place in places:
@@ -538,7 +554,11 @@ class RayClients(Workers):
         return isinstance(query, TrainQuery)
 
     def _note(self, query: Query[Any], slot: Slot, places: Sequence[int], reply: Reply) -> None:
-        """Record an actor's training speed, and the stored tensors and log lines in its reply."""
+        """Process what an actor's reply contains in addition to the clients' replies.
+
+        The actor's training speed and traffic and the chosen engine are recorded, tensors that
+        clients store are taken over, and log lines are logged.
+        """
         if isinstance(query, TrainQuery) and query.kind == "train":
             # The first training of an actor also includes the choice of an engine and the transfer
             # of data, so it does not count for the speed.
@@ -595,8 +615,10 @@ def taken_by(engine: str, resolved: str | None) -> str | None:
     Returns
     -------
     str or None
-        ``resolved``; without its part for ``ray`` if a run with ``ray`` continues without ``ray``.
-        None if the engine has to be chosen again.
+        If the run continues with ``ray`` as before, or without ``ray`` as before: ``resolved``. If
+        a run with ``ray`` continues without ``ray``: the engine inside the actors, such as
+        ``stacked`` for ``ray (cuda), stacked``. None if an engine has to be chosen again, also if a
+        run without ``ray`` continues with ``ray``.
     """
     if resolved is None or (engine == "ray") == resolved.startswith("ray"):
         return resolved

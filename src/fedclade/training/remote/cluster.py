@@ -264,7 +264,8 @@ class Cluster:
                 self.ray.init(address=address, **options)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 raise EngineError(
-                    f"cannot connect to the Ray cluster at {address!r}, or start it: {error}"
+                    f"cannot connect to the Ray cluster at {address!r}, or start it: {error}; check "
+                    "the address (--ray-address or environment variable RAY_ADDRESS)"
                 ) from error
 
 

@@ -80,7 +80,22 @@ class Plan:
         steps: int | None = None,
         smallest_batch: int = 1,
     ) -> Plan:
-        """Return the plan for clients with given numbers of examples, from a cache if possible."""
+        """Return the plan for some clients, from a cache if it was made before.
+
+        Parameters
+        ----------
+        sizes
+            Number of examples of each client, in descending order.
+        batch_size
+            Number of examples in a full batch of one client.
+        padding
+            Whether smaller batches may be padded to the width of the other clients' batches.
+        steps
+            Number of steps of each client; None for the steps of one epoch.
+        smallest_batch
+            Number of examples in the smallest batch. If fewer examples remain at the end of an
+            epoch, they are added to the batch before.
+        """
         return Plan(sizes, batch_size, padding, steps, smallest_batch)
 
     def __init__(
@@ -140,16 +155,18 @@ class Plan:
         self._passed = np.bincount(self._owners[~is_padding], minlength=len(counts))
 
     def of_examples(self, of_clients: Sequence[int]) -> Tensor:
-        """Repeat each client's number in ``of_clients`` once for each of the client's examples.
+        """Repeat each client's number in ``of_clients`` for each example that the client draws.
 
-        The results of all clients are concatenated.
+        A client draws each of its examples once in every planned epoch. The results of all clients
+        are concatenated.
         """
         return torch.tensor(of_clients).index_select(0, self._client)
 
     def rows(self, examples: Tensor) -> Tensor:
         """Return the example in each row of the plan's steps.
 
-        ``examples`` has the shuffled examples of all clients, concatenated.
+        ``examples`` has the examples of all clients in all planned epochs, in the shuffled order
+        and concatenated.
         """
         return examples.index_select(0, self._places)
 
@@ -245,7 +262,10 @@ class Batches:
             yield step, torch.index_select(self._inputs, 0, x, out=room[: step.rows]), y, w
 
     def _orders(self) -> Iterator[Tensor]:
-        """Yield the shuffled order ``[n]`` of each client's n examples in each planned epoch."""
+        """Yield the order ``[n]`` of a client's n examples in an epoch, for all clients in turn.
+
+        All planned epochs of a client come directly after each other.
+        """
         for place, (job, epochs) in enumerate(zip(self._jobs, self._plan.epochs, strict=True)):
             for _ in range(epochs):
                 yield self._order(place, job)

@@ -221,7 +221,7 @@ class StackedDropout(Stacked):
         self.padding_shows = layer.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the inputs, in training mode with some entries set to zero at random."""
+        """Apply dropout to the inputs in training mode; otherwise return them unchanged."""
         if not self.training or self._p == 0:
             return x
         return self._active.dropout(x.reshape(self._active.count, -1, *x.shape[1:]), self._p).view(
@@ -341,7 +341,10 @@ class StackedAttention(Stacked):
         return tuple(map(_apply_linear, (query, key, value), weights, biases))
 
     def _dropped(self, weights: Tensor) -> Tensor:
-        """Return attention weights, in training mode with dropout by each client's generator."""
+        """Apply dropout to attention weights in training mode; otherwise return them unchanged.
+
+        Dropout masks are drawn by each client's generator.
+        """
         if not self.training or self._p == 0:
             return weights
         by_client = weights.view(self._active.count, -1, *weights.shape[1:])
@@ -443,7 +446,8 @@ class StackedRecurrent(Stacked):
         Parameters
         ----------
         x
-            Inputs of k clients.
+            Inputs of k clients at T time steps: ``[k·B, T, inputs]``, or ``[T, k·B, inputs]`` if
+            the layer was created with ``batch_first=False``.
         first
             States before the first time step: the hidden states h, and for an LSTM also the cell
             states c, ``[layers, k·B, hidden]`` each; None for zeros.
@@ -479,7 +483,11 @@ class StackedRecurrent(Stacked):
         return x, last
 
     def _first_state(self, states: Tensor | None, depth: int, x: Tensor) -> Tensor:
-        """Return the state of a layer before the first time step, ``[k, B, hidden]``."""
+        """Return the state of layer ``depth`` before the first time step, ``[k, B, hidden]``.
+
+        ``states`` has the states of all layers, ``[layers, k·B, hidden]``; None for zeros. ``x``
+        has the inputs of the layer, ``[k·B, T, inputs]``.
+        """
         k = self._active.count
         if states is None:
             return x.new_zeros(k, len(x) // k, self._hidden)

@@ -34,7 +34,8 @@ class Losses:
     task
         The task, whose loss is computed.
     all_count
-        Whether all targets, except for padding, count: none is :data:`~fedclade.core.IGNORED`.
+        Whether every target counts, except in padding: False if some targets of examples are
+        :data:`~fedclade.core.IGNORED`.
     """
 
     def __init__(self, plan: Plan, task: FittedTask, all_count: bool) -> None:

@@ -2,7 +2,7 @@
 
 A step of a small model has dozens of kernels (GPU programs), which the GPU executes faster than the
 CPU can launch them one by one. A recording is tried, and its speed measured, before it is used.
-``benchmarks/gpu.sh`` measures the gain; that has not been done yet.
+``benchmarks/gpu.sh`` measures how much time recordings save; no GPU has been measured yet.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Replay:
     A recording contains memory addresses and numbers, not tensors. A recording is valid for a step
     only if parameters, gradients, momentum, anchors and inputs are at the same addresses, and
     clients, width of the batches and optimizer are the same. A step is recorded when it occurs
-    again in a later round. So nothing is recorded if, for example, the step size changes in every
-    round.
+    again in a later round with the same addresses and properties. If, for example, the step size
+    changes in every round, no step is recorded.
 
     Parameters
     ----------
     record
-        Function that records a step; None for CUDA graphs.
+        Function that records a step, see :data:`Record`; None to record CUDA graphs.
     """
 
     def __init__(self, record: Record | None = None) -> None:

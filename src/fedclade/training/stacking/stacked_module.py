@@ -75,10 +75,11 @@ class CannotStack(CannotTrainTogether):
 
 
 class StackedModule:
-    """Copy of a module for many clients, with the memory of the clients' parameters.
+    """Copy of a module in which layers with trained parameters have those of many clients.
 
-    The original module stays unchanged. Frozen parameters exist once, in the module's own memory. A
-    layer whose parameters are all frozen is not replaced: it processes the rows of all clients.
+    The original module stays unchanged. Frozen parameters exist once, in the copy's own memory. A
+    layer whose parameters are all frozen is not replaced by a stacked layer: it processes the rows
+    of all clients.
 
     Parameters
     ----------
@@ -126,7 +127,14 @@ class StackedModule:
         self._tape = Tape.of(self.module)
 
     def load(self, models: Tensor, rows: Sequence[int]) -> None:
-        """Load the models of n clients, given the row of each client's model in ``[K, S]``.
+        """Load the models of n clients.
+
+        Parameters
+        ----------
+        models
+            K models as parameter vectors, ``[K, S]``.
+        rows
+            For each of n clients, the row of its model.
 
         Raises
         ------
@@ -405,9 +413,16 @@ class _Swap:
         return not own_statistics and not draws and getattr(layer, "max_norm", None) is None
 
     def _refuse_rest(self, name: str, layer: nn.Module, stacked: bool) -> None:
-        """Refuse a layer with tensors that have no stacked form.
+        """Raise an error for a layer with trained tensors that have no stacked form.
 
-        A layer with a stacked form can have such tensors, too, if a user has added them.
+        A layer of a type with a stacked form can have such tensors, too, if a user has added them.
+
+        Parameters
+        ----------
+        name, layer
+            The layer, and its name in the module.
+        stacked
+            Whether the layer, or a layer that contains it, is replaced by a stacked layer.
 
         Raises
         ------
