@@ -111,5 +111,5 @@ def test_a_client_answers_with_all_updates_and_its_table_in_one_vector(encoding:
 @pytest.mark.parametrize("words", [{"replicates": 2}, {"own": True}, {"what": "gradients"}])
 def test_nothing_else_is_asked_of_a_mixture(words):
     client = handler_of(2, federation_of(FOUR), policy=Policy(allow=QUERIES))
-    with pytest.raises(UpdateError, match="only one update of each model is possible"):
+    with pytest.raises(UpdateError, match="with a mixture, a client can only train each model"):
         ask(client, words.pop("what", "train"), {"0": MODEL}, mixture=1, by_label=False, **words)
