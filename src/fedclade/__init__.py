@@ -145,6 +145,7 @@ from fedclade.models import LoRA, build_model, load_adapter
 from fedclade.runs import (
     FINISH,
     Callback,
+    Churn,
     EarlyStopping,
     EndRecord,
     Newcomers,
@@ -189,6 +190,7 @@ __all__ = [
     "Assignment",
     "Callback",
     "CheckpointError",
+    "Churn",
     "ClientWork",
     "Clients",
     "Comparison",

@@ -279,6 +279,18 @@ def test_masked_indices_are_refused():
         replace(POOL, train=np.ma.masked_array([0, 1], mask=[False, True]))
 
 
+def test_inputs_that_are_no_images_are_not_rotated():
+    """They were: an example became a column."""
+    table = Pool.of_examples("table", torch.eye(6), POOL.y, POOL.train, POOL.test)
+    assert torch.equal(table.inputs(np.array([1])), torch.eye(6)[1:2])
+    with pytest.raises(DataError) as caught:
+        table.inputs(np.array([0, 1]), 1)
+    assert str(caught.value) == (
+        "cannot rotate the inputs of pool 'table' by 1 quarter turns: an input of shape [6] is not "
+        "an image"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

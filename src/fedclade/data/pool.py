@@ -456,8 +456,14 @@ class Pool:
         Raises
         ------
         DataError
-            If an index is out of range, or ``quarter_turns`` is not a whole number.
+            If an index is out of range, ``quarter_turns`` is not a whole number, or inputs that are
+            not images should be rotated.
         """
+        if isinstance(quarter_turns, int) and quarter_turns and self.x.ndim < 3:
+            raise DataError(
+                f"cannot rotate the inputs of pool {self.name!r} by {quarter_turns} quarter turns: "
+                f"an input of shape {list(self.x.shape[1:])} is not an image"
+            )
         try:
             x = self.x[torch.from_numpy(indices)]
             if x.dtype == torch.uint8:
