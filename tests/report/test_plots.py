@@ -10,6 +10,8 @@ import pytest
 from fedclade.core import ConfigError, MissingExtraError
 from fedclade.report import Comparison
 from fedclade.report.colours import DAY, NIGHT
+from fedclade.report.page.plot import draw
+from fedclade.report.picture import Axis, Dots, Panel, Picture
 
 from .conftest import scored
 
@@ -79,3 +81,19 @@ def test_without_plotly_a_figure_says_how_to_get_it(make_run, monkeypatch):
         MissingExtraError, match=r"needs the package 'plotly'.*fedclade\[notebook\]"
     ):
         make_run().plot()
+
+
+@pytest.mark.parametrize(
+    ("names", "angle"),
+    [
+        (["a"] * 12, 0),
+        (["a"] * 13, -90),
+        (["hospital-01"] * 12, -90),  # wider than the figure
+        (["hospital-01"] * 8, 0),
+    ],
+)
+def test_names_that_would_touch_are_written_upwards(names: list[str], angle: int):
+    axis = Axis("", range=(0, len(names) + 1), ticks=dict(enumerate(names)))
+    dots = Dots(x=[0], y=[0.5], colour="@accent", size=6)
+    drawn = draw(Picture("dots", [Panel([dots], Axis())], axis, 300))
+    assert drawn["layout"]["xaxis"]["tickangle"] == angle

@@ -44,6 +44,12 @@ LETTER = 0.024
 LABEL_HEIGHT = 13
 """Height of a row of labels above a figure, in pixels."""
 
+MOST_NAMES = 12
+"""Largest number of names of clients that are written horizontally below a figure."""
+
+MOST_CHARACTERS = 120
+"""Largest number of characters of these names, with a gap of two characters after each."""
+
 GAP = 0.09
 """Gap between two panels, as a share of the height of a figure."""
 
@@ -229,7 +235,9 @@ def _convert_axis(axis: Axis) -> Figure:
     if axis.ticks is not None:
         names = [escaped(name) for name in axis.ticks.values()]
         result |= {"tickmode": "array", "tickvals": list(axis.ticks), "ticktext": names}
-        result["tickangle"] = -90 if len(names) > 12 else 0
+        characters = sum(len(name) + 2 for name in names)
+        is_crowded = len(names) > MOST_NAMES or characters > MOST_CHARACTERS
+        result["tickangle"] = -90 if is_crowded else 0
     return result
 
 
