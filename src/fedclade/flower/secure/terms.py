@@ -42,7 +42,7 @@ OF_QUESTION = ("round", "query", "purpose", "seed", "spec", "replicates", "part_
 NORM_RULE = (
     "set with secure_aggregation = true: the largest norm of a client's update in parameter units, "
     "to which longer updates are scaled down; use twice the largest max_norm of the first rounds "
-    "of a simulation (clusters.jsonl), or, without a simulation, 10 for a model that is trained "
+    "of a simulation (clusters.parquet), or, without a simulation, 10 for a model that is trained "
     "from scratch"
 )
 
