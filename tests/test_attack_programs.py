@@ -229,7 +229,8 @@ def test_requests_are_counted_and_those_for_keys_begin_a_sum():
     for kind in ("keys", "shares", "keys"):
         requests.count(kind)
     assert str(requests) == "4 requests in 2 sums"
-    assert common.false_messages([3, 3, 4], 12) == "3 false messages from 2 of 12 clients"
+    sent = common.sent_by_clients("false update", [3, 3, 4], 12)
+    assert sent == "3 false updates from 2 of 12 clients"
 
 
 def test_an_attacked_client_states_what_its_attacker_has_used_up(tmp_path: Path):

@@ -340,10 +340,12 @@ def train_beside(
 def best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
     """Choose the node on each client's path in the tree that is best on validation data.
 
-    First all clients together choose between the root and their leaves, then the members of each
-    node, and finally each single client. Of equally good nodes the deepest is chosen, except in the
-    first step, which prefers the root. A client that does not reply follows the other clients of
-    its cluster.
+    There are three steps. First all clients together choose either the root or their leaves. Then
+    the members of each node below the root may change to their leaves, or to a node that all of
+    them have on their paths. Finally each client may change to any node on its path. A later step
+    replaces an earlier choice only if its own choice is better by enough (:func:`departed`). Of
+    equally good nodes the deepest is chosen, except in the first step, which prefers the root. A
+    client that does not reply follows the other clients of its cluster.
 
     Returns
     -------

@@ -258,13 +258,13 @@ class SplitLog:
         """Check that a server could not isolate an example by combining sums over parts.
 
         The share of a single example in any combination of sums is limited; see
-        :func:`largest_shares`. One exception is necessary. The first recorded split into parts of
-        a fixed size may leave r examples out. The server then knows the sum over these examples,
-        as the sum over all examples minus the sums over the parts, and each of them has the share
-        1/r in it. If r is below ``min-part``, this share exceeds the limit although the split
-        itself is allowed. So the limit for these r examples is raised by 1/r. Without the
-        exception, a client could only answer if its number of examples were a multiple of the
-        number of parts.
+        :func:`largest_shares`. One exception is necessary. A split whose parts all have the same
+        size may leave r examples over, which are in no part. The server then knows the sum over
+        these r examples, as the sum over all examples minus the sums over the parts, and each of
+        them has the share 1/r in it. If r is below ``min-part``, this share exceeds the limit,
+        although each part is large enough. For the first recorded split of this kind, the limit for
+        the r examples is therefore raised by 1/r. Otherwise, clients would refuse the split only
+        because a few examples are left over.
         """
         known = [split for split in record.splits if split.examples == wanted.examples]
         together = [*known, wanted]

@@ -201,8 +201,8 @@ class Numbers:
         """Encode a client's contribution as integers modulo 2²⁴, ``[length]``.
 
         A contribution with entries that are not finite is encoded as zeros with weight 0. After
-        masking it looks like any other vector, since whether training diverged depends on the
-        client's data.
+        masking, it looks like any other vector. So the server does not learn that training has
+        diverged, which would reveal something about the client's data.
         """
         tail = np.zeros(TAIL, np.int64)
         tail[:CHECKS] = 1
@@ -299,7 +299,10 @@ class Numbers:
                 "protocol"
             )
         if tail[WEIGHT] == 0:
-            raise RejectedSumError(f"training failed on all {clients} clients of the sum")
+            raise RejectedSumError(
+                f"the updates of all {clients} clients in the sum were unusable (not finite), as "
+                "after training that diverges; lower local.lr"
+            )
         of_one = {
             "weight": (WEIGHT, self.weight_steps),
             "fraction of the loss": (LOSS_FRACTION, self.steps),
