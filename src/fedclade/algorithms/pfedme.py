@@ -16,9 +16,10 @@ Where paper and official code leave a choice, this file decides as follows:
 - *Local training.* η is the step size of local training. The R local rounds of the algorithm, each
   of one mini-batch, are its steps: the "20 local epochs" of the official code are ``local.steps =
   20``.
-- *Participation.* A client trains, and gets a new θ_i, only in rounds in which it is in the cohort,
-  as in the algorithm; the official code lets all clients train and averages some. A client that has
-  not trained yet, and a newcomer, is evaluated with w.
+- *Participation.* A client trains, and gets a new θ_i, only in rounds in which it is in the cohort.
+  In the algorithm and in the official code all clients train in every round, and the models w_i of
+  some of them are averaged. The global model is the same in both; the θ_i of clients outside the
+  cohort are older here. A client that has not trained yet, and a newcomer, is evaluated with w.
 - *Weights.* The mean is weighted by |D_i| as in FedAvg; the algorithm's is not. With equal sizes
   both are the same.
 - *Clipping.* ``local.clip_norm`` limits the gradient of f_i alone, without the proximal term.
