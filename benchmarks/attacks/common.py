@@ -1,23 +1,29 @@
-"""Parts that all attack programs share: the model, queries to a client, and rows of results.
+"""Parts that all attack programs share: the model, the attacked client, and rows of results.
 
-A program runs by itself or through ``table.py``, which may name the source of an earlier version of fedclade. So
-nothing is imported here that this version does not have.
+A program runs by itself or through ``table.py``, which may name the source of an earlier version of
+fedclade. So nothing is imported here that this version does not have.
 """
+
+# The budget of an attack is read from the records of the attacked client, which are private.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import RecordDict
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedclade.channel import Budget, Ledger, StepLedger
 from fedclade.core import FedcladeError, Layout
 from fedclade.data import Federation
 from fedclade.flower import wire
@@ -51,11 +57,16 @@ class Row:
         Whether the attack succeeded.
     detail
         What it got, or how it failed; see :data:`REST`.
+    budget
+        What the attack has used up, as measured by the program: the number of requests to the
+        attacked client, of sums for which it was asked, and the used share of the limits that this
+        client sets. For an attack by malicious clients, the number of their messages.
     """
 
     attack: str
     succeeded: bool
     detail: str
+    budget: str
 
 
 def make_model(seed: int) -> torch.nn.Module:
@@ -88,7 +99,145 @@ def training(**changes: Any) -> dict[str, Any]:
     }
 
 
-def query(client: ClientHandler, kind: str, models: Mapping[str, Tensor], **values: Any) -> Content:
+@dataclass
+class Requests:
+    """Counts of an attacker's requests to one client.
+
+    Parameters
+    ----------
+    sent
+        Number of requests.
+    sums
+        Number of requests among them that begin a new sum of secure aggregation.
+    """
+
+    sent: int = 0
+    sums: int = 0
+
+    def count(self, kind: str) -> None:
+        """Count a request of a kind. The kind ``keys`` begins a sum."""
+        self.sent += 1
+        self.sums += kind == "keys"
+
+    def __str__(self) -> str:
+        text = counted(self.sent, "request")
+        return f"{text} in {counted(self.sums, 'sum')}" if self.sums else text
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun, such as "2 requests"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+class AttackedClient:
+    """A client under attack, which counts the requests that it receives.
+
+    Parameters
+    ----------
+    data
+        The client's data, a federation of one client.
+    folder
+        Folder of the client; None if it has no folder.
+    budget
+        Privacy budget of the client; None if it has no budget.
+    settings
+        Further arguments of :class:`~fedclade.flower.client_handler.ClientHandler`.
+    """
+
+    def __init__(
+        self,
+        data: Federation,
+        *,
+        folder: Path | None = None,
+        budget: Budget | None = None,
+        **settings: Any,
+    ) -> None:
+        self.handler = ClientHandler(data, make_model, folder=folder, budget=budget, **settings)
+        self.requests = Requests()
+        self._folder = folder
+        self._budget = budget
+
+    def answer(self, content: Content) -> RecordDict:
+        """Count a request, and return the client's reply."""
+        self.requests.count(content.get("what", str))
+        return self.handler.answer(content)
+
+    def used(self, *limits: Callable[[ClientHandler], str]) -> str:
+        """Return what the attacker has used up so far.
+
+        Parameters
+        ----------
+        limits
+            Functions that return the used share of a limit in the client's policy. A limit that an
+            earlier version of fedclade does not have is left out.
+        """
+        parts = [str(self.requests)]
+        for limit in limits:
+            try:
+                parts.append(limit(self.handler))
+            except (AttributeError, ImportError):
+                continue
+        if self._folder is not None and self._budget is not None:
+            parts.append(used_epsilon(self._folder, self._budget))
+        return ", ".join(parts)
+
+
+def used_epsilon(folder: Path, budget: Budget) -> str:
+    """Return the ε that the ledgers in a client's folder have booked, and the ε of its budget."""
+    ledger = Ledger(folder / "privacy.json")
+    if budget.level == "example":
+        ledger = StepLedger(folder / "example-privacy.json", None, ledger)
+    most = "an unlimited budget" if math.isinf(budget.epsilon) else f"{budget.epsilon:g}"
+    return f"ε {ledger.spent(budget.delta):.2g} of {most}"
+
+
+def used_equations(client: ClientHandler) -> str:
+    """Return how many linear equations in single examples a server has, and how many are allowed.
+
+    A server gets them from updates on parts of the client's data.
+    """
+    # An earlier version, whose clients do not count equations, does not have these names.
+    from fedclade.flower.policy import EXAMPLES_AN_EQUATION, MOST_EQUATIONS
+
+    allowed = client._policy.max_partings
+    if allowed is None:
+        allowed = min(client._reported_examples // EXAMPLES_AN_EQUATION, MOST_EQUATIONS)
+    return f"{client._usage_log.usage().partings} of {allowed} equations"
+
+
+def used_scores(client: ClientHandler) -> str:
+    """Return how many models a client has scored, and how many it is willing to score."""
+    allowed = client._policy.most_scores(private=client._is_private)
+    return f"{client._usage_log.usage().evaluations} of {allowed} scores"
+
+
+def used_signs(client: ClientHandler) -> str:
+    """Return of how many projections a client has sent signs, and how many are allowed.
+
+    The projections are random projections of the client's updates, which form its sketches.
+    """
+    allowed = client._policy.most_clear(client._layout.n_parameters)
+    return f"{client._sketch_log._record.read().directions} of {allowed} signs"
+
+
+def sent_by_clients(what: str, senders: Collection[int], clients: int) -> str:
+    """Return the budget of an attack by malicious clients.
+
+    Parameters
+    ----------
+    what
+        Name of their messages, such as "false update".
+    senders
+        The sender of each of these messages.
+    clients
+        Number of all clients, including the honest ones.
+    """
+    return f"{counted(len(senders), what)} from {len({*senders})} of {clients} clients"
+
+
+def query(
+    client: ClientHandler | AttackedClient, kind: str, models: Mapping[str, Tensor], **values: Any
+) -> Content:
     """Send one query with models to a client, and return the reply.
 
     Raises
@@ -134,14 +283,36 @@ def refused(error: FedcladeError | str) -> str:
     return f"refused{REST}{text[:110]}"
 
 
-def try_query(attack: str, send: Callable[[], Content], field: str) -> Row:
-    """Send a query that a client should refuse; the attack succeeds if the reply has a certain field."""
+def try_query(
+    attack: str,
+    client: AttackedClient,
+    kind: str,
+    models: Mapping[str, Tensor],
+    *,
+    field: str,
+    limits: Sequence[Callable[[ClientHandler], str]] = (),
+    **values: Any,
+) -> Row:
+    """Send a query that a client should refuse, or reply to without a certain field.
+
+    Parameters
+    ----------
+    attack
+        Name of the attack.
+    client, kind, models, values
+        Arguments of :func:`query`.
+    field
+        Name of a value or vector of the reply; if the reply has it, the attack succeeds.
+    limits
+        Arguments of :meth:`AttackedClient.used`.
+    """
     try:
-        reply = send()
+        reply = query(client, kind, models, **values)
     except FedcladeError as error:
-        return Row(attack, False, refused(error))
+        return Row(attack, False, refused(error), budget=client.used(*limits))
     succeeded = field in reply.values or field in reply.vectors
-    return Row(attack, succeeded, f"answered {field}" if succeeded else f"answered without {field}")
+    detail = f"answered {field}" if succeeded else f"answered without {field}"
+    return Row(attack, succeeded, detail, budget=client.used(*limits))
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -159,7 +330,7 @@ def report(rows: Iterable[Row], file: Path | None) -> int:
     for row in rows:
         known.append(row)
         outcome = "SUCCEEDS" if row.succeeded else "fails"
-        print(f"{row.attack:<45} {outcome:<9} {row.detail}", flush=True)
+        print(f"{row.attack:<45} {outcome:<9} {row.detail}; used {row.budget}", flush=True)
     if file is not None:
         write_rows(known, file)
     return int(any(row.succeeded for row in known))
@@ -171,5 +342,6 @@ def write_rows(rows: Sequence[Row], file: Path) -> None:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Read the rows that :func:`write_rows` wrote."""
-    return [Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))]
+    """Read the rows that :func:`write_rows` wrote. Older files have rows without a budget."""
+    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return [Row(**{**row, "budget": row.get("budget", "")}) for row in rows]

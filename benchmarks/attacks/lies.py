@@ -14,19 +14,21 @@ With ``--defended`` it leaves the runs without defences out, which halves the ti
 
 from __future__ import annotations
 
-import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+# Before torch, whose threads then sleep while they wait.
+import fedclade  # noqa: F401  # isort: skip  # pyright: ignore[reportUnusedImport]
 
 import logging
 import math
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from common import Row, parser, report
+from common import Row, parser, report, sent_by_clients
+from flwr.app import Context, Message
 
 from fedclade import (
     CFL,
@@ -48,7 +50,7 @@ from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate
 
 CLIENTS, SYBILS, ADVERSARY = 12, 12, 6
 ROUNDS, JOIN_AFTER = 12, 2
-FLIPPED = {"kind": "scaled", "factor": -3.0}
+FLIPPED: dict[str, Any] = {"kind": "scaled", "factor": -3.0}
 INVERTED_FROM = 100.0
 """Nats from which inverted losses are taken off."""
 
@@ -112,7 +114,7 @@ def algorithm_of(method: str, *, defended: bool) -> Algorithm:
 
 
 @contextmanager
-def undefended() -> Iterator[None]:
+def undefended() -> Generator[None]:
     """Switch off the defences that have no setting, as they cost honest clients nothing."""
     far, rounding = flux.FAR, matching_parts.ROUNDING
     flux.FAR = matching_parts.ROUNDING = math.inf
@@ -123,7 +125,7 @@ def undefended() -> Iterator[None]:
 
 
 @contextmanager
-def claims_of(attack: Attack | None) -> Iterator[None]:
+def claims_of(attack: Attack | None) -> Generator[None]:
     """Let an adversary invert its losses, if the attack says so.
 
     Adversaries of the library swap their losses for those of other models. Inverted ones favour that set of models,
@@ -144,11 +146,23 @@ def inverted_claims(found: Evaluation, adversaries: Collection[int]) -> Evaluati
     return replace(found, losses=torch.where(is_false, INVERTED_FROM - found.losses, found.losses))
 
 
-def run(method: str, attack: Attack | None, *, defended: bool = True) -> Run:
-    """Run a method over the grid, with an attack on it if there is one."""
+def run(method: str, attack: Attack | None, *, defended: bool = True) -> tuple[Run, str]:
+    """Run a method over the grid, with an attack on it if there is one.
+
+    Returns
+    -------
+    tuple
+        The run, and what the attack has used up.
+    """
     honest = client_app("mclr", data_of, device="cpu")
     adversary = None if attack is None else attack.adversary
-    attacking = client_app("mclr", data_of, device="cpu", adversary=adversary)
+    malicious = client_app("mclr", data_of, device="cpu", adversary=adversary)
+    senders: list[int] = []
+
+    def attacking(message: Message, context: Context) -> Message:
+        senders.append(context.node_id)
+        return malicious(message, context)
+
     joins = attack is not None and attack.joins
     nodes: dict[int, LocalNode] = {}
     for client in range(CLIENTS):
@@ -167,7 +181,7 @@ def run(method: str, attack: Attack | None, *, defended: bool = True) -> Run:
                 )
 
     with claims_of(attack):
-        return federate(
+        result = federate(
             grid,
             algorithm_of(method, defended=defended),
             "mclr",
@@ -184,6 +198,7 @@ def run(method: str, attack: Attack | None, *, defended: bool = True) -> Run:
             evaluate_every=ROUNDS,
             on_round=after,
         )
+    return result, sent_by_clients("message", senders, len(grid.nodes))
 
 
 def data_of(context: Any) -> Any:
@@ -209,20 +224,18 @@ def rows(methods: Sequence[str], *, only_defended: bool) -> Iterator[Row]:
         if methods and attack.method not in methods:
             continue
         if attack.method not in honest:
-            honest[attack.method] = run(attack.method, None)
+            honest[attack.method], _ = run(attack.method, None)
         usual = accuracy(honest[attack.method], without=not attack.joins)
-        after = accuracy(run(attack.method, attack), without=not attack.joins) - usual
+        attacked, used = run(attack.method, attack)
+        after = accuracy(attacked, without=not attack.joins) - usual
         detail = f"{after:+.1f} points with the defences"
         if not only_defended:
             with undefended():
-                before = (
-                    accuracy(run(attack.method, attack, defended=False), without=not attack.joins)
-                    - usual
-                )
+                open_run, _ = run(attack.method, attack, defended=False)
+            before = accuracy(open_run, without=not attack.joins) - usual
             detail += f", {before:+.1f} without them"
-        yield Row(
-            f"{attack.method}: {attack.name}", after < -LOST, f"{detail}; honest {usual:.1f} %"
-        )
+        detail = f"{detail}; honest {usual:.1f} %"
+        yield Row(f"{attack.method}: {attack.name}", after < -LOST, detail, budget=used)
 
 
 def main() -> int:

@@ -15,7 +15,8 @@
 
 from __future__ import annotations
 
-import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+# Before torch, whose threads then sleep while they wait.
+import fedclade  # noqa: F401  # isort: skip  # pyright: ignore[reportUnusedImport]
 
 import json
 import logging
@@ -28,7 +29,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import MODEL, REST, Row, cosine, make_model, parser, refused, report, training
+from common import (
+    MODEL,
+    REST,
+    AttackedClient,
+    Requests,
+    Row,
+    cosine,
+    parser,
+    refused,
+    report,
+    training,
+    used_equations,
+)
 from flwr.app import RecordDict
 
 from fedclade import DifferentialPrivacy, load_federation
@@ -36,7 +49,6 @@ from fedclade.channel import Budget
 from fedclade.core import FedcladeError
 from fedclade.data import Federation
 from fedclade.flower import wire
-from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure.terms import Terms
 from fedclade.flower.signing import Key
@@ -85,31 +97,27 @@ def first_examples(federation: Federation, count: int) -> Federation:
     return replace(federation, clients=(replace(client, train=client.train[:count]),))
 
 
-def client_of(federation: Federation, folder: Path, kind: str, policy: Policy) -> ClientHandler:
+def client_of(federation: Federation, folder: Path, kind: str, policy: Policy) -> AttackedClient:
     """Return a client that is closed by a privacy budget, or by insisting on sums."""
     if kind == "budget":
-        budget, privacy = (
-            Budget(epsilon=math.inf),
-            DifferentialPrivacy(clip_norm=1.0, noise_multiplier=9.0),
-        )
-        return ClientHandler(
+        privacy = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=9.0)
+        return AttackedClient(
             federation,
-            make_model,
             number=0,
             folder=folder,
             policy=policy,
             privacy=privacy,
-            budget=budget,
+            budget=Budget(epsilon=math.inf),
         )
     values = {
         name: getattr(policy, name)
         for name in ("min_part", "max_replicates", "max_steps", "max_epochs")
     }
     secure = Policy(secure_aggregation=True, trust_server_keys=True, **values)
-    return ClientHandler(federation, make_model, number=0, folder=folder, policy=secure)
+    return AttackedClient(federation, number=0, folder=folder, policy=secure)
 
 
-def answers(client: ClientHandler, kind: str, content: Content) -> bool:
+def answers(client: AttackedClient, kind: str, content: Content) -> bool:
     """Return whether a client answers a question; one that insists on sums is asked for a model that it keeps."""
     if kind != "budget":
         content = Content({**content.values, "own": True}, content.vectors)
@@ -138,14 +146,16 @@ def sizes() -> Iterator[Row]:
     for kind in ("budget", "sums"):
         for name, (policy, ask) in PROBES.items():
             found: list[int] = []
+            used: list[str] = []
             for size in SIZES:
                 with tempfile.TemporaryDirectory() as folder:
                     client = client_of(first_examples(federation, size), Path(folder), kind, policy)
                     found.append(largest_answered(lambda k: answers(client, kind, ask(k))))  # noqa: B023
+                    used.append(client.used(used_equations))
             differ = len(set(found)) > 1
             limits, examples = (", ".join(map(str, numbers)) for numbers in (found, SIZES))
             detail = f"the limits {'differ' if differ else 'are the same'}{REST}{limits} with {examples} examples"
-            yield Row(f"size, {name}, {kind}", differ, detail)
+            yield Row(f"size, {name}, {kind}", differ, detail, budget=used[0])
 
 
 def decays() -> Iterator[Row]:
@@ -167,14 +177,14 @@ def decays() -> Iterator[Row]:
         "weight decay, Adagrad": {**adagrad, "weight_decay": 10.0},
         "pFedMe": {"epochs": None, "steps": 10, "lr": 31 / 5e4},
     }.items():
-        client = ClientHandler(federation, make_model, number=0)
+        client = AttackedClient(federation, number=0)
         rule = {"rule": json.dumps(envelope)} if name == "pFedMe" else {}
         try:
             reply = Content.of(
                 client.answer(question(plain(**{"batch_size": 1, **changes}), **rule))
             )
         except FedcladeError as error:
-            yield Row(f"decay, {name}", False, refused(error))
+            yield Row(f"decay, {name}", False, refused(error), budget=client.used())
             continue
         update = torch.frombuffer(bytearray(reply.vector("update")), dtype=torch.float32).double()
         start = MODEL.double() if "weight_decay" in changes else torch.zeros_like(update)
@@ -182,11 +192,8 @@ def decays() -> Iterator[Row]:
         weights, bias = gradient[:640].view(10, 64), gradient[640:650]
         image = weights[int(bias.abs().argmax())] / bias[int(bias.abs().argmax())]
         nearest = max(cosine(image, each) for each in images)
-        yield Row(
-            f"decay, {name}",
-            nearest >= FOUND,
-            f"cosine with a training image {nearest:.4f}, 1 update",
-        )
+        detail = f"cosine with a training image {nearest:.4f}, 1 update"
+        yield Row(f"decay, {name}", nearest >= FOUND, detail, budget=client.used())
 
 
 def bystanders() -> Iterator[Row]:
@@ -214,10 +221,13 @@ def bystanders() -> Iterator[Row]:
         anchor="",
     )
     adverts: list[Advert] = []
+    requests = Requests()  # to the first client
     for number, (client, key, state) in enumerate(zip(clients, keys, states, strict=True)):
         content = Content.of(
             wire.record({"client": number, "instance": "sum", "terms": terms.text})
         )
+        if number == 0:
+            requests.count("keys")
         shown = Content.of(client.keys(content, state, key)).values
         public = shown["masking"], shown["sealing"], key.public, shown["signature"]
         given = {"min_honest": shown["min_honest"]} if "min_honest" in shown else {}
@@ -225,16 +235,14 @@ def bystanders() -> Iterator[Row]:
     listing = Content.of(
         wire.record({"what": "shares", "instance": "sum", **told(adverts, has_signers=True)})
     )
+    requests.count("shares")
     try:
         clients[0].shares(listing, states[0], keys[0])
+        detail = f"takes part with {CLIENTS - 1} others that answer without masks, too"
+        succeeded = True
     except FedcladeError as error:
-        yield Row("bystanders", False, refused(error))
-    else:
-        yield Row(
-            "bystanders",
-            True,
-            f"takes part with {CLIENTS - 1} others that answer without masks, too",
-        )
+        detail, succeeded = refused(error), False
+    yield Row("bystanders", succeeded, detail, budget=str(requests))
 
 
 ATTACKS = (sizes, decays, bystanders)

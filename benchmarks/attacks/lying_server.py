@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common import REST
+from common import REST, Requests
 from torch import Tensor
 
 from fedclade.flower import wire
@@ -117,6 +118,7 @@ class LyingServer(ABC):
         self.claimed = claimed
         self.seed = 0
         self.refused: dict[str, str] = {}
+        self.requests: defaultdict[int, Requests] = defaultdict(Requests)
         self._plain_training, self._model = dict(training), model
         self.begin()
 
@@ -175,6 +177,8 @@ class LyingServer(ABC):
         named = {"what": kind, "instance": self.terms.instance}
         scope = {name: self.training[name] for name in ("layout", "run")}
         sent = {number: {**named, **scope, **values} for number, values in requests.items()}
+        for number in sent:
+            self.requests[number].count(kind)
         replies: dict[int, Content] = {}
         for number, reply in self.deliver(kind, sent).items():
             if isinstance(reply, str):
@@ -188,11 +192,13 @@ class LyingServer(ABC):
         values = {"terms": self.terms.text}
         replies = self.ask("keys", {number: {"client": number, **values} for number in numbers})
         for number, reply in replies.items():
-            fields = [reply.get(name, bytes) for name in ("masking", "sealing")]
-            signature = reply.get("signature", bytes)
-            min_honest = reply.get("min_honest", int)
             self.adverts[number] = Advert(
-                number, *fields, self.public[number], signature, min_honest
+                number,
+                masking=reply.get("masking", bytes),
+                sealing=reply.get("sealing", bytes),
+                signer=self.public[number],
+                signature=reply.get("signature", bytes),
+                min_honest=reply.get("min_honest", int),
             )
         return list(replies)
 
@@ -357,6 +363,10 @@ class LyingServer(ABC):
         )
         holds = of_seed if which == "seed" else is_key_of(self.adverts[number].masking)
         return combined(list(shares.values())[:needed], holds) if len(shares) >= needed else None
+
+    def used(self) -> str:
+        """Return the requests to client 0, which is the victim of every attack."""
+        return str(self.requests[0])
 
     def why_stopped(self) -> str:
         """Return the first refusal, as the end of a row's detail; an empty text if no client refused."""

@@ -18,7 +18,8 @@ It prints for each the accuracy of honest clients without and with the malicious
 
 from __future__ import annotations
 
-import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+# Before torch, whose threads then sleep while they wait.
+import fedclade  # noqa: F401  # isort: skip  # pyright: ignore[reportUnusedImport]
 
 import json
 import logging
@@ -31,7 +32,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import MODEL, REST, SPEC, Row, make_model, parser, report, training
+from common import (
+    MODEL,
+    REST,
+    SPEC,
+    Requests,
+    Row,
+    make_model,
+    parser,
+    report,
+    sent_by_clients,
+    training,
+)
 from flwr.app import RecordDict
 
 from fedclade import LocalTraining, Run, load_federation
@@ -57,8 +69,13 @@ FALL = 0.10
 """Accuracy that an attack has to cost the others to succeed."""
 
 
-def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Content | str:
-    """Return what client 0 replies to the masked stage of a sum of three; or why it does not."""
+def masked_reply(
+    federation: Federation, model: torch.Tensor, lr: float, requests: Requests
+) -> Content | str:
+    """Return what client 0 replies to the masked stage of a sum of three; or why it does not.
+
+    The requests to the client are counted in ``requests``.
+    """
     asked = training(signs=False, spec=json.dumps({**SPEC, "lr": lr}))
     vectors = {"model": wire.raw_vector(model)}
     question = Content.of(wire.record({"what": "masked", **asked}, vectors))
@@ -81,6 +98,7 @@ def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Cont
         key, state = Key.new(), RecordDict()
 
         def ask(what: str, **values: Any) -> Content:
+            requests.count(what)
             sent = vectors if what == "masked" else None
             values = {
                 "what": what,
@@ -93,10 +111,15 @@ def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Cont
 
         try:
             first = ask("keys", client=0, terms=terms.text)
-            fields = [first.get(each, bytes) for each in ("masking", "sealing")]
-            signature, min_honest = first.get("signature", bytes), first.get("min_honest", int)
-            adverts = [Advert(0, *fields, key.public, signature, min_honest)]
-            adverts += [colluder(number, terms) for number in range(1, 4)]
+            victim = Advert(
+                0,
+                masking=first.get("masking", bytes),
+                sealing=first.get("sealing", bytes),
+                signer=key.public,
+                signature=first.get("signature", bytes),
+                min_honest=first.get("min_honest", int),
+            )
+            adverts = [victim, *(colluder(number, terms) for number in range(1, 4))]
             ask("shares", **told(adverts, has_signers=True))
             dealt = bitmap({0, 1, 2, 3}, [0, 1, 2, 3])
             unread = {"ciphertexts": [b"x"] * 3, "promises": [b"x"] * 3}
@@ -108,8 +131,9 @@ def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Cont
 def colluder(number: int, terms: Terms) -> Advert:
     """Return the keys of a client that is the server's."""
     key = Key.new()
-    public = [member.public_of(member.new_key()) for _ in range(2)]
-    return Advert(number, *public, key.public, min_honest=2).signed(terms.context, key)
+    masking, sealing = (member.public_of(member.new_key()) for _ in range(2))
+    advert = Advert(number, masking, sealing, key.public, min_honest=2)
+    return advert.signed(terms.context, key)
 
 
 def without_one(federation: Federation) -> Federation:
@@ -137,23 +161,30 @@ def try_clear(federation: Federation) -> Row:
         "nan": (torch.full_like(MODEL, torch.nan), 0.1),
         "overflow": (torch.full_like(MODEL, 2e38), 0.1),
     }
-    seen = {name: shown(masked_reply(federation, *each)) for name, each in models.items()}
-    others = {
-        name: shown(masked_reply(without_one(federation), *each)) for name, each in models.items()
-    }
+    requests = Requests()
+
+    def replies_of(client: Federation, requests: Requests) -> dict[str, str]:
+        return {
+            name: shown(masked_reply(client, model, lr, requests))
+            for name, (model, lr) in models.items()
+        }
+
+    seen = replies_of(federation, requests)
+    others = replies_of(without_one(federation), Requests())
     differing = [name for name in models if seen[name] != others[name] or "Error" in seen[name]]
     found = (
         f"replies differ: {', '.join(differing)}" if differing else "no field and no length differs"
     )
     detail = f"{found}{REST}{len(models)} models; {seen['plain'][:120]}"
-    return Row("clear", bool(differing), detail)
+    return Row("clear", bool(differing), detail, budget=str(requests))
 
 
 def try_norm(federation: Federation) -> Row:
     """Look for the norm, the loss and the size of an update among the numbers of a masked reply."""
-    reply = masked_reply(federation, MODEL, 1.0)
+    requests = Requests()
+    reply = masked_reply(federation, MODEL, 1.0, requests)
     if isinstance(reply, str):
-        return Row("norm", True, reply)
+        return Row("norm", True, reply, budget=str(requests))
     numbers = {name: value for name, value in reply.values.items() if isinstance(value, float)}
     sizes = [
         name for name, value in reply.values.items() if value == len(federation.clients[0].train)
@@ -162,7 +193,8 @@ def try_norm(federation: Federation) -> Row:
     found = (
         f"numbers in {', '.join(telling)}" if telling else "no field holds a norm, loss or count"
     )
-    return Row("norm", bool(telling), f"{found}{REST}fields {sorted(reply.values)}")
+    detail = f"{found}{REST}fields {sorted(reply.values)}"
+    return Row("norm", bool(telling), detail, budget=str(requests))
 
 
 def spoiled(attack: str, honest: Masked, numbers: Numbers, update: torch.Tensor) -> Masked:
@@ -179,10 +211,17 @@ def spoiled(attack: str, honest: Masked, numbers: Numbers, update: torch.Tensor)
     return against
 
 
-def run_with(attack: str, federation: Federation, parts: int, rounds: int) -> Run:
-    """Run federated averaging with secure aggregation and one malicious client, or none."""
+def run_with(attack: str, federation: Federation, parts: int, rounds: int) -> tuple[Run, list[int]]:
+    """Run federated averaging with secure aggregation and one malicious client, or none.
+
+    Returns
+    -------
+    tuple
+        The run, and the sender of each false update.
+    """
     masking, encode = member.add_masks, Numbers.encode
     last: dict[str, Any] = {}
+    senders: list[int] = []
 
     def note(numbers: Numbers, contribution: Contribution) -> Masked:
         last.update(numbers=numbers, update=contribution.update)
@@ -190,6 +229,7 @@ def run_with(attack: str, federation: Federation, parts: int, rounds: int) -> Ru
 
     def mask(kept: SumState, numbers: Masked) -> Masked:
         if attack and kept.client == MALICIOUS:
+            senders.append(kept.client)
             numbers = spoiled(attack, numbers, last["numbers"], last["update"])
         return masking(kept, numbers)
 
@@ -199,7 +239,7 @@ def run_with(attack: str, federation: Federation, parts: int, rounds: int) -> Ru
     nodes = {100 + client: LocalNode(app, {"partition-id": client}) for client in range(CLIENTS)}
     member.add_masks, Numbers.encode = mask, note  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        return federate(
+        run = federate(
             LocalGrid(nodes),
             "fedavg",
             make_model,
@@ -218,6 +258,7 @@ def run_with(attack: str, federation: Federation, parts: int, rounds: int) -> Ru
         )
     finally:
         member.add_masks, Numbers.encode = masking, encode
+    return run, senders
 
 
 def accuracy(run: Run) -> float:
@@ -229,7 +270,7 @@ def accuracy(run: Run) -> float:
 
 def try_liar(federation: Federation, attack: str, parts: int, rounds: int, honest: float) -> Row:
     """Let one client lie to its sum; return what that costs the others, and what the run says of it."""
-    run = run_with(attack, federation, parts, rounds)
+    run, senders = run_with(attack, federation, parts, rounds)
     found = accuracy(run)
     kinds = [event["kind"] for event in run.events]
     events: Mapping[str, int] = {
@@ -240,7 +281,8 @@ def try_liar(federation: Federation, attack: str, parts: int, rounds: int, hones
     succeeded = falls and (parts > 1 or not is_seen)
     said = ", ".join(f"{kind} {count}" for kind, count in events.items() if count) or "no event"
     detail = f"accuracy {honest:.3f} honest, {found:.3f} with it; {said}"
-    return Row(f"liar_sum {attack} m={parts}", succeeded, detail)
+    used = sent_by_clients("false update", senders, CLIENTS)
+    return Row(f"liar_sum {attack} m={parts}", succeeded, detail, budget=used)
 
 
 def rows(federation: Federation, rounds: int) -> Iterator[Row]:
@@ -249,7 +291,7 @@ def rows(federation: Federation, rounds: int) -> Iterator[Row]:
     yield try_clear(alone)
     yield try_norm(alone)
     for parts in (1, 3):
-        honest = accuracy(run_with("", federation, parts, rounds))
+        honest = accuracy(run_with("", federation, parts, rounds)[0])
         for attack in ("huge", "clipped", "strong"):
             yield try_liar(federation, attack, parts, rounds, honest)
 

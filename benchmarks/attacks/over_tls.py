@@ -23,7 +23,8 @@ process.
 
 from __future__ import annotations
 
-import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+# Before torch, whose threads then sleep while they wait.
+import fedclade  # noqa: F401  # isort: skip  # pyright: ignore[reportUnusedImport]
 
 import json
 import logging
@@ -48,7 +49,7 @@ HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "flower"
 sys.path.insert(0, str(EXAMPLE))
 
-from deployment import Deployment  # noqa: E402  (of the example)
+from deployment import Deployment  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 NODES = app.HONEST + 1
 SOURCES = ("over_tls_app.py", "lying_server.py", "common.py")
@@ -80,7 +81,7 @@ def node_configs(folder: Path, *, protected: bool) -> list[NodeConfig]:
     peers.write_text("".join(lines), encoding="utf-8")
     of_sums: dict[str, Any] = {"peers-file": str(peers)}
     of_sums |= {"secure-aggregation": True} if protected else {"max-colluders": 0, "min-honest": 2}
-    of_privacy: NodeConfig = {"epsilon": 0.5} if protected else {}
+    of_privacy: NodeConfig = {"epsilon": app.BUDGET.epsilon} if protected else {}
     return [*(of_sums for _ in range(app.HONEST)), of_privacy]
 
 
@@ -108,7 +109,7 @@ def attack_in_process(folder: Path, *, protected: bool) -> list[Row]:
             run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config
         )
         rows += run(LocalGrid(nodes, config), context)
-    return [*rows, booked(folder)]
+    return [*rows, booked(folder, rows[-1].budget)]
 
 
 def attack_over_tls(folder: Path, *, protected: bool) -> list[Row]:
@@ -123,7 +124,7 @@ def attack_over_tls(folder: Path, *, protected: bool) -> list[Row]:
             deployment.app = place
             deployment.run({})
             rows += read_rows(folder / f"{attack}.json")
-    return [*rows, booked(folder)]
+    return [*rows, booked(folder, rows[-1].budget)]
 
 
 def write_app(folder: Path, attack: str, *, protected: bool) -> Path:
@@ -157,13 +158,17 @@ def as_text(config: NodeConfig) -> str:
     return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
 
 
-def booked(folder: Path) -> Row:
-    """Compare the ledger of the private client with the number of requests to it."""
+def booked(folder: Path, used: str) -> Row:
+    """Compare the ledger of the private client with the number of requests to it.
+
+    The budget ``used`` of this attack is the budget of the requests.
+    """
     asked = len(app.REQUESTS_TO_PRIVATE)
     ledger = folder / f"node-{app.PRIVATE}" / "privacy.json"
     entries = json.loads(ledger.read_text(encoding="utf-8"))["entries"] if ledger.exists() else []
     count = sum(entry["releases"] for entry in entries)
-    return Row("booked", count < asked, f"{count} of {asked} requests in the client's ledger")
+    detail = f"{count} of {asked} requests in the client's ledger"
+    return Row("booked", count < asked, detail, budget=used)
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ one more client, which colludes with it. It writes its rows to ``network.out`` o
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from common import (
     MODEL,
     REST,
     SIMILAR,
+    Requests,
     Row,
     cosine,
     refused,
     training,
     update_of,
+    used_epsilon,
     vector_of,
     write_rows,
 )
@@ -31,7 +34,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from lying_server import LyingServer, View, views_of_neighbourhoods
 
-from fedclade.channel import Meter
+from fedclade.channel import Budget, Meter
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from fedclade.data import Federation
 from fedclade.flower import client_app_from_config, wire
@@ -67,6 +70,9 @@ STEP = 0.05
 ENTRIES = 16
 """Number of entries that are read in this way."""
 
+BUDGET = Budget(epsilon=0.5)
+"""Privacy budget of the private client."""
+
 REQUESTS_TO_PRIVATE = ("usual", "overlong update", "diverging", "NaN")
 
 client = client_app_from_config()
@@ -84,6 +90,8 @@ class Network:
         self.nodes = {reply.get("number", int): node for node, reply in introduced.items()}
         signers = {number: introduced[node].signer for number, node in self.nodes.items()}
         self.keys = {number: signer.key for number, signer in signers.items() if signer is not None}
+        self.queries: defaultdict[int, Requests] = defaultdict(Requests)
+        """Queries to each client since the last attack has begun."""
 
     def ask(self, contents: Mapping[int, RecordDict]) -> dict[int, Content | str]:
         """Send requests to clients by their numbers; return the replies, or why a client refuses.
@@ -108,6 +116,7 @@ class Network:
         self, number: int, kind: str, models: Mapping[str, torch.Tensor], **values: Any
     ) -> Content | str:
         """Send one query with models to one client."""
+        self.queries[number].count(kind)
         vectors = {name: wire.raw_vector(model) for name, model in models.items()}
         return self.ask({number: wire.record(training(what=kind, **values), vectors)})[number]
 
@@ -136,12 +145,15 @@ class ServerOfNetwork(LyingServer):
 
 def read_update(network: Network, colluder: Key) -> Iterator[Row]:
     """Try to read the update of client 0: without a sum, from a sum of its own, and by views that do not fit."""
+    network.queries.clear()
     reply = network.query(0, "train", {"model": MODEL})
+    used = str(network.queries[0])
     if isinstance(reply, str):
-        yield Row("update alone", False, refused(reply))
+        yield Row("update alone", False, refused(reply), budget=used)
     else:
         found = cosine(vector_of(reply, "update"), network.truth(0))
-        yield Row("update alone", found > SIMILAR, f"cosine with the update {found:.4f}")
+        detail = f"cosine with the update {found:.4f}"
+        yield Row("update alone", found > SIMILAR, detail, budget=used)
     for claimed, variant in enumerate(("uncounted colluder", "counted colluder")):
         server = ServerOfNetwork(network, colluder, claimed=claimed)
         server.seed += 10 * claimed  # each sum is about a question of its own
@@ -159,9 +171,10 @@ def row_of_sum(attack: str, network: Network, server: LyingServer) -> Row:
     """Return the row of an attack on a sum; it succeeds if the update of client 0 is opened."""
     opened = server.open_update(0, parameters=LAYOUT.n_parameters)
     if opened is None:
-        return Row(attack, False, f"not opened{server.why_stopped()}")
+        return Row(attack, False, f"not opened{server.why_stopped()}", budget=server.used())
     found = cosine(opened, network.truth(0, seed=server.seed))
-    return Row(attack, found > SIMILAR, f"cosine with the update {found:.4f}")
+    detail = f"cosine with the update {found:.4f}"
+    return Row(attack, found > SIMILAR, detail, budget=server.used())
 
 
 def ask_for_losses(network: Network) -> Iterator[Row]:
@@ -172,41 +185,38 @@ def ask_for_losses(network: Network) -> Iterator[Row]:
     models = {str(k): MODEL + shift for k, shift in enumerate(shifts)}
     for split in ("train", "test"):
         attack = f"evaluate, on {split} data"
+        network.queries.clear()
         reply = network.query(0, "evaluate", models, split=split, compares=False)
+        used = str(network.queries[0])
         if isinstance(reply, str):
-            yield Row(attack, False, refused(reply))
+            yield Row(attack, False, refused(reply), budget=used)
         elif "losses" not in reply.values:
             scores = reply.values["scores"]
             exact = any(round(score, DIGITS) != score for score in scores)
-            yield Row(
-                attack,
-                exact,
-                f"{len(scores)} scores without losses, {'exact' if exact else 'rounded'}",
-            )
+            detail = f"{len(scores)} scores without losses, {'exact' if exact else 'rounded'}"
+            yield Row(attack, exact, detail, budget=used)
         else:
             losses = np.array(reply.values["losses"])
             found = cosine(losses[1::2] - losses[::2], network.truth(0)[places])
-            yield Row(
-                attack,
-                True,
-                f"{len(losses)} losses, cosine of {ENTRIES} entries of the update {found:.4f}",
-            )
+            detail = f"{len(losses)} losses, cosine of {ENTRIES} entries of the update {found:.4f}"
+            yield Row(attack, True, detail, budget=used)
+    network.queries.clear()
     reply = network.query(0, "train", {"model": MODEL}, own=True)
+    used = str(network.queries[0])
     if isinstance(reply, str):
-        yield Row("own loss", False, refused(reply))
+        yield Row("own loss", False, refused(reply), budget=used)
     else:
         succeeded = "loss" in reply.values
-        yield Row(
-            "own loss",
-            succeeded,
-            "its exact training loss" if succeeded else "answered without loss",
-        )
+        detail = "its exact training loss" if succeeded else "answered without loss"
+        yield Row("own loss", succeeded, detail, budget=used)
 
 
-def read_refusals(network: Network) -> Iterator[Row]:
+def read_refusals(network: Network, folder: Path) -> Iterator[Row]:
     """Ask the private client to train in ways that once ended in refusals with the norm of its update.
 
-    Replies are compared with one another: all of them are to be answers, with the same fields and lengths.
+    Replies are compared with one another: all of them are to be answers, with the same fields and
+    lengths. The budget of each row is the sum of all requests so far. The folder of the client with
+    its ledger is in ``folder``.
     """
     huge = torch.full_like(MODEL, 1e38)
     nan = torch.full_like(MODEL, torch.nan)
@@ -215,6 +225,7 @@ def read_refusals(network: Network) -> Iterator[Row]:
             REQUESTS_TO_PRIVATE, ((MODEL, 0.1), (MODEL, 1e25), (huge, 0.1), (nan, 0.1)), strict=True
         )
     )
+    client_folder = folder / f"node-{PRIVATE}"
     usual = ""
     for place, (name, (model, lr)) in enumerate(requests.items()):
         spec = json.dumps({"epochs": 1, "batch_size": 60, "lr": lr})
@@ -226,7 +237,10 @@ def read_refusals(network: Network) -> Iterator[Row]:
         detail = "differs from the usual answer" if differs else "as the usual answer"
         detail += ", with the loss" if has_loss else ""
         detail += f"{REST}{seen[:110]}"
-        yield Row(f"refusals, {name}", succeeded, detail)
+        used = str(network.queries[PRIVATE])
+        if (client_folder / "privacy.json").exists():
+            used += f", {used_epsilon(client_folder, BUDGET)}"
+        yield Row(f"refusals, {name}", succeeded, detail, budget=used)
 
 
 def shown(reply: Content | str) -> str:
@@ -244,18 +258,24 @@ def shown(reply: Content | str) -> str:
 def attack_sums(grid: Grid, context: Context) -> list[Row]:
     """Attack clients that insist on sums."""
     network = Network(grid, RunConfig.read(context.run_config))
-    colluder = colluder_of(Path(str(context.run_config["network.out"])).parent)
+    colluder = colluder_of(folder_of(context))
     return [*read_update(network, colluder), *ask_for_losses(network)]
 
 
 def attack_privacy(grid: Grid, context: Context) -> list[Row]:
     """Attack the client with a privacy budget."""
-    return list(read_refusals(Network(grid, RunConfig.read(context.run_config))))
+    network = Network(grid, RunConfig.read(context.run_config))
+    return list(read_refusals(network, folder_of(context)))
+
+
+def folder_of(context: Context) -> Path:
+    """Return the folder of the attack, which has the results and the folders of the clients."""
+    return Path(str(context.run_config["network.out"])).parent
 
 
 def colluder_of(folder: Path) -> Key:
     """Return the key of the colluding client, which lies in a folder beside the results; make it if it is missing."""
-    node_config = {"folder": str(folder / "colluder")}
+    node_config: dict[str, Any] = {"folder": str(folder / "colluder")}
     return key_of(
         Context(run_id=0, node_id=0, node_config=node_config, state=RecordDict(), run_config={})
     )

@@ -18,7 +18,8 @@ The attack succeeds if an image that it reads differs from one of the client's b
 
 from __future__ import annotations
 
-import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+# Before torch, whose threads then sleep while they wait.
+import fedclade  # noqa: F401  # isort: skip  # pyright: ignore[reportUnusedImport]
 
 import json
 import sys
@@ -28,13 +29,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import LABELS, LAYOUT, Row, make_model, parser, query, report, vector_of
+from common import (
+    LABELS,
+    LAYOUT,
+    AttackedClient,
+    Row,
+    parser,
+    query,
+    report,
+    used_equations,
+    vector_of,
+)
 from numpy.typing import NDArray
 
 from fedclade import load_federation
 from fedclade.core import FedcladeError, rng
 from fedclade.data import Federation
-from fedclade.flower.client_handler import ClientHandler
 
 Vector = NDArray[np.float64]
 
@@ -49,8 +59,7 @@ class Target:
         data = load_federation("digits", clients=2, samples_per_client=examples, seed=0)
         self.federation = data.alone(0)
         self.examples = examples
-        self.queries = 0
-        self._handler = ClientHandler(self.federation, make_model, number=0, folder=folder)
+        self.client = AttackedClient(self.federation, number=0, folder=folder)
 
     def parts(self, replicates: int, number: int = 1, seed: int = 0, part_size: int = 0) -> Vector:
         """Return the updates of the parts, ``[replicates, D]``; no rows if the client refuses."""
@@ -70,11 +79,10 @@ class Target:
         )
 
     def _train(self, changes: Mapping[str, object]) -> Vector:
-        self.queries += 1
         spec = json.dumps({"epochs": 1, "batch_size": 1_000_000, "lr": 1.0})
         values = {"spec": spec, "compares_parts": True, **changes}
         try:
-            reply = query(self._handler, "train", {"model": torch.zeros(LAYOUT.size)}, **values)
+            reply = query(self.client, "train", {"model": torch.zeros(LAYOUT.size)}, **values)
         except FedcladeError:
             return np.empty(0)
         return vector_of(reply, "update")
@@ -129,11 +137,10 @@ def solve(target: Target, replicates: int, queries: int) -> int:
             row[order[k::replicates]] = 1 / len(order[k::replicates])
             rows.append(row)
             sums.append(update)
-    return (
-        target.count_read(np.linalg.lstsq(np.array(rows), np.array(sums), rcond=None)[0])
-        if rows
-        else 0
-    )
+    if not rows:
+        return 0
+    gradients = np.linalg.lstsq(np.array(rows), np.array(sums), rcond=None)[0]
+    return target.count_read(gradients.astype(np.float64))
 
 
 def subtract_sizes(target: Target) -> int:
@@ -187,11 +194,10 @@ def rows() -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             target = Target(examples, Path(folder))
             read = attack(target)
-        yield Row(
-            f"partings {name}",
-            read > 0,
-            f"{read} of {examples} images from {target.queries} queries",
-        )
+            used = target.client.used(used_equations)
+        queries = target.client.requests.sent
+        detail = f"{read} of {examples} images from {queries} queries"
+        yield Row(f"partings {name}", read > 0, detail, budget=used)
 
 
 def main() -> int:

@@ -18,17 +18,18 @@ was not booked.
 
 from __future__ import annotations
 
-import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+# Before torch, whose threads then sleep while they wait.
+import fedclade  # noqa: F401  # isort: skip  # pyright: ignore[reportUnusedImport]
 
 import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from common import LAYOUT, MODEL, REST, SPEC, Row, make_model, parser, report
+from common import LAYOUT, MODEL, REST, SPEC, AttackedClient, Row, parser, report
 from common import query as ask
 from torch import Tensor
 
@@ -36,7 +37,6 @@ from fedclade import DifferentialPrivacy, ExamplePrivacy, load_federation
 from fedclade.channel import Budget
 from fedclade.core import FedcladeError
 from fedclade.data import Federation
-from fedclade.flower.client_handler import ClientHandler
 
 LEVELS = {
     "client": DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1000.0),
@@ -53,6 +53,7 @@ class Seen:
 
     reply: str
     booked: str
+    used: str = field(compare=False)  # budget that the query has used up
 
 
 def without_one(federation: Federation) -> Federation:
@@ -87,9 +88,8 @@ def query(federation: Federation, level: str, engine: str, model: Tensor, lr: fl
     spec = json.dumps({**SPEC, "lr": lr})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        client = ClientHandler(
+        client = AttackedClient(
             federation,
-            make_model,
             number=0,
             engine=engine,
             folder=folder,
@@ -104,7 +104,8 @@ def query(federation: Federation, level: str, engine: str, model: Tensor, lr: fl
             seen = f"refused: {error}"
         files = ("privacy.json", "example-privacy.json", "policy.json")
         booked = [(folder / name).read_text() for name in files if (folder / name).exists()]
-    return Seen(seen, "\n".join(booked))
+        used = client.used()
+    return Seen(seen, "\n".join(booked), used)
 
 
 def rows(federation: Federation) -> Iterator[Row]:
@@ -119,7 +120,8 @@ def rows(federation: Federation) -> Iterator[Row]:
                 replies = "replies differ" if differs else "replies alike"
                 booked = "not booked" if is_free else "booked"
                 detail = f"{replies}, {booked}{REST}{with_it.reply[:60]}"
-                yield Row(f"{name}, {level} level, engine {engine}", differs or is_free, detail)
+                attack = f"{name}, {level} level, engine {engine}"
+                yield Row(attack, differs or is_free, detail, budget=with_it.used)
 
 
 def main() -> int:

@@ -20,7 +20,8 @@ sum of fewer honest updates than clients allow, or if a client answers what it m
 
 from __future__ import annotations
 
-import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+# Before torch, whose threads then sleep while they wait.
+import fedclade  # noqa: F401  # isort: skip  # pyright: ignore[reportUnusedImport]
 
 import random
 import sys
@@ -131,8 +132,8 @@ def row_of(attack: str, server: LyingServer) -> Row:
     """Return the row of an attack that ends with what the server learned."""
     sums = server.learned()
     if not sums:
-        return Row(attack, False, f"no sum{server.why_stopped()}")
-    return Row(attack, is_small(sums), f"sums {sums}")
+        return Row(attack, False, f"no sum{server.why_stopped()}", budget=server.used())
+    return Row(attack, is_small(sums), f"sums {sums}", budget=server.used())
 
 
 def try_neighbourhoods(folder: Path) -> Iterator[Row]:
@@ -153,7 +154,7 @@ def try_views(folder: Path, strategies: int) -> Iterator[Row]:
         opened += bool(sums)
         small += is_small(sums)
     detail = f"{small or 'no'} small sum by {strategies} strategies; {opened} of them opened an allowed one"
-    yield Row("views", small > 0, detail)
+    yield Row("views", small > 0, detail, budget=server.used())
 
 
 def draw_views(draw: random.Random, honest: int, spoilers: tuple[int, ...]) -> dict[int, View]:
@@ -203,7 +204,7 @@ def try_grind(folder: Path) -> Iterator[Row]:
     server.show_spoilers()
     drawn = [len(server.ask_shares({0: range(7)})) for _ in range(2)]
     detail = f"{begun} beginnings of 10, then the client stops{REST}lists answered {drawn}"
-    yield Row("grind", begun > 3 or drawn != [1, 0], detail)
+    yield Row("grind", begun > 3 or drawn != [1, 0], detail, budget=server.used())
 
 
 def try_replay(folder: Path) -> Iterator[Row]:
@@ -225,7 +226,7 @@ def try_replay(folder: Path) -> Iterator[Row]:
     server.agreements = {**old, 0: server.agreements[0]}
     opened = server.ask_unmask(0)
     succeeded = not worked or bool(asked_again or same_question or opened)
-    yield Row("replay", succeeded, detail_of(server, "unmask", succeeded=succeeded))
+    yield row_of_refusal("replay", server, "unmask", succeeded=succeeded)
 
 
 def try_twice(folder: Path) -> Iterator[Row]:
@@ -241,7 +242,7 @@ def try_twice(folder: Path) -> Iterator[Row]:
     server.views[0] = replace(whole, active=everybody[:-2])
     second_one = server.ask_agree(0)
     succeeded = not first_one or bool(second_one)
-    yield Row("twice", succeeded, detail_of(server, "agree", succeeded=succeeded))
+    yield row_of_refusal("twice", server, "agree", succeeded=succeeded)
 
 
 def try_roster(folder: Path) -> Iterator[Row]:
@@ -262,7 +263,7 @@ def try_roster(folder: Path) -> Iterator[Row]:
         }
         server.adverts[5] = changed[name]
         succeeded = bool(server.ask_shares({0: range(6)}))
-        yield Row(f"roster, {name}", succeeded, detail_of(server, "shares", succeeded=succeeded))
+        yield row_of_refusal(f"roster, {name}", server, "shares", succeeded=succeeded)
 
 
 def try_collide(folder: Path) -> Iterator[Row]:
@@ -278,9 +279,10 @@ def try_collide(folder: Path) -> Iterator[Row]:
         else:
             server.vectors = {**server.vectors, change: wire.raw_vector(torch.ones(D))}
         succeeded = bool(server.ask_masked({0: whole}))
-        yield Row(f"collide, {change}", succeeded, detail_of(server, "masked", succeeded=succeeded))
+        yield row_of_refusal(f"collide, {change}", server, "masked", succeeded=succeeded)
+    server = ServerOfMembers(folder / "digest", 6)
     bits = 4 * len(server.terms.model)
-    yield Row("collide, digest", bits < 256, f"digests of {bits} bits")
+    yield Row("collide, digest", bits < 256, f"digests of {bits} bits", budget=server.used())
 
 
 def masked_by_all(server: LyingServer, view: View) -> None:
@@ -292,9 +294,10 @@ def masked_by_all(server: LyingServer, view: View) -> None:
     server.ask_masked(dict.fromkeys(numbers, view))
 
 
-def detail_of(server: LyingServer, kind: str, *, succeeded: bool) -> str:
-    """Return the detail of an attack that a client refuses at one kind of request."""
-    return "answered" if succeeded else refused(server.refused[kind])
+def row_of_refusal(attack: str, server: LyingServer, kind: str, *, succeeded: bool) -> Row:
+    """Return the row of an attack that a client should refuse at one kind of request."""
+    detail = "answered" if succeeded else refused(server.refused[kind])
+    return Row(attack, succeeded, detail, budget=server.used())
 
 
 def rows(folder: Path, strategies: int) -> Iterator[Row]:
