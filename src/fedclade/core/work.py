@@ -142,9 +142,9 @@ class SplitPart(Examples):
     ) -> Indices:
         """Return the ascending indices of the examples in the part.
 
-        See :meth:`Examples.of_client` for the parameters. If parts have a fixed size, copies of an
-        example are assigned to the same part (:func:`deal`). Copies in different parts would make
-        the parts similar to each other, whatever the distribution of the client's data.
+        See :meth:`Examples.of_client` for the parameters. Copies of an example are assigned to the
+        same part (:func:`deal`). Copies in different parts would make the parts similar to each
+        other, whatever the distribution of the client's data.
         """
         if self.drawn_from is not None and self.drawn_from < count:
             # The run's seed has no influence on the choice: by changing it, a server could
@@ -157,13 +157,17 @@ class SplitPart(Examples):
         if self.parts_from is not None:
             seed, number = self.parts_from
         if self.size == 0:
-            order = rng.generator(seed, "parts", number, key).permutation(count)
-            return np.sort(order[self.place :: self.count])
-        draw = rng.generator(seed, "equal parts", key)
-        order = draw.permutation(count)
+            draw = rng.generator(seed, "parts", number, key)
+            order = draw.permutation(count)
+            parts = [order[place :: self.count] for place in range(self.count)]
+        else:
+            draw = rng.generator(seed, "equal parts", key)
+            order = draw.permutation(count)
+            starts = range(0, self.count * self.size, self.size)
+            parts = [order[start : start + self.size] for start in starts]
         if copies is not None and has_copies(copies, self.count):
-            return np.sort(deal(order, copies, self.count, self.size, draw)[self.place])
-        return np.sort(order[self.place * self.size : (self.place + 1) * self.size])
+            parts = deal(order, copies, [len(part) for part in parts], draw)
+        return np.sort(parts[self.place])
 
 
 def has_copies(copies: Indices, parts: int) -> bool:
@@ -185,9 +189,9 @@ def has_copies(copies: Indices, parts: int) -> bool:
 
 
 def deal(
-    order: Indices, copies: Indices, parts: int, size: int, draw: np.random.Generator
+    order: Indices, copies: Indices, sizes: Sequence[int], draw: np.random.Generator
 ) -> list[Indices]:
-    """Deal examples to parts of equal size, and all copies of an example to the same part.
+    """Deal examples to parts of given sizes, and all copies of an example to the same part.
 
     The examples that occur most often are dealt first, each to the part with the most room. Copies
     for which this part has no room belong to no part, unless a part would remain incomplete.
@@ -198,33 +202,34 @@ def deal(
         The indices of a client's examples in random order, ``[n]``.
     copies
         An integer for each example, ``[n]``; equal examples have equal integers.
-    parts, size
-        Number of parts, and number of examples in each; ``parts * size`` is at most n.
+    sizes
+        Number of examples in each part; at most n together.
     draw
-        Numbers the parts at random. Otherwise, the examples that occur most often would be in the
-        first part of every client, so that first parts differed from other parts.
+        Chooses between parts with the same room. Otherwise, the examples that occur most often
+        would be in the first part of every client, so that first parts differed from other parts.
 
     Returns
     -------
     list of arrays
-        The indices of the examples in each part, each ``[size]``.
+        The indices of the examples in each part.
     """
     _, first, number, occurrences = np.unique(
         copies[order], return_index=True, return_inverse=True, return_counts=True
     )
     grouped = np.split(order[np.argsort(number, kind="stable")], np.cumsum(occurrences)[:-1])
-    dealt: list[list[int]] = [[] for _ in range(parts)]
+    in_turn = draw.permutation(len(sizes)).tolist()
+    dealt: list[list[int]] = [[] for _ in sizes]
     left_over: list[int] = []
     for value in np.lexsort((first, -occurrences)):
-        part = min(dealt, key=len)
-        room = size - len(part)
-        part += grouped[value][:room].tolist()
+        place = max(in_turn, key=lambda place: sizes[place] - len(dealt[place]))
+        room = sizes[place] - len(dealt[place])
+        dealt[place] += grouped[value][:room].tolist()
         left_over += grouped[value][room:].tolist()
-    for part in dealt:
+    for size, part in zip(sizes, dealt, strict=True):
         missing = size - len(part)
         part += left_over[:missing]
         del left_over[:missing]
-    return [np.array(dealt[place]) for place in draw.permutation(parts)]
+    return [np.array(part, dtype=np.int64) for part in dealt]
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,11 @@ class SimulatedClients(Workers):
             return Evaluator(federation, self._module, self.layout.full, data=data, task=self._task)
 
         self._stages = Stages(
-            federation, self._device, self._memory // 2, build_evaluator, alone=private is not None
+            federation,
+            self._device,
+            self._memory // 2,
+            build_evaluator,
+            alone=private is not None or always_replies,
         )
         self._blocks = Blocks(
             federation, self._module, self.layout.full, stages=self._stages, memory=self._memory

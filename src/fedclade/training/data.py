@@ -29,6 +29,14 @@ FETCHED_AT_A_TIME = 1024
 """Number of inputs that are copied from the pool at once when a data split is gathered."""
 
 
+def number_equal(inputs: Tensor, targets: Tensor) -> Indices:
+    """Return a number for each of n examples, ``[n]``; equal examples have equal numbers."""
+    numbers: dict[bytes, int] = {}
+    pairs = zip(inputs.cpu().numpy(), targets.cpu().numpy(), strict=True)
+    found = [numbers.setdefault(x.tobytes() + y.tobytes(), len(numbers)) for x, y in pairs]
+    return np.array(found, dtype=np.int64)
+
+
 class SplitInputs:
     """Distinct inputs of a data split, and the inputs that each client has.
 
@@ -402,7 +410,7 @@ class ClientsData:
         Bytes that the data may take.
     alone
         Whether examples are assigned to parts of a client's data independently of each other, as
-        example-level privacy requires. Otherwise equal examples are assigned to the same part, so
+        privacy requires. Otherwise equal examples are assigned to the same part, so
         that the part of an example depends on other examples.
     """
 
@@ -471,7 +479,7 @@ class ClientsData:
         if isinstance(data, AllData):
             return inputs, targets
         copies = None
-        if isinstance(data, SplitPart) and data.size > 0 and not self._alone:
+        if isinstance(data, SplitPart) and not self._alone:
             copies = self._copies_of(client)
         key = self._federation.keys[client]
         part = torch.from_numpy(query.examples(len(targets), key, copies)).to(targets.device)
@@ -484,11 +492,9 @@ class ClientsData:
         the client's data.
         """
         if client not in self._copies:
-            numbers: dict[bytes, int] = {}
-            pairs = zip(*(each.cpu().numpy() for each in self.of(client)), strict=True)
-            found = [numbers.setdefault(x.tobytes() + y.tobytes(), len(numbers)) for x, y in pairs]
-            self._copies[client] = np.array(found, dtype=np.int64)
-            self._warn_of_copies(client, len(found) - len(numbers), len(found))
+            found = number_equal(*self.of(client))
+            self._copies[client] = found
+            self._warn_of_copies(client, len(found) - len(np.unique(found)), len(found))
         return self._copies[client]
 
     def _warn_of_copies(self, client: int, copies: int, examples: int) -> None:
