@@ -141,3 +141,13 @@ def test_clusters_of_a_run_that_diverged_are_not_distinguished(run, page_of):
     diverged = {"round": 1, "clients": 3, "of": 4}
     page = page_of(replace(run, summary={**run.summary, "diverged": diverged}))
     assert "distinction" not in {section.id for section in page.sections}
+
+
+@pytest.mark.parametrize(("number", "are_named"), [(40, True), (41, False)])
+def test_up_to_forty_clients_are_named_below_their_gains(
+    run, page_of, section, number: int, are_named: bool
+):
+    clients = [replace(run.gains.clients[0], name=f"c{i}") for i in range(number)]
+    many = replace(run, gains=replace(run.gains, clients=clients))
+    axis = section(page_of(many), "gains").figures["alone"]["layout"]["xaxis"]
+    assert ("ticktext" in axis) == are_named
