@@ -1,8 +1,9 @@
-"""Whether every engine gives the updates of the plain loop, on this device and in this version of torch.
+"""Check that every engine computes the same updates as the loop, on a device.
 
-The models of ``fedclade ls models``, clients of different sizes, plain SGD, momentum, and a proximal term; relative
-errors of the updates against the loop on the CPU. On a GPU also the stacked engine with steps that are recorded as CUDA
-graphs (``replayed``), in its third round. Ends with an error if one is above its limit.
+The script trains several models on clients of different sizes, with plain SGD, with momentum, and
+with a proximal term. It prints the relative errors of the updates, compared with those of the
+engine ``loop`` on the CPU. On a GPU, ``replayed`` is the stacked engine with steps that are
+recorded as CUDA graphs, in its third round. The exit status is 1 if an error is above its limit.
 
     python benchmarks/agreement.py --device cuda
 """
@@ -32,13 +33,14 @@ from fedclade.training.stacking.replay import Replay
 
 SIZES = (30, 25, 24, 21)
 ROUNDS = 3
-"""In the first one steps are met, in the second recorded, in the third launched again."""
+"""Rounds of the engine ``replayed``: steps are first taken, then recorded, then replayed."""
 
 LIMITS = {torch.float32: 2e-2, torch.float64: 1e-9}
-"""Of relative errors after a few steps.
+"""Largest relative errors after a few steps, by data type.
 
-Devices add up in another order, which every step magnifies; and in float32 this decides now and then on which side of 0
-the input of a ReLU falls. Clients that are mixed up, or a step that is left out, give errors of about 1.
+Devices add numbers in different orders, and each step magnifies the differences. In float32, they
+sometimes change the sign of a ReLU's input. An engine that confuses clients, or leaves out a step,
+has errors of about 1.
 """
 
 SPECS = {
@@ -49,7 +51,10 @@ SPECS = {
 
 
 def task_of(name: str, spec: LocalTraining, dtype: torch.dtype, device: str) -> Workload:
-    """Return clients of different sizes with a model each; the same on every device."""
+    """Return the work of clients of different sizes, which start from two models in turn.
+
+    The numbers are the same on every device.
+    """
     torch.manual_seed(0)
     module = without_dropout(SUBJECTS[name].module(name)).to(dtype)
     layout = Layout.of(module)
@@ -72,7 +77,7 @@ def error(got: Tensor, expected: Tensor) -> float:
 
 
 def updates(name: str, task: Workload) -> Tensor:
-    """Train with an engine."""
+    """Return the updates of an engine; for ``replayed``, those of the last round."""
     if name != "replayed":
         return build_engine(name).train(task)[0]
     engine = StackedEngine(Replay())
@@ -89,11 +94,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument(
-        "--engines", nargs="+", help="loop stacked vmap by default, and on a GPU replayed"
+        "--models",
+        nargs="+",
+        choices=SUBJECTS,
+        default=list(SUBJECTS),
+        help="models to check (default: all)",
     )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        help="engines to check (default: loop stacked vmap, on a GPU also replayed)",
+    )
+    parser.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"), help="device (default: cpu)"
+    )
     arguments = parser.parse_args()
     arguments.engines = arguments.engines or [
         "loop",
@@ -128,7 +143,7 @@ def main() -> None:
                 table.add_row(name, str(dtype).removeprefix("torch."), kind, *cells)
     Console().print(table)
     if wrong:
-        sys.exit(f"{wrong} errors are above their limits: {LIMITS}")
+        sys.exit(f"{wrong} errors are above the limits {LIMITS}")
 
 
 if __name__ == "__main__":

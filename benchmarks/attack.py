@@ -1,18 +1,20 @@
-"""What liars among honest clients come to: honest clients' accuracy with them, beside that of a run without.
+"""Measure how much accuracy one malicious client costs the honest clients, over Flower's messages.
 
-Every client is an app on a ``LocalGrid``, every message goes through Flower's own serialisation, and the limits are
-those that are on by default (``network.largest_weight``, ``network.largest_norm``), or none with ``--open``. The data
-is the bundled digits, two groups of clients with two labels swapped. A liar has honest data of one group, trains on
-it, and lies about what came out:
+Each client is an app on a ``LocalGrid``, so every message is serialised as in a network. The server
+has the default limits (``network.largest_weight``, ``network.largest_norm``), or no limits with
+``--open``. The data are scikit-learn's digits; there are two groups of clients, one with two labels
+swapped. The malicious client has the data of one group and trains on it, but sends a false reply:
 
 - ``size``: it claims 10⁹ examples, and sends its update with the sign flipped;
-- ``scale``: it sends a thousand times its update;
+- ``scale``: it sends 1,000 times its update;
 - ``norm``: it sends an update of norm 10¹⁷;
-- ``forge``: it answers, with the sign flipped, in the name of another client, and before that can;
-- ``garble``: its answer has words of the wrong types and half of an update;
-- ``bloat``: its update comes 200 times over.
+- ``forge``: it replies in the name of another client, with the sign of the update flipped, before
+  the other client can reply;
+- ``garble``: its reply has values of wrong types and half of an update;
+- ``bloat``: its reply has the update repeated 200 times.
 
-With ``--sizes`` nobody lies, and clients have from few to many examples (a power law): what the limit on weights costs.
+With ``--sizes`` no client is malicious, and the clients' numbers of examples follow a power law.
+This measures what the limit on weights costs.
 
     python benchmarks/attack.py
     python benchmarks/attack.py --open --methods cfl ifca --seeds 1
@@ -45,13 +47,13 @@ from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.wire import Content
 
 SAMPLES = 50
-"""Of a client; half of the clients see the labels in one way and half in the other."""
+"""Number of examples of a client."""
 
 LIAR, VICTIM, NODE = 6, 4, 100
 MODEL = "mclr"
 MANY = 10**9
 WITHIN = 2.0
-"""Points that honest clients may lose."""
+"""Percentage points of accuracy that honest clients may lose."""
 
 METHODS: Mapping[str, Algorithm] = {
     "cfl": CFL(eps1=0.3, eps2=0.3),
@@ -75,16 +77,17 @@ def huge(update: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Lie:
-    """What a client does to its honest answers.
+    """Changes that a malicious client makes to its honest replies.
 
     Parameters
     ----------
     change
-        Of its update.
+        Change of the update.
     words
-        What it says in place of what is so, of that which is to be said.
+        False values that replace values of the reply.
     forges
-        Whether it answers in the name of :data:`VICTIM`, and honestly in its own.
+        Whether the client sends the false reply in the name of :data:`VICTIM`, and replies honestly
+        in its own name.
     """
 
     change: Callable[[np.ndarray], np.ndarray]
@@ -111,12 +114,12 @@ LIES: Mapping[str, Lie] = {
 
 
 class Liar(ClientHandler):
-    """A client that lies in what it answers, and has a key of its own like every other."""
+    """Client that sends false replies, signed with its own key."""
 
     lie = Lie(flipped)
 
     def answer(self, content: Content, state: RecordDict | None = None) -> RecordDict:
-        """Answer as an honest client does, and then lie."""
+        """Compute the reply of an honest client, and change it as ``lie`` states."""
         answer = super().answer(content, state)
         words, sent = (
             dict(answer.config_records["fedclade"]),
@@ -134,7 +137,10 @@ class Liar(ClientHandler):
 
 
 def forging(app: ClientApp) -> Callable[[Message, Context], Message]:
-    """Return the app of a client in whose name the liar answers each question for an update, with a key of its own."""
+    """Return the victim's app, in whose name the malicious client replies to training requests.
+
+    The malicious client signs these replies with its own key.
+    """
     kept = RecordDict()
 
     def answer(message: Message, context: Context) -> Message:
@@ -156,7 +162,23 @@ def accuracy(
     present: bool,
     network: Network,
 ) -> float:
-    """Return the honest clients' mean accuracy in the end, in percent."""
+    """Return the mean accuracy of the honest clients after the last round, in percent.
+
+    Parameters
+    ----------
+    method
+        Name of the method.
+    federation
+        Data of all clients.
+    rounds, seed
+        Number of rounds and seed of the run.
+    lie
+        Behaviour of the malicious client; None if it is honest.
+    present
+        Whether the malicious client takes part.
+    network
+        Settings of the network.
+    """
 
     def client(context: Context, _agreed: object) -> ClientHandler:
         number = int(context.node_config["partition-id"])
@@ -188,7 +210,7 @@ def accuracy(
 
 
 def main() -> int:
-    """Print a row for each method and lie; return 1 if honest clients lose more than they may."""
+    """Print a row for each method; return 1 if honest clients lose more than ``WITHIN`` points."""
     arguments = parse()
     logging.getLogger("fedclade").setLevel(logging.ERROR)
     limits = {"largest_weight": math.inf, "largest_norm": math.inf} if arguments.open else {}
@@ -242,8 +264,8 @@ def main() -> int:
 
 
 def compare_sizes(methods: Sequence[str], clients: int, rounds: int, seeds: int) -> int:
-    """Print what honest clients of different sizes come to with and without the limits."""
-    print(f"accuracy in %, mean of {seeds} seeds; clients of a power law of sizes, nobody lies")
+    """Print the accuracy of honest clients of different sizes, with and without the limits."""
+    print(f"accuracy in %, mean of {seeds} seeds; sizes of clients from a power law, all honest")
     print(f"{'':8}{'limits off':>12}{'limits on':>12}")
     networks = Network(largest_weight=math.inf, largest_norm=math.inf), Network()
     lost = 0.0
@@ -276,15 +298,33 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
-    parser.add_argument("--lies", nargs="+", choices=tuple(LIES), default=tuple(LIES))
-    parser.add_argument("--largest-weight", type=float, help="in place of the default")
-    parser.add_argument("--clients", type=int, default=28, help="in two groups of one size")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--open", action="store_true", help="without the limits")
     parser.add_argument(
-        "--sizes", action="store_true", help="nobody lies: what the limit on weights costs"
+        "--methods",
+        nargs="+",
+        choices=tuple(METHODS),
+        default=tuple(METHODS),
+        help="methods to run (default: all)",
+    )
+    parser.add_argument(
+        "--lies",
+        nargs="+",
+        choices=tuple(LIES),
+        default=tuple(LIES),
+        help="false replies to try (default: all)",
+    )
+    parser.add_argument(
+        "--largest-weight", type=float, help="value of network.largest_weight, if not the default"
+    )
+    parser.add_argument(
+        "--clients", type=int, default=28, help="clients, in two equal groups (default: 28)"
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of a run (default: 20)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument("--open", action="store_true", help="run without the limits")
+    parser.add_argument(
+        "--sizes",
+        action="store_true",
+        help="measure what the limit on weights costs if all clients are honest",
     )
     return parser.parse_args()
 

@@ -1,8 +1,9 @@
-"""Seconds and memory of one clustering of m clients' updates, for every method.
+"""Measure time and memory of one clustering of m clients by their updates, for every method.
 
-Updates are made up: four clusters, each a direction of its own, in noise that is twice as long. Every measurement has a
-process of its own, since a process never tells less memory than it once had; memory is what is taken beyond the
-updates. Of the four clusters the bi-partition can find but one.
+The updates are synthetic: four clusters, each with a direction of its own, plus noise that is twice
+as long. Each measurement runs in a separate process, because a process reports the largest memory
+that it has ever had. The memory is in addition to the updates. A bi-partition divides clients in
+two, so its ARI with the four clusters is low.
 
     python benchmarks/clustering.py
 """
@@ -51,9 +52,10 @@ class Method:
     Parameters
     ----------
     compare
-        From updates ``[m, D]`` to similarities, distances, or whatever else clients are compared by.
+        Function of updates ``[m, D]`` that returns the similarities, distances or points by which
+        clients are clustered.
     cluster
-        From these to the cluster of each client, ``[m]``.
+        Function of this result that returns the cluster of each client, ``[m]``.
     """
 
     compare: Callable[[Tensor], Any]
@@ -88,7 +90,7 @@ METHODS: Mapping[str, Method] = {
 
 
 def updates_of(clients: int, size: int) -> tuple[Tensor, list[int]]:
-    """Make up updates ``[m, D]``, and the true cluster of each."""
+    """Draw updates ``[m, D]``; return them with the true cluster of each."""
     draw = torch.Generator().manual_seed(0)
     truth = [client % CLUSTERS for client in range(clients)]
     updates = torch.randn(clients, size, generator=draw).mul_(2.0)
@@ -108,7 +110,7 @@ def measure(method: str, clients: int, size: int, threads: int) -> dict[str, Any
     torch.set_num_threads(threads)
     updates, truth = updates_of(clients, size)
     chosen = METHODS[method]
-    chosen.cluster(chosen.compare(updates[:8]))  # what is loaded on first use
+    chosen.cluster(chosen.compare(updates[:8]))  # loads libraries that are loaded at first use
     before, start = peak_bytes(), perf_counter()
     compared = chosen.compare(updates)
     middle = perf_counter()
@@ -134,13 +136,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--clients", nargs="+", type=int, default=[1_000, 10_000])
     parser.add_argument(
-        "--size", type=int, default=7_850, help="D; by default that of logistic regression on MNIST"
+        "--clients",
+        nargs="+",
+        type=int,
+        default=[1_000, 10_000],
+        help="numbers of clients (default: 1000 10000)",
     )
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--size",
+        type=int,
+        default=7_850,
+        help="length D of an update (default: 7850, logistic regression on MNIST)",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=list(METHODS),
+        help="methods to measure (default: all)",
+    )
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="threads of torch"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for clients in arguments.clients:

@@ -1,16 +1,18 @@
-"""Clustered methods where a round sees a small part of many clients, most of whom it never sees again.
+"""Compare clustered methods when each round samples a small part of many clients.
 
-Four planted clusters, each with a linear concept of its own; a client has inputs shifted by a draw of its own, 10 to
-200 training examples (Zipf), a tenth of them with a label at random, and 10 for tests. Scores are over the clients that
-ever took part: each belongs to the cluster that the server has for it at the end, those that it has none for together
-to one more. Seconds are of CPU time, of a whole round: training, too. Each run is one line of a JSON file, so that an
-interrupted call goes on where it stopped.
+Most clients take part at most once. There are four true clusters, each with a linear concept of its
+own. Each client has inputs with a random shift, 10 to 200 training examples (Zipf), of which a
+tenth have a random label, and 10 test examples. Scores are over the clients that ever took part.
+The predicted cluster of a client is its cluster at the end; clients without a cluster count as one
+further cluster. Times are CPU seconds of a whole round, with training.
+
+Each run is stored as one line of a JSON file, and an interrupted call continues where it stopped.
 
     python benchmarks/cohorts.py --out cohorts.jsonl
     python benchmarks/cohorts.py --out cohorts.jsonl --clients 30000 --cohort 1000 --seeds 1
     python benchmarks/cohorts.py --out cohorts.jsonl --table
-    python benchmarks/cohorts.py --error     # what it costs to cluster a sample alone
-    python benchmarks/cohorts.py --server --clients 1000000 --cohort 1000     # without data: what the server spends
+    python benchmarks/cohorts.py --error     # the error if only a sample is clustered
+    python benchmarks/cohorts.py --server --clients 1000000 --cohort 1000     # the server alone
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ Line = dict[str, Any]
 CLUSTERS, FEATURES, LABELS = 4, 20, 5
 SMALLEST, LARGEST, TEST = 10, 200, 10
 NOISE, SHIFT = 0.1, 0.5
-"""Share of labels at random, and deviation of the clients' shifts of each feature, whose own deviation is 1."""
+"""Share of random labels; and standard deviation of clients' shifts of each feature, in units of
+the feature's standard deviation."""
 
 SAMPLES = (32, 100, 300, 1000, 3000)
 
@@ -82,7 +85,7 @@ METHODS: Mapping[str, Callable[[], Algorithm]] = {
 
 
 def federation(clients: int, seed: int) -> Federation:
-    """Return the clients, whose true clusters are about equally large."""
+    """Return a federation whose true clusters are about equally large."""
     draw = np.random.default_rng([seed, clients])
     some = np.arange(SMALLEST, LARGEST + 1)
     sizes = draw.choice(some, clients, p=(1 / some) / (1 / some).sum())
@@ -127,7 +130,7 @@ def run(method: str, made: Federation, cohort: int, rounds: int, seed: int) -> L
         took.update(ids)
         return step(self, state, ids, clients, this_round)
 
-    kind.step = noting  # what a run keeps does not say who was drawn
+    kind.step = noting  # a run does not store which clients were sampled
     try:
         start = process_time()
         done = simulate(
@@ -153,7 +156,10 @@ def run(method: str, made: Federation, cohort: int, rounds: int, seed: int) -> L
 
 @dataclass
 class Scripted(Clients):
-    """Clients without data, whose updates point to their clusters; they note how long it takes them to answer."""
+    """Clients without data, whose updates point to the centres of their clusters.
+
+    They record the CPU time of their replies.
+    """
 
     count: int
     size: int = 105
@@ -166,16 +172,16 @@ class Scripted(Clients):
 
     @property
     def ids(self) -> Sequence[int]:
-        """All of them."""
+        """Ids of all clients."""
         return range(self.count)
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """All alike."""
+        """Number of examples of each client, which is the same for all."""
         return self.many
 
     def ask(self, query: Query[Any], /, sink: Sink | None = None) -> Any:
-        """Answer, and note the time."""
+        """Reply to a query, and record the time."""
         start = process_time()
         if isinstance(query, TrainQuery):
             answer: Any = self.updates(query)
@@ -186,7 +192,7 @@ class Scripted(Clients):
         return answer
 
     def updates(self, query: TrainQuery) -> Updates:
-        """Return updates half the way to the clients' corners, with noise."""
+        """Return updates that move half of the way to the clusters' centres, plus noise."""
         splits = query.work.splits
         n, parts, this_round = len(query.ids), splits.count if splits else 1, query.round
         draw = torch.Generator().manual_seed(this_round.number)
@@ -202,7 +208,7 @@ class Scripted(Clients):
         return updates if parts == 1 else updates.with_columns(parts=made)
 
     def evaluation(self, query: EvaluationQuery) -> Evaluation:
-        """Return how far models are from the clients' corners."""
+        """Return the distances of models from the clusters' centres as losses."""
         corners = self.corners[torch.tensor(query.ids) % CLUSTERS]
         losses: Tensor = (
             (corners - query.models[torch.tensor(query.assignment)]).norm(dim=1).double()
@@ -213,7 +219,7 @@ class Scripted(Clients):
 
 
 def server(method: str, clients: int, cohort: int, rounds: int) -> Line:
-    """Return what the server spends on a round: seconds of CPU time without those of the clients, and the worst."""
+    """Return mean and largest CPU seconds of the server in a round, without the clients' time."""
     algorithm, scripted = METHODS[method](), Scripted(clients)
     initial = torch.randn(
         algorithm.requires.initial_models, scripted.size, generator=torch.Generator().manual_seed(1)
@@ -239,9 +245,11 @@ def server(method: str, clients: int, cohort: int, rounds: int) -> Line:
 
 
 def error(made: Federation, seed: int) -> Line:
-    """Return the ARI of all clients clustered at once, and of samples with all others in the nearest cluster.
+    """Return the ARI if all clients are clustered, and if only a sample is clustered.
 
-    By the directions of their updates at the initial model: Ward's method, cut at the true number.
+    In the second case, all other clients join the nearest cluster. Clients are clustered by the
+    directions of their updates at the initial model, by Ward's method and into the true number of
+    clusters.
     """
     backend = Backend.simulated_by(
         made, "mclr", METHODS["fedavg"](), seed=seed, local=LOCAL, engine="stacked"
@@ -265,7 +273,7 @@ def error(made: Federation, seed: int) -> Line:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Return means over seeds, with the lowest ARI, as Markdown."""
+    """Return a Markdown table of means over seeds, with the lowest ARI."""
     of: dict[tuple[int, int, int, str], list[Line]] = defaultdict(list)
     for line in lines:
         of[line["clients"], line["cohort"], line["rounds"], line["method"]].append(line)
@@ -277,10 +285,10 @@ def table(lines: Sequence[Line]) -> str:
         "runs",
         "took part",
         "ARI",
-        "lowest",
-        "accuracy",
+        "lowest ARI",
+        "accuracy, %",
         "clusters",
-        "s",
+        "CPU time of a round, s",
     ]
     text = [f"| {' | '.join(head)} |", "| --: | --: | --: | :-- |" + " --: |" * (len(head) - 4)]
     for (clients, cohort, rounds, method), mine in sorted(of.items(), key=lambda each: each[0][:3]):
@@ -307,7 +315,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def missing(done: Sequence[Line], given: argparse.Namespace) -> Iterator[Line]:
-    """Yield what each run that is missing is known by."""
+    """Yield the settings of each run that is missing."""
     for seed in range(given.seeds):
         for method in given.methods or METHODS:
             keys = {"clients": given.clients, "cohort": given.cohort, "rounds": given.rounds}
@@ -317,27 +325,36 @@ def missing(done: Sequence[Line], given: argparse.Namespace) -> Iterator[Line]:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Make missing runs, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("cohorts.jsonl"), help="one line for each run"
+        "--out",
+        type=Path,
+        default=Path("cohorts.jsonl"),
+        help="JSON file, one line per run (default: cohorts.jsonl)",
     )
-    parser.add_argument("--clients", type=int, default=10_000)
-    parser.add_argument("--cohort", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, help="all, if left out")
+    parser.add_argument(
+        "--clients", type=int, default=10_000, help="number of clients (default: 10000)"
+    )
+    parser.add_argument("--cohort", type=int, default=100, help="clients of a round (default: 100)")
+    parser.add_argument("--rounds", type=int, default=50, help="number of rounds (default: 50)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, help="methods to run (default: all)"
+    )
     parser.add_argument(
         "--server",
         action="store_true",
-        help="measure what the server spends, on clients without data",
+        help="measure only the CPU time of the server, with clients without data",
     )
     parser.add_argument(
-        "--error", action="store_true", help="measure what it costs to cluster a sample alone"
+        "--error",
+        action="store_true",
+        help="measure only the error if a sample of the clients is clustered",
     )
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--table", action="store_true", help="run nothing, only print the table")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.server:

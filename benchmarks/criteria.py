@@ -1,15 +1,19 @@
-"""Look for ε₁, ε₂ and γ_max that split what is to be split at CFL's figures 8 and 9, and nothing else.
+"""Search for ε₁, ε₂ and γ_max of CFL that split exactly the right clusters in figures 8 and 9.
 
-Clusters are split by the truth, in two rounds: all clients into two halves of two distributions each, these into four
-of one. So every kind of cluster is seen in its own lineage, and what the criteria (eqs. 32, 33, 39) would have decided
-in each round: a mixed cluster has to be split in some round before it was, a pure one never. Tried are
+There are four distributions. The script splits clusters by the truth in two rounds: first into two
+clusters with two distributions each, then into four with one each. In each round it records the
+quantities of the criteria (eqs. 32, 33, 39) for each cluster. A setting is right if it would split
+every mixed cluster before the round in which it was split, and never a pure cluster. The settings
+are
 
-- ε₁: a share of the largest mean norm in the lineage, by the journal version's rule of thumb a tenth;
-- ε₂: all norms that were seen;
-- γ_max in steps of 0.05;
+- ε₁: a share of the largest mean norm of the cluster and its ancestors (a tenth by the rule of
+  thumb in the journal version of the paper);
+- ε₂: all intervals between observed norms;
+- γ_max: in steps of 0.05;
 
-with the step sizes of the experiment, and with the optimizer of the authors' published code (momentum 0.9, and a step
-size that falls by 1 % a round). A setting that serves all seeds is then tried in earnest: CFL itself, on other seeds.
+both with the step sizes of the experiment and with the optimizer of the authors' published code
+(momentum 0.9, and a step size that decreases by 1 % per round). To verify a setting that is right
+for all seeds, run CFL with it on other seeds.
 
     python benchmarks/criteria.py cfl-fig8-cifar --data-dir DIR
 """
@@ -33,7 +37,7 @@ from fedclade_papers import EXPERIMENTS, ResultCache, Settings
 from fedclade_papers.cache import local_of, maker_of
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
-"""Of the largest mean norm: ε₁."""
+"""Values of ε₁, as shares of the largest mean norm."""
 
 GAMMAS = tuple(np.arange(0, 1, 0.05).round(2).tolist())
 
@@ -42,19 +46,19 @@ OPTIMIZERS: Mapping[str, Mapping[str, float]] = {
     "momentum 0.9, decay 0.99": {"momentum": 0.9, "lr_decay": 0.99},
     "momentum 0.9, decay 0.99, a tenth of the step": {"momentum": 0.9, "lr_decay": 0.99, "lr": 0.1},
 }
-"""What is changed of the local training; ``lr`` is a multiple of the experiment's."""
+"""Changes of the local training; ``lr`` is a multiple of the experiment's step size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told(CFL):
-    """CFL that is told when to split, and how.
+    """CFL that splits by the true clusters, in given rounds.
 
     Parameters
     ----------
     truth
         True cluster of each client, from 0 to 3.
     dates
-        Round of the first split, {0, 1} from {2, 3}, and that of the second.
+        Round of the first split, into the clusters {0, 1} and {2, 3}, and of the second split.
     """
 
     truth: Mapping[int, int]
@@ -63,7 +67,7 @@ class Told(CFL):
     def step(
         self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
-        """Run a round; split every cluster of several distributions on a date."""
+        """Run a round; in a round of ``dates``, split every cluster of several distributions."""
         parts = train_clusters(state, cohort, clients, this_round)
         tree = move_clusters(state.tree, parts)
         for part in parts if this_round.number in self.dates else ():
@@ -83,20 +87,20 @@ class Told(CFL):
 
 @dataclass(frozen=True)
 class Seen:
-    """One cluster in one round.
+    """Quantities of the criteria for one cluster in one round.
 
     Parameters
     ----------
     cluster
         Seed and node.
     mixed
-        Whether it holds several distributions.
+        Whether its clients have several distributions.
     mean
         Norm of the mean update (eq. 32), as a share of the largest so far.
     largest
         Largest norm of an update (eq. 33).
     gamma
-        Bound that γ_max must be below (eq. 39).
+        Upper bound of γ_max (eq. 39).
     """
 
     cluster: str
@@ -107,7 +111,7 @@ class Seen:
 
 
 def seen_in(run: Run, truth: Mapping[int, int], seed: int) -> list[Seen]:
-    """Return all clusters in all rounds."""
+    """Return the quantities of all clusters in all rounds."""
     peaks: dict[int, float] = {}
     found: list[Seen] = []
     for row in run.cluster_rows:
@@ -121,7 +125,10 @@ def seen_in(run: Run, truth: Mapping[int, int], seed: int) -> list[Seen]:
 
 
 def that_serve(seen: Sequence[Seen]) -> list[tuple[float, float, float, float]]:
-    """Return the settings that split every mixed cluster and no pure one: share, lowest and highest ε₂, γ_max."""
+    """Return the settings that split every mixed cluster and no pure cluster.
+
+    A setting is the share (ε₁), the lowest and the highest ε₂, and γ_max.
+    """
     found: list[tuple[float, float, float, float]] = []
     mixed = sorted({each.cluster for each in seen if each.mixed})
     for share, gamma in itertools.product(SHARES, GAMMAS):
@@ -139,7 +146,7 @@ def that_serve(seen: Sequence[Seen]) -> list[tuple[float, float, float, float]]:
 def told_run(
     cache: ResultCache, settings: Settings, change: Mapping[str, float], seed: int
 ) -> tuple[Run, Mapping[int, int]]:
-    """Run CFL that is told the truth."""
+    """Run CFL that splits by the true clusters; return the run and the true clusters."""
     federation = cache.federation(settings["data"], settings, seed, **settings["distribution"])
     truth = federation.true_clusters
     assert truth is not None
@@ -160,11 +167,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("experiment", choices=["cfl-fig8-cifar", "cfl-fig9-agnews"])
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--scale", choices=["smoke", "laptop", "paper"], default="laptop")
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[10, 11], help="others than the experiment reports"
+        "experiment", choices=["cfl-fig8-cifar", "cfl-fig9-agnews"], help="the experiment"
+    )
+    parser.add_argument("--data-dir", type=Path, help="folder with the data set")
+    parser.add_argument(
+        "--scale",
+        choices=["smoke", "laptop", "paper"],
+        default="laptop",
+        help="scale of the experiment (default: laptop)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[10, 11],
+        help="seeds, which should differ from those of the experiment (default: 10 11)",
     )
     arguments = parser.parse_args()
     settings = EXPERIMENTS[arguments.experiment].settings(arguments.scale)
@@ -172,7 +190,7 @@ def main() -> None:
 
     console = Console(width=160)
     table = Table(
-        title=f"{arguments.experiment}, seeds {arguments.seeds}: what splits mixed clusters, and no pure one"
+        title=f"{arguments.experiment}, seeds {arguments.seeds}: settings that split mixed clusters"
     )
     for column in (
         "optimizer",
@@ -206,7 +224,7 @@ def main() -> None:
 
 
 def course_of_norms(seen: Sequence[Seen]) -> Table:
-    """Return for every cluster what the criteria saw in it: the least, and the last."""
+    """Return a table with the smallest mean norm, the norms and the largest γ bound of clusters."""
     table = Table(
         "cluster", "mixed", "rounds", "mean norm, least share", "largest norm", "γ bound, highest"
     )

@@ -1,10 +1,11 @@
-"""What a dashboard with a browser that looks at it costs a run, and how soon it shows a round.
+"""Measure how much the dashboard slows down a run, and how soon it shows the results of a round.
 
-Runs a config with and without it in turn, so that a machine that slows down slows both, and compares the seconds that
-the rounds took and the processor's seconds of the run's process, with the server in it. Where the machine's speed
-varies by more than the cost, the share of the dashboard's own threads tells it: while one of them computes, the run may
-have to wait. A browser on the same machine draws with the processors that the run computes with; ``--viewer questions``
-asks what a browser asks, and as often, but draws nothing.
+A config runs alternately with and without the dashboard, so that changes of the machine's speed
+affect both. The script compares the seconds of the rounds, and the processor time of the process of
+the run, which contains the dashboard's server. If the machine's speed varies by more than the cost,
+the share of the dashboard's threads is a better measure: while such a thread computes, the run may
+have to wait. A browser on the same machine uses the same processor cores as the run;
+``--viewer questions`` sends the same requests as a browser, as often, but displays nothing.
 """
 
 from __future__ import annotations
@@ -56,11 +57,24 @@ def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--config", default="cfl-mnist-label-swap")
-    options.add_argument("--rounds", type=int, default=120)
-    options.add_argument("--repeats", type=int, default=3)
-    options.add_argument("--viewer", default="browser", choices=["browser", "questions"])
-    options.add_argument("--chromium", default="/usr/bin/chromium")
+    options.add_argument(
+        "--config",
+        default="cfl-mnist-label-swap",
+        help="config to run (default: cfl-mnist-label-swap)",
+    )
+    options.add_argument("--rounds", type=int, default=120, help="rounds of a run (default: 120)")
+    options.add_argument("--repeats", type=int, default=3, help="runs of each kind (default: 3)")
+    options.add_argument(
+        "--viewer",
+        default="browser",
+        choices=["browser", "questions"],
+        help="a browser, or only its requests (default: browser)",
+    )
+    options.add_argument(
+        "--chromium",
+        default="/usr/bin/chromium",
+        help="path of the browser (default: /usr/bin/chromium)",
+    )
     given = options.parse_args()
     seconds: dict[bool, list[float]] = {False: [], True: []}
     processor: dict[bool, list[float]] = {False: [], True: []}
@@ -120,7 +134,8 @@ def one_run(
     Returns
     -------
     tuple
-        Seconds of the processor, those of the dashboard's threads, and how long after its end each round was shown.
+        Processor seconds of the run, those of the dashboard's threads, and the delays with which
+        rounds were shown.
     """
     command = [
         sys.executable,
@@ -145,7 +160,7 @@ def one_run(
 
 
 def ask(run: subprocess.Popen[str], out: Path) -> Delays:
-    """Ask what the page of a run asks, every second until it ends."""
+    """Send the requests of the dashboard's page, every second until the run ends."""
     assert run.stdout is not None
     run.stdout.readline()
     seen, over = "", False
@@ -158,7 +173,10 @@ def ask(run: subprocess.Popen[str], out: Path) -> Delays:
 
 
 def watch(page: Page, run: subprocess.Popen[str], out: Path) -> Delays:
-    """Look at the page until the run ends; return how long after its end each round was seen in numbers and figures."""
+    """Watch the page until the run ends; return the delays of each round's numbers and figures.
+
+    A delay is the time from the end of a round until the page shows it, in seconds.
+    """
     assert run.stdout is not None
     run.stdout.readline()
     page.goto(f"http://127.0.0.1:{PORT}/")
@@ -180,7 +198,7 @@ def watch(page: Page, run: subprocess.Popen[str], out: Path) -> Delays:
 
 
 def ends(out: Path) -> dict[int, float]:
-    """Return when each round ended, by the clock, as the event files have it."""
+    """Return the time at which each round ended, from the event files of TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(out / "tensorboard"))

@@ -1,9 +1,12 @@
-"""DP-SGD on clients: whether engines agree, what it costs in time, and what accuracy it leaves clustered methods.
+"""Measure DP-SGD on clients: agreement of the engines, time, and accuracy of clustered methods.
 
-Agreement: updates of engines ``stacked`` and ``vmap`` against those of the loop, with the same draws, for models on
-images of random numbers. Time: CPU seconds of a step's examples, with DP-SGD and without. Accuracy: MNIST with four
-label swaps; σ is found for each ε, for the steps of a client that trains in every round, and the ε of the table is what
-the run states. Methods know the number of clusters, or the rounds in which to split, so that what is seen is the noise.
+- *agreement*: updates of the engines ``stacked`` and ``vmap`` are compared with those of ``loop``,
+  with the same random draws, on random images.
+- *time*: samples per second of CPU time, with and without DP-SGD.
+- *accuracy*: MNIST with four label swaps. For each ε, the script computes the noise multiplier σ
+  for a client that trains in every round. The table also has the ε that the run states. The methods
+  know the number of clusters, or the rounds in which to split, so that only the effect of noise is
+  measured.
 
     python benchmarks/dpsgd.py --only agreement
     python benchmarks/dpsgd.py --only time
@@ -53,7 +56,7 @@ DELTA = 1e-5
 
 
 def group_norm() -> nn.Module:
-    """Return two convolutions, each with GroupNorm behind it, and a dense layer."""
+    """Return a model of two convolutions, each followed by GroupNorm, and a dense layer."""
     torch.manual_seed(0)
     body = (
         nn.Conv2d(1, 8, 5, stride=2),
@@ -73,7 +76,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
 
 
 def workload(module: nn.Module, clients: int, examples: int, double: bool = False) -> Workload:
-    """Return clients with images of random numbers, who take an epoch of plain SGD."""
+    """Return the work of clients with random images: an epoch of plain SGD."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(
         clients * examples,
@@ -101,7 +104,10 @@ def workload(module: nn.Module, clients: int, examples: int, double: bool = Fals
 
 
 def agreement(_: argparse.Namespace) -> Iterator[list[str]]:
-    """Yield how far engines are apart, relative to the largest entry of an update; float64 leaves no kinks to tell."""
+    """Yield the differences between engines, relative to the largest entry of an update.
+
+    In float64, differences by rounding do not change the sign of a ReLU's input.
+    """
     yield ["model", "engine", "float32", "float64"]
     for name, make in MODELS.items():
         for engine in ("stacked", "vmap"):
@@ -116,7 +122,7 @@ def agreement(_: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def samples_per_second(engine: Engine, work: Workload, repeats: int) -> float:
-    """Return the best of some repeats, after a warm-up."""
+    """Return the samples per second of the fastest repeat, after a warm-up."""
     engine.train(work.redrawn())
     seconds: list[float] = []
     for _ in range(repeats):
@@ -142,7 +148,7 @@ def time(arguments: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def noise_for(epsilon: float, arguments: argparse.Namespace) -> float:
-    """Return σ, to 1 %, with which a client that trains in every round has spent ε."""
+    """Return the σ, to 1 %, with which a client that trains in every round spends at most ε."""
     spec = LocalTraining(epochs=arguments.epochs, batch_size=arguments.batch_size)
     rate = sampling_rate(spec.batch_size, arguments.samples)
     steps = arguments.rounds * spec.steps_with(arguments.samples)
@@ -192,7 +198,7 @@ def run(method: str, noise: float | None, seed: int, arguments: argparse.Namespa
 
 def accuracy(arguments: argparse.Namespace) -> Iterator[list[str]]:
     """Yield ε, ARI and accuracy of each method at each level."""
-    yield ["ε asked", "σ", "method", "ε stated", "ARI by seed", "accuracy, %"]
+    yield ["requested ε", "σ", "method", "stated ε", "ARI by seed", "accuracy, %"]
     for level in arguments.epsilon:
         noise = None if level == float("inf") else noise_for(level, arguments)
         for method in arguments.methods:
@@ -215,20 +221,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=PARTS, nargs="*", default=list(PARTS))
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--samples", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=60)
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--clip", type=float, default=1.0, metavar="C")
-    parser.add_argument("--model", default="mclr")
-    parser.add_argument("--epsilon", type=float, nargs="*", default=[float("inf"), 8.0, 2.0])
-    parser.add_argument("--methods", nargs="*", default=["oracle", "fl_hc", "fedavg"])
+    parser.add_argument(
+        "--only", choices=PARTS, nargs="*", default=list(PARTS), help="parts to run (default: all)"
+    )
+    parser.add_argument("--data-dir", type=Path, help="folder with MNIST")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of time (default: 3)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of accuracy (default: 3)")
+    parser.add_argument("--clients", type=int, default=20, help="number of clients (default: 20)")
+    parser.add_argument(
+        "--samples", type=int, default=300, help="images of each client (default: 300)"
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="number of rounds (default: 20)")
+    parser.add_argument("--epochs", type=int, default=1, help="local epochs (default: 1)")
+    parser.add_argument("--batch-size", type=int, default=60, help="batch size (default: 60)")
+    parser.add_argument("--lr", type=float, default=0.1, help="step size (default: 0.1)")
+    parser.add_argument(
+        "--clip", type=float, default=1.0, metavar="C", help="clipping norm (default: 1)"
+    )
+    parser.add_argument("--model", default="mclr", help="model of accuracy (default: mclr)")
+    parser.add_argument(
+        "--epsilon",
+        type=float,
+        nargs="*",
+        default=[float("inf"), 8.0, 2.0],
+        help="values of ε; inf for no privacy (default: inf 8 2)",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="*",
+        default=["oracle", "fl_hc", "fedavg"],
+        help="methods of accuracy (default: oracle fl_hc fedavg)",
+    )
     arguments = parser.parse_args()
     for part in arguments.only:
         for number, row in enumerate(PARTS[part](arguments)):

@@ -1,4 +1,7 @@
-"""Runs that are lines of a JSON file, so that an interrupted call goes on where it stopped."""
+"""Runs as lines of a JSON file, with which an interrupted script continues where it stopped.
+
+A *line* is a JSON object with the arguments of a run (its *job*) and its results.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,35 @@ from typing import Any
 
 
 def parser(description: str | None, out: str) -> argparse.ArgumentParser:
-    """Return what reads the command line: where the data are, and the file; a script adds its own options."""
+    """Return a parser with the options --data-dir, --out and --table, to which scripts add others.
+
+    Parameters
+    ----------
+    description
+        Text for --help, usually the docstring of the script.
+    out
+        Default path of the JSON file.
+    """
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--data-dir", type=Path, help="where MNIST is")
-    made.add_argument("--out", type=Path, default=Path(out), help="one line for each run")
+    made.add_argument("--data-dir", type=Path, help="folder with MNIST")
     made.add_argument(
-        "--table", action="store_true", help="run nothing, and print the table of what has been run"
+        "--out", type=Path, default=Path(out), help=f"JSON file, one line per run (default: {out})"
+    )
+    made.add_argument(
+        "--table", action="store_true", help="run nothing, only print the table of stored runs"
     )
     return made
 
 
 def read(out: Path) -> list[dict[str, Any]]:
-    """Return what has been run."""
+    """Return the lines of a file; none if the file does not exist."""
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def add(out: Path, line: Mapping[str, Any]) -> None:
-    """Write down a run."""
+    """Append a line to a file."""
     with out.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -41,9 +54,18 @@ def run_missing(
     work: Callable[..., Mapping[str, Any]],
     minutes: float = math.inf,
 ) -> None:
-    """Run each job that has no line yet, and write what it finds behind the job itself; begin none after some minutes.
+    """Run each job that has no line yet, and append a line with the job and its results.
 
-    A job is the arguments of ``work``, by name.
+    Parameters
+    ----------
+    out
+        The JSON file.
+    jobs
+        Arguments of ``work``, by name, for each run.
+    work
+        Function that makes a run and returns its results.
+    minutes
+        Time after which no job is started.
     """
     done, until = read(out), time.monotonic() + 60 * minutes
     for job in jobs:
@@ -51,7 +73,7 @@ def run_missing(
             continue
         if time.monotonic() > until:
             print(
-                f"stopped after {minutes:g} minutes; the same call goes on with {dict(job)}",
+                f"stopped after {minutes:g} minutes; the same call continues with {dict(job)}",
                 flush=True,
             )
             return

@@ -1,6 +1,8 @@
-"""LoRA on a small transformer: twelve keyboards that guess the next word, and send adapters in place of the model.
+"""LoRA on a small transformer: twelve keyboards predict the next word and send only adapters.
 
-The model comes ready made and rests. Half of them write British English, half American: nobody tells the server.
+The script pretrains the transformer and compares two runs. In the first, clients train and send the
+whole model. In the second, the model is frozen, and clients train and send LoRA adapters. Half of
+the users write British English, half American English; the server does not know which.
 
 python examples/adapters.py
 """
@@ -33,7 +35,7 @@ choose = random.Random(0).choice
 
 
 def sentences(done: list[str], n: int) -> tuple[Tensor, Tensor]:
-    """Return n sentences about what is done, and for each word the one that follows."""
+    """Return tokens ``[n, 5]`` of n sentences with ends from ``done``, and the next tokens."""
     tokens = torch.tensor(
         [[WORDS.index(w) for w in f"{choose(WHO)} {choose(done)}".split()] for _ in range(n)]
     )
@@ -41,7 +43,7 @@ def sentences(done: list[str], n: int) -> tuple[Tensor, Tensor]:
 
 
 class Transformer(nn.Module):
-    """Predicts the next word at each of five places."""
+    """Small causal transformer that predicts the next word at each of five positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +55,7 @@ class Transformer(nn.Module):
         self.block = nn.TransformerEncoderLayer(32, 4, 128, dropout=0.0, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits ``[n, 5, words]`` of what follows."""
+        """Return the logits ``[n, 5, words]`` of the next words for tokens ``[n, 5]``."""
         x = self.words(x) + self.place(torch.arange(5, device=x.device).expand_as(x))
         return self.out(
             self.block(x, src_mask=nn.Transformer.generate_square_subsequent_mask(5, x.device))
@@ -68,7 +70,7 @@ if __name__ == "__main__":
         fedclade.Task(metrics=["perplexity"]),
     )
     adam = torch.optim.Adam(model.parameters(), lr=0.005)
-    for x, y in (sentences(BRITISH + AMERICAN, 64) for _ in range(150)):  # the pretraining
+    for x, y in (sentences(BRITISH + AMERICAN, 64) for _ in range(150)):  # pretraining
         adam.zero_grad()
         nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
         adam.step()

@@ -1,10 +1,15 @@
-"""Twelve hospitals, a CSV file each: who will be readmitted? No row leaves its hospital.
+"""Twelve hospitals, each with a CSV file, predict which patients will be readmitted.
 
-In six of them older patients come back, in six the younger, which nobody tells the server. Some
-cells are empty, and one column identifies the patient. The data is made up; what runs it is
-``hospitals.toml``, which would run real files as well: fedclade run hospitals.toml
+The example writes made-up files and the config ``hospitals.toml``, runs the config and writes a
+report. With real files you need only the config: fedclade run hospitals.toml
+
+In six hospitals older patients are readmitted more often, in the other six younger patients; the
+server does not know which. Some cells are empty, and one column, which the config excludes,
+identifies the patient.
 
 python examples/hospitals.py [FOLDER]
+
+FOLDER is hospitals-example by default. If it exists, the script deletes it and all files in it.
 """
 
 import shutil
@@ -30,9 +35,10 @@ missing = "mean"
 
 
 def write_hospitals(folder: Path, hospitals: int = 12, patients: int = 200, seed: int = 0) -> Path:
-    """Write the hospitals' files and the config that runs them; return the config."""
+    """Write the CSV files of the hospitals and the config; return the path of the config."""
     draw = np.random.default_rng(seed)
-    # A generator of its own: the other columns do not depend on what it draws.
+    # Patient numbers and empty cells have a generator of their own, so that the other columns do
+    # not depend on them.
     added = np.random.default_rng([seed, 1])
     (folder / "hospitals").mkdir(parents=True, exist_ok=True)
     for i in range(hospitals):
@@ -56,13 +62,13 @@ def write_hospitals(folder: Path, hospitals: int = 12, patients: int = 200, seed
 
 
 def with_empty_cells(column: np.ndarray, share: float, draw: np.random.Generator) -> np.ndarray:
-    """Return a column as texts, in which about this share of the cells is empty."""
+    """Return a column as strings, of which about the given share are empty."""
     return np.where(draw.random(len(column)) < share, "", column.astype(str))
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "hospitals-example")
-    shutil.rmtree(folder, ignore_errors=True)  # of the last time
+    shutil.rmtree(folder, ignore_errors=True)  # the files of an earlier run of this script
     config = write_hospitals(folder)
     for command in (
         ["run", str(config), "--out", str(folder / "run")],

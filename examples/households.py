@@ -1,7 +1,7 @@
-"""Load forecasting for 60 households: what a home will use in the next hour, from its last 24 hours.
+"""Load forecasting: 60 homes forecast their electricity use of the next hour from the last 24.
 
-Homes follow one of three daily patterns, which nobody tells the server: people at work, people at home, an electric car
-at night. ``rcfl`` finds them from the model updates.
+Each home follows one of three daily patterns: people at work, people at home, an electric car at
+night. The server does not know which; ``rcfl`` finds the groups from the model updates.
 
 python examples/households.py
 """
@@ -18,11 +18,11 @@ PATTERNS = {
     "at home": [(12, 5.0, 1.5)],
     "electric car": [(2, 2.0, 3.0)],
 }
-"""Of each, its peaks: the hour, how long, how high in kW."""
+"""Peaks of each pattern: hour of the day, width in hours, and height in kW."""
 
 
 def usage(peaks: list[tuple[int, float, float]], draw: np.random.Generator) -> np.ndarray:
-    """Return four weeks of a home, in kW for each hour."""
+    """Return the load of a home in kW, for each hour of four weeks."""
     hour = np.arange(HOURS) % 24
     apart = [np.minimum(abs(hour - at), 24 - abs(hour - at)) for at, _, _ in peaks]
     load = 0.4 + sum(
@@ -32,7 +32,11 @@ def usage(peaks: list[tuple[int, float, float]], draw: np.random.Generator) -> n
 
 
 def examples(load: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the last 24 hours and the hour of the day, and the load of the hour that follows."""
+    """Return the examples of a home: inputs ``[n, 26]`` and targets ``[n]``.
+
+    The inputs are noisy measurements of the last 24 hours, and the hour of the day as sine and
+    cosine. The target is the load of the next hour.
+    """
     starts = np.arange(HOURS - PAST)
     hour = 2 * np.pi * (starts + PAST) / 24
     past = load[starts[:, None] + np.arange(PAST)] + 0.5 * np.random.default_rng(0).normal(
@@ -44,7 +48,7 @@ def examples(load: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def households(homes: int = 60, seed: int = 0) -> fedclade.Federation:
-    """Return the homes, the last week of each for testing."""
+    """Return a federation of homes, with the last week of each home as test data."""
     draw, clients, truth = np.random.default_rng(seed), {}, {}
     for i in range(homes):
         pattern = i % len(PATTERNS)
@@ -55,7 +59,7 @@ def households(homes: int = 60, seed: int = 0) -> fedclade.Federation:
 
 
 def network(seed: int) -> nn.Module:
-    """Return a small network."""
+    """Return the initial model: a small multilayer perceptron."""
     return fedclade.build_model(
         "mlp", input_shape=(PAST + 2,), outputs=1, seed=seed, arguments={"hidden": 32}
     )

@@ -1,4 +1,4 @@
-"""A clustering method of one's own: federated averaging, and once k-means on the updates of all clients.
+"""A clustering method of your own: FedAvg, and in one round k-means on the updates of all clients.
 
 python examples/own_method.py
 """
@@ -15,7 +15,7 @@ from fedclade import Clients, Event, ParameterTree, RoundLog, RoundPlan, State
 
 @dataclass(frozen=True)
 class Grouped(Event):
-    """Clients were clustered by k-means."""
+    """Event: clients were clustered by k-means."""
 
     kind = "k_means"
     sizes: tuple[int, ...]
@@ -23,7 +23,7 @@ class Grouped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateKMeans(fedclade.Algorithm):
-    """Clusters are those of the directions in which clients' updates point in round r."""
+    """FedAvg in each cluster, and in round r k-means on the directions of all updates."""
 
     r: int = 3
     n_clusters: int = 4
@@ -35,7 +35,7 @@ class UpdateKMeans(fedclade.Algorithm):
     def step(
         self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
-        """Train every cluster; in round r train all clients, and split them."""
+        """Train every cluster. In round r, train all clients and split them into clusters."""
         everybody = this_round.number == self.r
         parts = fedclade.train_clusters(
             state, clients.ids if everybody else cohort, clients, this_round
@@ -50,7 +50,8 @@ class UpdateKMeans(fedclade.Algorithm):
             [c for c, at in zip(updates.ids, labels, strict=True) if at == label]
             for label in set(labels)
         ]
-        # A newcomer's update is compared with these, at the model at which these were computed.
+        # A client that joins later trains the model that the tree stores as params, and its update
+        # is compared with these updates, which were computed at the same model.
         cached = [updates.signatures_of(members) for members in clusters]
         tree = tree.split(
             0,

@@ -1,8 +1,8 @@
 """Three published methods, written outside of fedclade: Ditto, SCAFFOLD and FedEM.
 
-Each states in one value, a ``ClientWork``, what its clients do: the model from which a client
-starts, its steps, what it stores and what it replies. The models are bit for bit those of
-fedclade's own methods (``tests/test_own_personal_method.py``).
+Each method describes the work of its clients by one value, a ``ClientWork``: the model from which a
+client starts, its training steps, what it stores and what it replies. The trained models are
+bit for bit equal to those of fedclade's own methods (``tests/test_own_personal_method.py``).
 
 python examples/own_personal_method.py
 """
@@ -44,7 +44,7 @@ from fedclade.core import unpacked
 
 @dataclass(frozen=True, eq=False)
 class DittoState(State):
-    """The global model w, in the tree; the clients that have a v; and the v with which they begin."""
+    """The global model w (in the tree), the clients that have a v, and the initial v."""
 
     owners: tuple[int, ...]
     initial: Tensor
@@ -52,7 +52,7 @@ class DittoState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Algorithm[DittoState]):
-    """Ditto: each client stores a personal model that is kept near the global one."""
+    """Ditto: each client trains a personal model, with a proximal term towards the global one."""
 
     state_type = DittoState
     requires = Requires(own_models=True)
@@ -60,13 +60,13 @@ class Ditto(Algorithm[DittoState]):
     lam: float = 1.0
 
     def init(self, params: Tensor, clients: Clients) -> DittoState:
-        """Put all clients at the global model; no client has a personal model yet."""
+        """Assign all clients to the global model; no client has a personal model yet."""
         return DittoState(ParameterTree.root_only(clients.ids, params), (), params)
 
     def step(
         self, state: DittoState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[DittoState, RoundLog]:
-        """Train w as in FedAvg, and each v near the w from before the round."""
+        """Train w as in FedAvg, and each v with a proximal term towards w before the round."""
         global_update = fedclade.train_root(state, cohort, clients, this_round)
         work = ClientWork(
             start=FromStored(),  # v, as the client stores it
@@ -98,7 +98,7 @@ class Ditto(Algorithm[DittoState]):
 
 @dataclass(frozen=True, eq=False)
 class ScaffoldState(State):
-    """The global model, in the tree, and the server's control variate c."""
+    """The global model (in the tree) and the server's control variate c."""
 
     control: Tensor
 
@@ -110,19 +110,19 @@ class Scaffold(Algorithm[ScaffoldState]):
     state_type = ScaffoldState
 
     def check(self, run: RunFacts) -> Sequence[str]:
-        """Check that local training is plain SGD, once its settings are known."""
+        """Check that local training is plain SGD, if its settings are known."""
         if run.local is not None:
             ControlVariates().check_training(run.local)
         return super().check(run)
 
     def init(self, params: Tensor, clients: Clients) -> ScaffoldState:
-        """Put all clients at the global model, with c = 0."""
+        """Assign all clients to the global model, with c = 0."""
         return ScaffoldState(ParameterTree.root_only(clients.ids, params), torch.zeros_like(params))
 
     def step(
         self, state: ScaffoldState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[ScaffoldState, RoundLog]:
-        """Run one round: the global model and c move by the means over the cohort."""
+        """Run one round: update the global model and c by the replies of the cohort."""
         updates = clients.train(
             cohort,
             torch.stack([state.tree.nodes[0].params, state.control]),
@@ -140,7 +140,7 @@ class Scaffold(Algorithm[ScaffoldState]):
         self, control: Tensor, updates: Updates, clients: Clients, this_round: RoundPlan
     ) -> Tensor:
         """Return the mean change of the c_i over all clients, where c_i⁺ − c_i = −c − Δ_i/(K η)."""
-        D = updates.n_parameters  # buffers follow, which have no control variate
+        D = updates.n_parameters  # the buffers after the D parameters have no control variate
         sizes = updates.sizes
         steps = [this_round.local.steps_with(int(size)) for size in sizes.tolist()]
         weights = sizes / (torch.tensor(steps, dtype=torch.float64) * this_round.lr)
@@ -150,32 +150,33 @@ class Scaffold(Algorithm[ScaffoldState]):
         return change / sum(clients.sizes.values())
 
 
-# FedEM (Marfoq et al. 2021): every client predicts with a mixture of models of its own weights.
+# FedEM (Marfoq et al. 2021): all clients share several models, and each client predicts with a
+# mixture of them, with weights of its own.
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedEM(OneCohort[State]):
-    """FedEM: clients train all models, each example weighted by its responsibilities."""
+    """FedEM: clients train all models, and each model weights the examples by responsibilities."""
 
     n_models: int = 3
 
     @property
     def requires(self) -> Requires:
-        """Requirements: several different initial models, of which clients mix all."""
+        """Requirements: several different initial models, and clients that mix all models."""
         return Requires(initial_models=self.n_models, mixture=Mixture(), soft_clusters=True)
 
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Return the initial models ``[n_models, S]`` as leaves; no client is in one yet."""
+        """Make a leaf of each initial model ``[n_models, S]``; no client is in a leaf yet."""
         return State(ParameterTree.star([()] * self.n_models, params, clients.ids))
 
     def models_for(self, state: State, clients: Clients) -> EvaluatedModels:
-        """Return the mixture of all leaves' models, with which every client is evaluated."""
+        """Evaluate every client with the mixture of the models of all leaves."""
         return EvaluatedModels(nodes=state.tree.leaf_of, mixture=Mixture())
 
     def step(
         self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
-        """Let the cohort train all models, and move each by the mean of its updates."""
+        """Let the cohort train all models, and move each model by the mean of its updates."""
         tree = state.tree
         leaves = [leaf.id for leaf in tree.leaves]
         models, _ = tree.models(leaves)

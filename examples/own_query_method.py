@@ -1,8 +1,9 @@
-"""A clustering method with a client answer of its own: k-means on the clients' label histograms.
+"""A clustering method with a query of its own: k-means on the clients' label histograms.
 
-Everything about the new answer is in this file: what a client computes, its name in a client's
-policy, which answers are valid, and what they reveal. It runs in a simulation, on Ray actors, and
-over Flower, where clients answer if their policy names the kind.
+This file defines everything about the new query: its name in a client's policy, what a client
+computes, which replies are valid, and what a reply reveals. The method runs in a simulation, on Ray
+actors, and over Flower. Over Flower, a client replies only if its app has the class of the query
+and its policy allows the query's name.
 
 python examples/own_query_method.py
 """
@@ -38,30 +39,30 @@ class LabelHistogramQuery(fedclade.RowQuery):
     reveals = "shares of their labels"
 
     def shape(self, spec: DataSpec) -> tuple[int, ...]:
-        """Return C."""
+        """Return the shape of a reply: ``(C,)``, where C is the number of labels."""
         if spec.labels is None:
             raise fedclade.ConfigError(f"examples of a {spec.task} task have no label to count")
         return (spec.labels,)
 
     def answer(self, data: LocalData, store: LocalStore) -> Tensor:
-        """Return a client's histogram."""
+        """Return a client's histogram ``[C]``."""
         counts = torch.bincount(data.targets.long(), minlength=data.spec.labels or 0)
         return counts / counts.sum()
 
     def is_valid(self, row: Tensor) -> bool:
-        """Return whether a row is a histogram."""
+        """Return whether a row is a histogram: no negative share, and a sum of 1."""
         return bool((row >= 0).all()) and abs(float(row.sum()) - 1) < 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistogramKMeans(fedclade.Algorithm):
-    """Clusters are found once, before training, by k-means on the clients' label histograms."""
+    """FedAvg in clusters that k-means on the clients' label histograms finds before training."""
 
     requires = Requires(
         updates=False,  # a step works with sums of updates
         signatures=False,  # a step compares no updates
         reports="shares of their labels",
-        disclosures=("label_histograms",),  # what of each client's data the server must see
+        disclosures=("label_histograms",),  # facts about each client's data that the server gets
         clusters_from="n_clusters",
     )
 
@@ -74,17 +75,20 @@ class HistogramKMeans(fedclade.Algorithm):
     def step(
         self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
-        """Cluster all clients, if that is still to be done; then train every cluster."""
+        """Cluster the clients if they are not clustered yet; then train every cluster."""
         tree = state.tree
         if len(tree.nodes) == 1:
             tree = self.cluster(tree, clients, this_round)
-        if len(tree.nodes) > 1:  # clients without a histogram are the root's, and wait
+        if len(tree.nodes) > 1:  # clients that sent no histogram stay in the root, and do not train
             cohort = [client for client in cohort if tree.leaf_of[client] != 0]
         parts = fedclade.train_clusters(State(tree), cohort, clients, this_round) if cohort else []
         return State(fedclade.move_clusters(tree, parts)), fedclade.log_of(parts)
 
     def cluster(self, tree: ParameterTree, clients: Clients, this_round: Round) -> ParameterTree:
-        """Return a tree with a leaf for each cluster of clients that send their histogram."""
+        """Return a tree with a leaf for each cluster of the clients that sent a histogram.
+
+        The tree is returned unchanged if there are fewer such clients than clusters.
+        """
         everyone = sorted(clients.ids)
         rows = clients.ask(LabelHistogramQuery(everyone))
         has_replied = fedclade.has_replied(rows)

@@ -1,7 +1,10 @@
-"""A small residual network with BatchNorm, a frozen backbone and augmentation, over clients with pictures.
+"""A small residual network with a frozen backbone, personal BatchNorm layers and augmentation.
 
-The backbone comes ready made (here: from a few steps on digits that no client has) and never travels; clients train the
-last block and the head, and each keeps the statistics of its BatchNorm to itself.
+The backbone is pretrained and frozen, so it is never sent. Clients train the last block and the
+head. The BatchNorm layers are personal: each client has its own and does not send them.
+
+To need no download, the script pretrains the backbone on the same digits that the clients have.
+With your own pictures, use a backbone that was trained on other data.
 
 python examples/photographs.py
 """
@@ -15,7 +18,7 @@ from fedclade.report.page import write_report
 
 
 class Residual(nn.Module):
-    """Two convolutions, each with BatchNorm, beside a way around them."""
+    """Residual block: two convolutions with BatchNorm, and a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -23,12 +26,12 @@ class Residual(nn.Module):
         self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return features of the same shape."""
+        """Return features of the same shape as the input, ``[n, width, height, width]``."""
         return functional.relu(x + self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x))))))
 
 
 def resnet(seed: int, width: int = 8) -> nn.Module:
-    """Return the network, its backbone trained before."""
+    """Return the network, after a few steps of pretraining."""
     torch.manual_seed(seed)
     backbone = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), Residual(width))
     model = nn.Sequential()
@@ -49,7 +52,7 @@ def resnet(seed: int, width: int = 8) -> nn.Module:
 
 
 def moved(x: Tensor) -> Tensor:
-    """Return pictures moved by up to a pixel each way: an augmentation."""
+    """Return pictures shifted by up to one pixel in each direction, as an augmentation."""
     dx, dy = torch.randint(-1, 2, (2,)).tolist()
     return torch.roll(x, (dx, dy), (-2, -1))
 

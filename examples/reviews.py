@@ -1,6 +1,7 @@
-"""Text classification from strings: shops that sort their customers' messages, each in its own way.
+"""Text classification from strings: twelve shops sort the messages of their customers.
 
-Half of the shops call a late parcel a complaint, the other half a question, which nobody tells the server.
+Half of the shops call a late parcel a complaint, the other half a question; the server does not
+know which.
 
 python examples/reviews.py
 """
@@ -20,7 +21,17 @@ LATE = ["my parcel is late", "the delivery has not come yet", "still waiting for
 
 
 def shop(late_is: str, messages: int, draw: random.Random) -> tuple[list[str], list[int]]:
-    """Return what a shop's customers wrote, and what it is to the shop: praise, complaint or question."""
+    """Return messages to a shop, and their labels: 0 praise, 1 complaint, 2 question.
+
+    Parameters
+    ----------
+    late_is
+        Label of messages about late parcels: "complaint" or "question".
+    messages
+        Number of messages.
+    draw
+        Random generator.
+    """
     texts, labels = list[str](), list[int]()
     for _ in range(messages):
         kind = draw.choice([*SAID, "late", "late"])
@@ -32,7 +43,7 @@ def shop(late_is: str, messages: int, draw: random.Random) -> tuple[list[str], l
 
 
 def shops(count: int = 12, seed: int = 0) -> fedclade.Federation:
-    """Return the shops, with test messages of their own."""
+    """Return a federation of shops, each with 40 messages for training and 40 for testing."""
     draw, names = random.Random(seed), [f"shop-{i}" for i in range(count)]
     truth = {name: i % 2 for i, name in enumerate(names)}
     ways = ["complaint", "question"]

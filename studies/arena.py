@@ -1,9 +1,11 @@
-"""docs/arena.md, its picture and arena_results.json, from the runs of ``fedclade compare arena``.
+"""Collect the runs of ``fedclade compare arena``, and write ``docs/arena.md`` from them.
 
     fedclade compare arena --out arena --resume
-    python studies/arena.py --runs arena --page      # gathers what is there, and writes the page
+    python studies/arena.py --runs arena --page
 
-What was gathered before and is not in the folder stays: runs may be made in several places.
+The option --runs adds the finished runs of a folder to ``arena_results.json``. Results that were
+added earlier remain in the file, so runs can be made on several machines. The option --page writes
+the page and its picture ``docs/arena.svg``.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ PAGE, PICTURE, TEXT = (
 RESULTS = Path(__file__).with_name("arena_results.json")
 KINDS = ("P(Y|X)", "P(X)", "P(X|Y)", "P(Y)")
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
-"""Titles of the data sets, by how their cells' names begin."""
+"""Title of each data set, by the first word of the names of its cells."""
 
 CLUSTERED = (
     *(
@@ -54,13 +56,13 @@ CLUSTERED = (
     *("flux", "fedem", "fedrc", "fedsoft"),
 )
 NEAR = 1.0
-"""Points by which rcfl may be behind the first clustered method."""
+"""Percentage points by which rcfl may be less accurate than the best method that clusters."""
 
 Line = Mapping[str, Any]
 
 
 def gathered(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a line for each finished run of the folder."""
+    """Yield a line (the results of a run) for each finished run of the folder."""
     for path in find_configs("arena"):
         for scenario in read_scenarios(path):
             for method in scenario.configs:
@@ -70,7 +72,7 @@ def gathered(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def line_of(run: Run) -> dict[str, Any]:
-    """Return the numbers of a run."""
+    """Return the results of a run."""
     summary, rounds = run.summary, run.metric_rows
     found = summary["clusters"]
     return {
@@ -86,7 +88,7 @@ def line_of(run: Run) -> dict[str, Any]:
 
 
 def merged(old: Sequence[Line], new: Sequence[Line]) -> list[Line]:
-    """Return all lines, of two about one run the new one, in the order of the scenarios."""
+    """Return all lines, sorted by cell, method and seed; new lines replace old ones of a run."""
     by_run = {(line["cell"], line["method"], line["seed"]): line for line in (*old, *new)}
     return [by_run[key] for key in sorted(by_run)]
 
@@ -97,12 +99,15 @@ def data_of(line: Line) -> str:
 
 
 def methods_of(lines: Sequence[Line]) -> list[str]:
-    """Return the methods that have run, in the order of the tables."""
+    """Return the methods that have runs, in the order of the tables."""
     return sorted({line["method"] for line in lines}, key=place_of)
 
 
 def table_of(kind: str, lines: Sequence[Line]) -> str:
-    """Return methods by levels: what :func:`cell_of` says of each; the best of the clustered ones is bold."""
+    """Return a table of methods by levels, with the result of :func:`cell_of` in each cell.
+
+    The most accurate method that clusters is bold in each column.
+    """
     by_cell: dict[tuple[int, str], list[Line]] = defaultdict(list)
     for line in lines:
         name, _, level = line["cell"].rpartition(" ")
@@ -124,7 +129,10 @@ def table_of(kind: str, lines: Sequence[Line]) -> str:
 
 
 def table_without_kinds(data: str, lines: Sequence[Line]) -> str:
-    """Return methods of a data set of one cell, without true clusters: accuracy, and the clusters found."""
+    """Return a table of the methods on a data set that has one cell and no true clusters.
+
+    The columns are accuracy and the number of clusters found.
+    """
     mine = [line for line in lines if data_of(line) == data]
     best = best_of(mine)
     rows: list[list[str]] = []
@@ -140,12 +148,12 @@ def table_without_kinds(data: str, lines: Sequence[Line]) -> str:
 
 
 def place_of(method: str) -> tuple[int, str]:
-    """Return where a method stands in a table: what is clustered first."""
+    """Return the sort key of a method in tables: methods that cluster come first."""
     return (CLUSTERED.index(method), "") if method in CLUSTERED else (len(CLUSTERED), method)
 
 
 def best_of(lines: Sequence[Line]) -> str:
-    """Return the best of the clustered methods, by the mean over the folds that each has run."""
+    """Return the most accurate method that clusters, by the mean over the folds that it has run."""
     scores: dict[str, list[float]] = defaultdict(list)
     for line in lines:
         if line["method"] in CLUSTERED:
@@ -154,12 +162,16 @@ def best_of(lines: Sequence[Line]) -> str:
 
 
 def cell_of(lines: Sequence[Line], method: str, *, best: bool = False) -> str:
-    """Return accuracy with its interval, of what clusters also ARI and clusters found, and the folds if not three."""
+    """Return the text of a table cell: the results of a method in some folds.
+
+    The text contains the accuracy with its interval; for methods that cluster, also the ARI and the
+    numbers of found and of true clusters; and the number of folds if it is not three.
+    """
     if not lines:
         return ""
     middle, half = mean_and_interval([100 * line["accuracy"] for line in lines])
     text = f"**{middle:.1f}**" if best else f"{middle:.1f}"
-    # of two folds it says nothing
+    # The interval of two folds is too wide to be of use.
     text += "" if half is None or len(lines) < 3 else f" ± {half:.1f}"
     if method in CLUSTERED and all(line["ari"] is not None for line in lines):
         found, true = mean(line["clusters"] for line in lines), mean(line["true"] for line in lines)
@@ -168,9 +180,15 @@ def cell_of(lines: Sequence[Line], method: str, *, best: bool = False) -> str:
 
 
 def standings(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
-    """Return the cells in which rcfl is first or nearly, and those where it is not, with who is, and by how much.
+    """Compare rcfl with the other methods that cluster, in each cell.
 
-    A method is compared with rcfl on the folds that both have run.
+    Two methods are compared on the folds that both have run.
+
+    Returns
+    -------
+    tuple of two lists of str
+        The names of the cells in which rcfl is at most ``NEAR`` points behind the best method; and
+        for each other cell a text with its name, the best method, and the difference.
     """
     by_cell: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for line in lines:
@@ -195,13 +213,19 @@ def standings(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
 
 
 def exact(lines: Sequence[Line], method: str = "rcfl") -> str:
-    """Return in how many of its runs on data of known clusters a method found exactly these, as "3 of 4"."""
+    """Return how many runs found exactly the true clusters, as "3 of 4".
+
+    Only runs of the method on data with known clusters are counted.
+    """
     found = [line["ari"] for line in lines if line["method"] == method and line["ari"] is not None]
     return f"{found.count(1.0)} of {len(found)}"
 
 
 def ahead(lines: Sequence[Line], method: str) -> str:
-    """Return how far a method is ahead of rcfl on MNIST, on the folds that both have run, and at what traffic."""
+    """Return a text that compares accuracy and traffic of a method with those of rcfl on MNIST.
+
+    Accuracy is compared on the folds that both have run.
+    """
     mnist = [line for line in lines if data_of(line) == "mnist"]
     of = {(line["cell"], line["method"], line["seed"]): 100 * line["accuracy"] for line in mnist}
     gaps: dict[str, list[float]] = defaultdict(list)
@@ -223,7 +247,7 @@ def ahead(lines: Sequence[Line], method: str) -> str:
 
 
 def ranks(lines: Sequence[Line]) -> Ranks | None:
-    """Return mean ranks over cells and folds; None if too few are complete."""
+    """Return mean ranks over cells and folds; None if too few of these have runs of all methods."""
     by_set: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for line in lines:
         by_set[line["cell"], line["seed"]][line["method"]] = line["accuracy"]
@@ -231,7 +255,7 @@ def ranks(lines: Sequence[Line]) -> Ranks | None:
 
 
 def picture(lines: Sequence[Line], path: Path) -> str:
-    """Draw the ranks; return what the page says of them."""
+    """Draw the picture of the ranks; return the part of the page about them."""
     if (found := ranks(lines)) is None:
         return "Too few cells have runs of all methods to compute ranks."
     with mpl.rc_context({"svg.hashsalt": "arena"}):
@@ -241,27 +265,34 @@ def picture(lines: Sequence[Line], path: Path) -> str:
 
 
 def said(found: Ranks) -> str:
-    """Return the sentence before the picture of ranks."""
+    """Return the paragraph before the picture of ranks."""
     ahead = {
         a: found.mean[b] - found.mean[a] for a, b in combinations(found.mean, 2) if b == "rcfl"
     }
     surely = [f"`{a}`" for a, by in ahead.items() if by >= found.critical]
     unsure = [f"`{a}`" for a, by in ahead.items() if 0 < by < found.critical]
+    p_value = "not defined" if found.p_value is None else f"{found.p_value:.1g}"
     text = (
-        "In each cell and fold, methods are ranked by accuracy. The picture shows the mean ranks of the methods that "
-        f"have run in all of these cells. {found.title}: {found.note} Methods that one bar connects do not differ "
-        "significantly. (Friedman's p is the probability of such "
-        "differences between ranks if all methods were equally good.)"
+        "In each cell and fold, methods are ranked by accuracy; rank 1 is the most accurate. The picture "
+        "shows the mean ranks of all methods, whether they cluster or not, that have run in all of these "
+        f"cells. Each is a mean over {found.sets} pairs of a cell and a fold, in {found.scenarios} cells. The "
+        "p-value of Friedman's test, which is the probability of such differences between ranks if all "
+        f"methods were equally good, is {p_value}. Two mean ranks that differ by less than "
+        f"{found.critical:.2f} (the *critical difference* in the picture) do not differ significantly, by "
+        "Nemenyi's test at the level of 5 %. A bar connects such methods."
     )
     if surely:
         text += f" Methods with a significantly better mean rank than `rcfl`: {', '.join(surely)}."
     if unsure:
-        text += f" Methods with a better mean rank, but not significantly: {', '.join(unsure)}."
+        text += (
+            " Methods with a better mean rank than `rcfl`, but not significantly: "
+            f"{', '.join(unsure)}."
+        )
     return text
 
 
 def costs(lines: Sequence[Line]) -> str:
-    """Return time and traffic of each method, on each data set."""
+    """Return a table with time and traffic of each method on each data set."""
     of_data = {data: [line for line in lines if data_of(line) == data] for data in DATA}
     rows = [
         [f"`{method}`", *(each for mine in of_data.values() for each in cost_of(mine, method))]
@@ -273,9 +304,9 @@ def costs(lines: Sequence[Line]) -> str:
 
 
 def cost_of(lines: Sequence[Line], method: str) -> tuple[str, str]:
-    """Return the mean seconds and megabytes of a method's runs, or nothing."""
+    """Return the mean seconds and megabytes of a method's runs as text; empty if not measured."""
     mine = [line for line in lines if line["method"] == method]
-    # not of runs that stood still
+    # None: the time of a run that was suspended for a while is not counted.
     seconds = [line["seconds"] for line in mine if line["seconds"] is not None]
     megabytes = [line["megabytes"] for line in mine]
     return (
@@ -285,7 +316,10 @@ def cost_of(lines: Sequence[Line], method: str) -> tuple[str, str]:
 
 
 def printed(lines: Sequence[Line]) -> str:
-    """Return FLUX's figures beside ours, by level: theirs are means over the four kinds of shift."""
+    """Return a table that compares the published accuracies of FLUX's paper with ours, by level.
+
+    The published numbers are means over the four kinds of shift.
+    """
     (path,) = (each for each in find_configs("arena") if each.stem == "mnist")
     groups = {
         each.printed.name: each.printed for each in read_scenarios(path) if each.printed is not None
@@ -302,7 +336,7 @@ def printed(lines: Sequence[Line]) -> str:
 
 
 def page(lines: Sequence[Line]) -> str:
-    """Return the page: the text beside this script, with the tables."""
+    """Return the page: the text of ``arena.md`` in the folder of this script, with the tables."""
     near, behind = standings(lines)
     fedavg = [
         100 * line["accuracy"]
@@ -320,7 +354,9 @@ def page(lines: Sequence[Line]) -> str:
         runs=len(lines),
         near=len(near),
         cells=len(near) + len(behind),
-        behind=f"It is further behind in: {'; '.join(behind)}." if behind else "",
+        behind=f"It is further behind in the remaining {'cell' if len(behind) == 1 else 'cells'}: {'; '.join(behind)}."
+        if behind
+        else "",
         exact=exact(lines),
         feddrift=ahead(lines, "feddrift"),
         cifar10=table_without_kinds("cifar10", lines),
@@ -332,12 +368,12 @@ def page(lines: Sequence[Line]) -> str:
 
 
 def main() -> None:
-    """Gather, and write."""
+    """Collect results and write the page, as the options state."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=Path, help="the folder of the comparison")
-    parser.add_argument("--page", action="store_true", help="write docs/arena.md")
+    parser.add_argument("--runs", type=Path, help="folder of the comparison, to collect results")
+    parser.add_argument("--page", action="store_true", help="write docs/arena.md and its picture")
     given = parser.parse_args()
     lines: list[Line] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     if given.runs is not None:

@@ -1,14 +1,18 @@
-"""Hyper-parameters of the methods at FLUX's arena, ``configs/arena/mnist.toml``: at most three settings of each.
+"""Choose hyper-parameters of the methods in the arena (``configs/arena/mnist.toml``).
 
-The same budget for all: each setting runs once in two cells, P(Y|X) and P(X) at level 5, with a seed that the arena
-does not use and a quarter of the examples. Batches are a quarter as large, so that as many steps are made: with fewer,
-LeNet-5 has learnt nothing after ten rounds, and norms of updates would not be those of the arena. The best mean
-accuracy on validation data after the last round wins, the first of equals; test data and true clusters have no part in
-it. The first setting is what the arena has without tuning; FedAvg, local training and the oracle have nothing to tune,
-and rcfl runs with its defaults.
+All methods have the same budget: at most three settings, each of which runs once in two cells of
+the arena, P(Y|X) and P(X) at level 5. The runs have a seed that the arena does not use, and a
+quarter of the examples. Batches are also a quarter as large, so that the number of steps is the
+same. With fewer steps, LeNet-5 would have learnt nothing after ten rounds, and norms of updates
+would differ from those in the arena.
 
-Every run is one line of a JSON file, so that an interrupted call goes on where it stopped. Several processes may share
-the methods out among them, in one file.
+The setting with the highest mean accuracy on validation data after the last round is chosen; if
+several are equal, the first of them. Test data and true clusters are not used. The first setting of
+each method is the one without tuning. FedAvg, local training and the oracle have no
+hyper-parameters to tune, and rcfl runs with its defaults.
+
+Each run is stored as one line of a JSON file, and an interrupted call continues where it stopped.
+Several processes can run different methods at the same time and write to one file.
 
     python studies/arena_tuning.py --data-dir DIR --out arena_tuning.jsonl --methods ifca fesem
     python studies/arena_tuning.py --out arena_tuning.jsonl --table
@@ -40,17 +44,18 @@ Line = dict[str, Any]
 SEED, SHARE = 100, 4
 CELLS = ("mnist P(Y|X) 5", "mnist P(X) 5")
 IMAGES = 60_000
-"""Of MNIST, for training."""
+"""Number of training images of MNIST."""
 
 MOST = 3
-"""Settings of a method."""
+"""Largest number of settings of a method."""
 
 CUTS: Sequence[Options] = ({}, {"n_clusters": 4}, {"n_clusters": 8})
-"""Of a dendrogram: where fedclade cuts it unless told otherwise, and by the number of clusters."""
+"""Ways to cut a dendrogram: fedclade's default, and into a given number of clusters."""
 
 SETTINGS: Mapping[str, Sequence[Options]] = {
     "apfl": ({"alpha": 0.5}, {"alpha": 0.25}, {"alpha": 0.75}),
-    # The journal version's rule of thumb, the thresholds of public implementations, and fixed rounds as in figure 8.
+    # The rule of thumb of the paper's journal version, thresholds of public implementations, and
+    # splits in fixed rounds as in the paper's figure 8.
     "cfl": (
         {"eps1": "auto", "eps2": 1.0},
         {"eps1": 0.4, "eps2": 1.6},
@@ -73,11 +78,11 @@ SETTINGS: Mapping[str, Sequence[Options]] = {
     "pfedme": ({"personal_lr": 0.09}, {"personal_lr": 0.03}, {"personal_lr": 0.01}),
     "stocfl": ({"tau": 0.65}, {"tau": 0.3}, {"tau": 0.9}),
 }
-"""By method; the first is what the arena has without tuning."""
+"""Settings of each method; the first is the one without tuning."""
 
 
 def tasks(cells: Sequence[str], scale: str | None) -> dict[str, Config]:
-    """Return the config of FedAvg in each cell, with validation scores, by the cell's name."""
+    """Return the config of FedAvg in each cell, with scores on validation data, by cell name."""
     (path,) = (path for path in find_configs("arena") if path.stem == "mnist")
     scenarios = {
         each.name: each for each in read_scenarios(path, ["evaluate_validation=true"], scale)
@@ -88,7 +93,7 @@ def tasks(cells: Sequence[str], scale: str | None) -> dict[str, Config]:
 
 
 def configured(task: Config, method: str, setting: Options) -> Config:
-    """Return the config of a run: of MNIST a share of the examples, in batches that are as much smaller."""
+    """Return the config of a run; on MNIST with a quarter of the examples and of the batch size."""
     given = {**task.as_dict(), "seed": SEED, "algorithm": {"name": method, **setting}}
     if task.data["name"] == "mnist":
         given["data"] = {
@@ -100,7 +105,7 @@ def configured(task: Config, method: str, setting: Options) -> Config:
 
 
 def run(config: Config, data_dir: Path | None) -> Line:
-    """Run a config; return the mean score over the clients after the last round."""
+    """Run a config; return the mean validation score of the last round, clusters and seconds."""
     start = perf_counter()
     done = config.run(config.federation(data_dir), progress=False)
     score, clusters = done.metric_rows[-1][column_of("accuracy")], done.summary["clusters"]["found"]
@@ -108,7 +113,7 @@ def run(config: Config, data_dir: Path | None) -> Line:
 
 
 def by_setting(lines: Sequence[Line]) -> dict[str, dict[str, list[Line]]]:
-    """Return the runs of each setting, as JSON, of each method."""
+    """Return the lines of each method and each of its settings; settings are JSON texts."""
     by_method: dict[str, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         by_method[line["method"]][json.dumps(line["setting"])].append(line)
@@ -116,7 +121,7 @@ def by_setting(lines: Sequence[Line]) -> dict[str, dict[str, list[Line]]]:
 
 
 def means(of_method: Mapping[str, Sequence[Line]], cells: Sequence[str]) -> dict[str, float]:
-    """Return the mean over the cells of each setting that has been run in all of them."""
+    """Return the mean score over the cells, for each setting that has run in all cells."""
     done = {
         setting: {line["cell"]: line["validation"] for line in lines}
         for setting, lines in of_method.items()
@@ -129,14 +134,17 @@ def means(of_method: Mapping[str, Sequence[Line]], cells: Sequence[str]) -> dict
 
 
 def best(method: str, found: Mapping[str, float]) -> str | None:
-    """Return the best setting of a method, the first of equals; None until all have been run."""
-    # runs may have come in another order
+    """Return the best setting of a method; None until all settings have run.
+
+    If several settings are equally good, the result is the first of them in ``SETTINGS``.
+    """
+    # The lines may be in another order.
     ordered = [json.dumps(setting) for setting in SETTINGS[method]]
     return max(ordered, key=lambda setting: found[setting]) if {*ordered} <= found.keys() else None
 
 
 def table(lines: Sequence[Line], cells: Sequence[str]) -> Table:
-    """Return a row for each setting of each method; the best of each method is marked."""
+    """Return a table with a row for each setting of each method; the best settings are marked."""
     rows: list[tuple[str, ...]] = []
     for method, settings in by_setting(lines).items():
         found = means(settings, cells)
@@ -166,7 +174,10 @@ def table(lines: Sequence[Line], cells: Sequence[str]) -> Table:
 
 
 def chosen(lines: Sequence[Line], cells: Sequence[str]) -> list[str]:
-    """Return the lines of ``[algorithms]`` for the methods all of whose settings have been run."""
+    """Return lines for the section ``[algorithms]`` of a config: the best setting of each method.
+
+    Methods with settings that have not run are left out.
+    """
     written: list[str] = []
     for method, settings in by_setting(lines).items():
         if (setting := best(method, means(settings, cells))) is not None:
@@ -178,11 +189,19 @@ def chosen(lines: Sequence[Line], cells: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run what is missing, and print the table and the lines for the scenario."""
+    """Run missing settings, and print the table and the lines for the scenario."""
     parser = jsonl.parser(__doc__, "arena_tuning.jsonl")
-    parser.add_argument("--methods", nargs="+", default=list(SETTINGS), choices=SETTINGS)
-    parser.add_argument("--cells", nargs="+", default=CELLS, metavar="CELL")
-    parser.add_argument("--scale", help="of the scenario, such as smoke")
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=list(SETTINGS),
+        choices=SETTINGS,
+        help="methods to tune (default: all)",
+    )
+    parser.add_argument(
+        "--cells", nargs="+", default=CELLS, metavar="CELL", help="cells of the arena to run in"
+    )
+    parser.add_argument("--scale", help="scale of the scenario, such as smoke")
     given = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(width=160)
@@ -197,7 +216,7 @@ def main() -> None:
             continue
         try:
             config = configured(configs[cell], method, setting)
-        except ConfigError as error:  # more clusters than the clients of a small scale
+        except ConfigError as error:  # with a small scale, there may be more clusters than clients
             console.print(f"{method} {setting} left out: {error}", markup=False)
             continue
         line = {**head, **run(config, given.data_dir)}

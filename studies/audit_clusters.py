@@ -1,17 +1,22 @@
-"""What the clusters that a run publishes tell of its clients, and what ε the attacks refute.
+"""Measure what published clusters reveal about clients, and which ε the attacks refute.
 
-Clusters are in the run folder, in the report and with the server; what clients get is a model. Four parts:
+The run folder, the report and the server have the clusters. Clients do not get them, only a model.
+The study has four parts:
 
-- ``probes``: an attacker joins with a client of each distribution that there may be, and guesses for every other one
-  that of the probe it lands with (a share of one over the probes there; where there are none, by chance);
-- ``canary``: a client whose labels are permuted takes part, or stays away; a guess by how many clusters the *others*
-  are in, from a threshold chosen on every second run;
-- ``coins``: 18 clients each toss a coin for one of two label swaps, under differential privacy. An attacker with a
-  probe of each guesses the coins by the clusters, and by the updates as they leave: by their inner products with the
-  difference of its probes' updates before the noise. The bound on ε is Steinke, Nasr, Jagielski's (2023);
-- ``mechanism``: the noise of a real client on the two updates that are hardest to hide, C·u and −C·u, and the bound of
-  Jagielski, Ullman, Oprea (2020) on 20,000 releases of each; and that of Nasr et al. (2023), which takes for granted
-  that noise is Gaussian: it should be just below the ε that is claimed.
+- ``probes``: the attacker takes part with one client, a *probe*, of each possible distribution. It
+  guesses that every other client has the distribution of the probe in the same cluster. With
+  several probes in the cluster, it guesses one of them at random; with none, one of all.
+- ``canary``: a client with permuted labels takes part in a run or does not. The attacker guesses
+  which, by the number of clusters of the *other* clients and a threshold that is chosen on every
+  second run.
+- ``coins``: 18 clients each toss a coin for one of two label swaps, and have differential privacy.
+  The attacker has a probe of each swap. It guesses the coins by the clusters, and also by the noisy
+  updates: by their inner products with the difference of the probes' updates without noise. The
+  bound on ε is that of Steinke, Nasr, Jagielski (2023).
+- ``mechanism``: fedclade's noise is added to the two updates that are most difficult to hide, C·u
+  and −C·u for a vector u of length 1, in 20,000 trials for each. There are two bounds on ε: that of
+  Jagielski, Ullman, Oprea (2020), and that of Nasr et al. (2023), which assumes that the noise is
+  Gaussian and should be just below the stated ε.
 
     python studies/audit_clusters.py --data-dir DIR --minutes 5
     python studies/audit_clusters.py --table
@@ -68,7 +73,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 NOISE = (0.03, 0.1, 0.3, 1.0, 3.0)
 COINS = 18
 CLAIMS = ((8.0, 1), (4.0, 1), (2.0, 1), (1.0, 1), (6.0, 10))
-"""Noise multipliers and releases of the mechanism."""
+"""Pairs of a noise multiplier and a number of releases, for the part ``mechanism``."""
 
 TRIALS, ENTRIES = 20_000, 100
 BOUNDS = ("epsilon", "bound", "bound_of_gaussian")
@@ -87,7 +92,7 @@ def federation_of(
 
 
 def found_by(method: str, federation: Federation, seed: int) -> Mapping[int, int]:
-    """Return the leaf of each client in the end."""
+    """Run a method; return the leaf of each client after the last round."""
     options = {
         "local": LOCAL,
         "rounds": ROUNDS,
@@ -101,7 +106,17 @@ def found_by(method: str, federation: Federation, seed: int) -> Mapping[int, int
 def guessed(
     leaves: Mapping[int, int], truth: Mapping[int, int], probes: Sequence[int]
 ) -> list[float]:
-    """Return of each other client the chance to guess its distribution by the probes that it lands with."""
+    """Return the probability of a correct guess for each client that is not a probe.
+
+    Parameters
+    ----------
+    leaves
+        Leaf of each client.
+    truth
+        Distribution of each client.
+    probes
+        Clients of the attacker.
+    """
     right: list[float] = []
     for client in leaves.keys() - set(probes):
         near = [truth[probe] for probe in probes if leaves[probe] == leaves[client]]
@@ -111,7 +126,7 @@ def guessed(
 
 
 def probes(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
-    """Join with a client of each distribution."""
+    """Attack a run with a probe of each distribution; ``case`` is a kind and a number of images."""
     kind, images = case.split()
     federation = federation_of(
         CLUSTERS + VICTIMS, int(images), seed, data_dir, clusters=CLUSTERS, **KINDS[kind]
@@ -125,7 +140,7 @@ def probes(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
 
 
 def canary(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
-    """Run with and without a client whose labels are permuted; return how many clusters the others are in."""
+    """Run with and without a client with permuted labels; count the clusters of the others."""
     kind = {"clusters": 3, **KINDS["label_swap"]} if case == "three swaps" else {}
     federation = federation_of(13, 100, seed, data_dir, **kind)
     order = torch.from_numpy(np.random.default_rng([13, seed]).permutation(10))
@@ -144,20 +159,20 @@ def canary(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
 
 @dataclass(frozen=True)
 class Watching(Middleware):
-    """Notes the updates that a server receives."""
+    """Middleware that records the updates that a server receives."""
 
     queries = (TrainQuery,)
 
     seen: list[Updates]
 
     def after(self, query: TrainQuery, reply: Updates) -> Updates:
-        """Return the updates, and note them."""
+        """Record the updates, and return them unchanged."""
         self.seen.append(reply)
         return reply
 
 
 def coins(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
-    """Guess under which of two label swaps clients see their data; ``case`` is the noise multiplier."""
+    """Guess which of two label swaps each client has; ``case`` is the noise multiplier."""
     privacy = DifferentialPrivacy(clip_norm=CLIP, noise_multiplier=float(case), delta=DELTA)
     federation = federation_of(COINS + 2, 300, seed, data_dir, clusters=2, **KINDS["label_swap"])
     draw = np.random.default_rng([17, seed])
@@ -202,7 +217,7 @@ def coins(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
 
 
 def mechanism(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
-    """Release the two updates that are farthest apart; ``case`` is noise and releases."""
+    """Release the two most different updates; ``case`` is an index of ``CLAIMS``."""
     z, releases = CLAIMS[int(case)]
     privacy = DifferentialPrivacy(clip_norm=CLIP, noise_multiplier=z, delta=DELTA)
     unit = torch.ones(ENTRIES, dtype=torch.float32) / ENTRIES**0.5
@@ -233,7 +248,7 @@ PARTS: Mapping[str, Callable[..., Line]] = {
 
 
 def jobs(seeds: int, trials: int) -> Iterator[Line]:
-    """Yield all that is to be run."""
+    """Yield all jobs."""
     for k in range(len(CLAIMS)):
         yield {"part": "mechanism", "case": str(k), "method": "", "seed": 0}
     for seed, method, kind in itertools.product(range(seeds), METHODS, KINDS):
@@ -253,7 +268,10 @@ def work(part: str, case: str, method: str, seed: int, *, data_dir: Path | None)
 
 
 def threshold_bound(inside: Sequence[int], outside: Sequence[int]) -> tuple[float, float, float]:
-    """Return TPR, FPR and bound on ε of the best threshold of every second run, judged on the others."""
+    """Return TPR, FPR and a bound on ε of a threshold on the number of clusters.
+
+    The threshold is chosen on every second run, and the rates are those in the other runs.
+    """
     tried, judged = (tuple(zip(inside[k::2], outside[k::2], strict=True)) for k in (0, 1))
     rules = [(sign, level) for sign in (1, -1) for level in {*inside, *outside}]
 
@@ -300,22 +318,34 @@ def tables(lines: Sequence[Line]) -> Iterator[Table]:
             ]
         rows[part].append(head + cells)
     columns = {
-        "mechanism": ("z", "releases", "ε", "bound", "if it is Gaussian"),
-        "probes": ("right, %", "clusters"),
-        "canary": ("clusters of the others with it", "without", "TPR", "FPR", "bound on ε"),
-        "coins": ("ε", "right by updates", "bound", "right by clusters", "bound"),
+        "mechanism": ("z", "releases", "ε", "refuted ε", "refuted ε of Gaussian noise"),
+        "probes": ("correct, %", "clusters"),
+        "canary": ("others' clusters with canary", "without canary", "TPR", "FPR", "refuted ε"),
+        "coins": ("ε", "correct by updates", "refuted ε", "correct by clusters", "refuted ε"),
     }
     for part, found in rows.items():
         yield as_table(part, ("case", "method", "runs", *columns[part]), found)
 
 
 def main() -> None:
-    """Run what is missing, and print the tables."""
+    """Make missing runs, and print the tables."""
     parser = jsonl.parser(__doc__, "audit_clusters.jsonl")
-    parser.add_argument("--seeds", type=int, default=3, help="of probes")
-    parser.add_argument("--trials", type=int, default=12, help="of coins and canaries")
-    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--minutes", type=float, default=5.0, help="begin no run after so many")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="number of seeds of the part probes (default: 3)"
+    )
+    parser.add_argument(
+        "--trials", type=int, default=12, help="runs of the parts coins and canary (default: 12)"
+    )
+    parser.add_argument(
+        "--parts",
+        nargs="*",
+        default=list(PARTS),
+        choices=list(PARTS),
+        help="parts of the study to run (default: all)",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="start no run after this time (default: 5)"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     if not given.table:

@@ -1,18 +1,23 @@
-"""Who can tell from the model that a client is served with whether an example was trained on.
+"""Measure membership inference: how well a client's deployed model reveals its training examples.
 
-Federations of 20 MNIST clients, run again and again; in each run a client trains on a random half of its 80 audited
-images, and on as many others as it takes. Every run is attacked in turn, the others are its shadows: so a shadow knows
-all but the coins. The attacker has the model, as every member of the cluster and the server have, an image and its
-label as the client sees it, and scores φ = log p_y − log(1 − p_y) (Carlini et al. 2022):
+The runs are federations of 20 MNIST clients. In each run a client trains on a random half of its 80
+audited images, and in addition on other images until it has the wanted number. Each run is attacked
+in turn, with all other runs as its shadow runs. These have the same clients and images as the
+attacked run, but train on other random halves of the audited images, with other seeds.
+
+The attacker has the client's model, which all members of the client's cluster and the server have,
+too; an audited image; and its label as the client sees it. From φ = log p_y − log(1 − p_y), where
+p_y is the probability that the model gives the label (Carlini et al. 2022), it computes a score:
 
 - ``loss``: φ itself;
-- ``offline``: φ beside its mean over the shadows without the image;
-- ``online``: the likelihood ratio of φ with and without the image, two Gaussians by the shadows (LiRA).
+- ``offline``: φ minus its mean over the shadow runs without the image;
+- ``online``: the likelihood ratio of φ with and without the image, by two normal distributions that
+  are estimated from the shadow runs (LiRA).
 
-Of Gaussians the mean is the image's own and the variance one for all, as there are few shadows. Intervals are over
-attacked runs, drawn with replacement.
+There are few shadow runs. Therefore each image has means of its own, but all images share the
+variances. Intervals are bootstrap intervals over attacked runs.
 
-    python studies/audit_membership.py --data-dir DIR --minutes 5     # and again, until all is run
+    python studies/audit_membership.py --data-dir DIR --minutes 5     # repeat until all runs exist
     python studies/audit_membership.py --table
 """
 
@@ -48,7 +53,11 @@ CLIP = 2.0
 
 @dataclass(frozen=True)
 class Setting:
-    """Who shares a model, and the noise: clients of a cluster, or a method's name; z, or None for no clipping."""
+    """Clients that share a model, and the noise on updates.
+
+    ``shares`` is the number of clients in each cluster, or the name of a method. ``noise`` is the
+    noise multiplier z, or None for updates that are neither clipped nor noisy.
+    """
 
     shares: int | str
     shift: str = "none"
@@ -71,7 +80,7 @@ SETTINGS: Mapping[str, Setting] = {
 
 @cache
 def federation_of(shift: str, images: int, data_dir: Path | None) -> Federation:
-    """Return clients with all images that they may train on: those audited, and those in every run."""
+    """Return clients with their audited images, followed by images on which they always train."""
     clusters = {} if shift == "none" else {"shift": shift, "clusters": 4}
     held = AUDITED + max(0, images - AUDITED // 2)
     settings = {"clients": CLIENTS, "samples_per_client": held, "test_samples": 500, **clusters}
@@ -79,14 +88,17 @@ def federation_of(shift: str, images: int, data_dir: Path | None) -> Federation:
 
 
 def coins(run: int) -> NDArray[np.bool_]:
-    """Return which audited images each client has in a run ``[n, a]``: half of them, and in the next the other half."""
+    """Return a mask ``[n, a]`` of the audited images on which each client trains in a run.
+
+    Runs 2k and 2k + 1 have complementary masks, each with half of the images.
+    """
     draw = np.random.default_rng([7, run // 2])
     order = np.argsort(draw.random((CLIENTS, AUDITED)), axis=1)
     return (order < AUDITED // 2) == (run % 2 == 0)
 
 
 def trained_on(federation: Federation, run: int) -> Federation:
-    """Return the clients with what they train on in a run."""
+    """Return the clients with their training images of a run."""
     clients = [
         replace(
             client, train=np.concatenate([client.train[:AUDITED][held], client.train[AUDITED:]])
@@ -97,7 +109,7 @@ def trained_on(federation: Federation, run: int) -> Federation:
 
 
 def algorithm_of(setting: Setting, federation: Federation) -> Algorithm:
-    """Return what trains."""
+    """Return the algorithm of a setting."""
     if isinstance(setting.shares, int):
         return Oracle(
             {client: place // setting.shares for place, client in enumerate(federation.ids)}
@@ -107,7 +119,7 @@ def algorithm_of(setting: Setting, federation: Federation) -> Algorithm:
 
 
 def confidences(federation: Federation, models: Sequence[torch.Tensor]) -> Floats:
-    """Return φ of every client's audited images ``[n, a]`` under the model that it is served with."""
+    """Return φ of every client's audited images ``[n, a]``, by the client's model."""
     module = build_model(
         "mlp", input_shape=federation.pool.input_shape, outputs=federation.pool.outputs, seed=0
     )
@@ -125,7 +137,7 @@ def confidences(federation: Federation, models: Sequence[torch.Tensor]) -> Float
 
 
 def work(setting: str, images: int, run: int, *, data_dir: Path | None) -> dict[str, Any]:
-    """Train once, and return φ of all audited images, and the clients' accuracy."""
+    """Make a run; return φ of all audited images, accuracy, ε and the number of clusters."""
     chosen = SETTINGS[setting]
     everything = federation_of(chosen.shift, images, data_dir)
     federation = trained_on(everything, run)
@@ -155,7 +167,15 @@ def work(setting: str, images: int, run: int, *, data_dir: Path | None) -> dict[
 
 
 def attacked(phi: Floats, inside: NDArray[np.bool_]) -> Mapping[str, Groups]:
-    """Return each attack's scores of members and others, for each attacked run; φ and coins are ``[runs, n, a]``."""
+    """Return the scores of each attack in each attacked run: those of members and of other images.
+
+    Parameters
+    ----------
+    phi
+        φ of the audited images, ``[runs, n, a]``.
+    inside
+        Whether a client trained on an image, ``[runs, n, a]``.
+    """
     found: dict[str, Groups] = defaultdict(list)
     for target in range(len(phi)):
         others = np.arange(len(phi)) != target
@@ -184,7 +204,7 @@ def attacked(phi: Floats, inside: NDArray[np.bool_]) -> Mapping[str, Groups]:
 def rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yield a row for each setting and attack."""
     by_case: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
-    # a run is no shadow of itself
+    # A run that is stored twice must not be a shadow run of itself.
     once = {(line["setting"], line["images"], line["run"]): line for line in lines}
     for line in once.values():
         by_case[line["setting"], line["images"]].append(line)
@@ -196,7 +216,7 @@ def rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
             np.array([line["phi"] for line in runs]),
             np.stack([coins(line["run"]) for line in runs]),
         )
-        if len(runs) < 4:  # an image needs shadows with and without it
+        if len(runs) < 4:  # each image needs shadow runs with and without it
             continue
         accuracy, epsilon = np.mean([line["accuracy"] for line in runs]), runs[0]["epsilon"]
         for attack, groups in attacked(phi, inside).items():
@@ -221,7 +241,7 @@ def rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Return all rows; rates in percent."""
+    """Return the table of all rows; rates are in percent."""
     columns = (
         "images",
         "setting",
@@ -231,21 +251,35 @@ def table(lines: Sequence[Mapping[str, Any]]) -> Table:
         "ε",
         "attack",
         "AUC",
-        "TPR at 1 %",
-        "at 0.1 %",
+        "members found at FPR 1 %",
+        "at FPR 0.1 %",
     )
     return as_table("membership of single examples", columns, list(rows(lines)))
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Make missing runs, and print the table."""
     parser = jsonl.parser(__doc__, "audit_membership.jsonl")
-    parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument(
-        "--images", nargs="*", type=int, default=(40, 300), help="that a client trains on"
+        "--settings",
+        nargs="*",
+        default=list(SETTINGS),
+        choices=list(SETTINGS),
+        help="settings to run (default: all)",
     )
-    parser.add_argument("--runs", type=int, default=16, help="an even number")
-    parser.add_argument("--minutes", type=float, default=5.0, help="begin no run after so many")
+    parser.add_argument(
+        "--images",
+        nargs="*",
+        type=int,
+        default=(40, 300),
+        help="numbers of training images of a client (default: 40 300)",
+    )
+    parser.add_argument(
+        "--runs", type=int, default=16, help="runs of each setting, an even number (default: 16)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="start no run after this time (default: 5)"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     if not given.table:

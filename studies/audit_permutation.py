@@ -1,16 +1,24 @@
-"""What a server finds out about clients that permute their updates by a secret (``[privacy] permute``).
+"""Attack clients that permute the entries of their updates by a secret (``[privacy] permute``).
 
-Nothing of the secret is used, but to score: the server has the updates that it receives anyway, round by round, and
-knows that the model is multinomial logistic regression on images. So it knows two identities of every step's gradient,
-Σ over examples of (p_c − y_c)·x_pixel for weights and Σ of (p_c − y_c) for the bias of class c:
+The attacker is the server. It has the permuted updates that it receives in every round, and knows
+the model, here multinomial logistic regression on images. The secret is used only to measure the
+success of the attack.
 
-- pixels that are black in all images give the weights of one class the same update, −0.42 times that of its bias. So
-  entries that always move alike are one class's, and the bias is the one among them that moves 2.4 times as far. From
-  the biases it reads the shares of labels of each client, up to the names of the classes, after it has learnt on
-  clients of its own, with images that no client has, what biases say. Of mlp it finds each neuron of the first layer;
-- Σ_c (p_c − y_c) = 0, so the ten weights of a pixel add up to nothing in every update. With more updates than entries
-  the null space of all updates is spanned by the pixels, whose supports do not overlap: its projector says which
-  entries share a pixel. Pixels next to each other then tell classes apart, since their weights move alike.
+In every step, the gradient is Σ over examples of (p_c − y_c)·x_pixel for the weight of a pixel and
+class c, and Σ of (p_c − y_c) for the bias of class c. Two properties follow:
+
+- If a pixel is black in all images, its weight for class c changes by −0.42 times the change of the
+  bias of c. So entries whose changes are always proportional to each other belong to one class, and
+  the bias is the entry that changes 2.4 times as much as the others. The changes of the biases
+  reveal the shares of labels of each client, except for the names of the labels: the server trains
+  clients of its own, with images that no client has, to learn how biases depend on label shares.
+  In a multi-layer perceptron (mlp), the same property identifies the entries of each neuron of the
+  first layer.
+- Σ_c (p_c − y_c) = 0, so the changes of the ten weights of a pixel add up to 0 in every update. If
+  there are more updates than entries, the null space of all updates is spanned by one vector for
+  each pixel, and these vectors have no entries in common. The projector on the null space therefore
+  shows which entries belong to the same pixel. The weights of adjacent pixels for the same class
+  change similarly, which identifies the classes of the entries.
 
     python studies/audit_permutation.py --data-dir DIR
     python studies/audit_permutation.py --table
@@ -49,14 +57,14 @@ Ints = NDArray[np.int64]
 
 LABELS, HIDDEN = 10, 128
 ALIKE = 1e-3
-"""How far entries may be apart that move alike: float32 rounds updates to about 1e-5 of them."""
+"""Largest distance of entries with proportional changes; float32 rounds changes by about 1e-5."""
 
 SAME_PIXEL = 0.5
 
 
 @dataclass(frozen=True)
 class Case:
-    """Clients, images of each, rounds; the model, how labels are dealt out, and what is looked for."""
+    """Numbers of clients, images per client and rounds; the model, the partition and the attack."""
 
     clients: int
     images: int
@@ -64,7 +72,7 @@ class Case:
     model: str = "mclr"
     partition: str = "dirichlet"
     pixels: bool = False
-    halved: bool = False  # images of 14 × 14, each pixel the mean of four
+    halved: bool = False  # images of 14 × 14 pixels, each the mean of four pixels
 
 
 CASES: Mapping[str, Case] = {
@@ -79,10 +87,17 @@ CASES: Mapping[str, Case] = {
 
 @dataclass(frozen=True)
 class Seen:
-    """The updates that a server has seen ``[T, n, D]``, and what each entry is.
+    """Updates that a server has received, and the true meaning of their entries.
 
-    ``classes`` says which output of the first layer (a class of mclr, a neuron of mlp), -1 in later layers; ``pixels``
-    which input, -1 where it is a bias or of a later layer.
+    Parameters
+    ----------
+    updates
+        The updates of T rounds and n clients, ``[T, n, D]``.
+    classes
+        For each entry the output of the first layer to which it belongs (a class of mclr, a neuron
+        of mlp), ``[D]``; -1 in later layers.
+    pixels
+        For each entry the input to which it belongs, ``[D]``; -1 for biases and later layers.
     """
 
     updates: Floats
@@ -93,7 +108,7 @@ class Seen:
 def watched(
     federation: Federation, rounds: int, seed: int, *, model: str = "mclr", permute: bool = True
 ) -> Seen:
-    """Train as FedAvg does; return what the server receives."""
+    """Train by FedAvg with equal weights; return the updates that the server receives."""
     world = Backend.simulated_by(
         federation, model, FedAvg(), seed=seed, engine="stacked", permute=permute
     )
@@ -116,20 +131,26 @@ def watched(
 
 
 def moves(updates: Floats) -> Floats:
-    """Return each entry's updates over all clients and rounds, of length 1, ``[T·n, D]``."""
+    """Return the changes of each entry in all clients and rounds, of length 1, ``[T·n, D]``."""
     flat = updates.reshape(-1, updates.shape[-1])
     return flat / np.maximum(np.linalg.norm(flat, axis=0), 1e-30)
 
 
 def alike(moved: Floats, least: int = 15) -> Ints:
-    """Return the group of each entry, of those that always move alike or exactly the other way; -1: in none."""
+    """Group the entries whose changes are always proportional to each other.
+
+    Returns
+    -------
+    numpy.ndarray
+        The group of each entry, ``[D]``; -1 for entries without a group of at least ``least``.
+    """
     draw = np.random.default_rng(0)
     seen = draw.normal(size=(8, len(moved))) @ moved
     return DBSCAN(eps=ALIKE, min_samples=least).fit_predict((seen * np.sign(seen[:1])).T)
 
 
 def biases(groups: Ints, updates: Floats) -> list[int]:
-    """Return of each group the entry that moves farthest."""
+    """Return the entry of each group that changes most."""
     lengths = np.linalg.norm(updates.reshape(-1, updates.shape[-1]), axis=0)
     return [
         int(np.flatnonzero(groups == g)[lengths[groups == g].argmax()])
@@ -138,7 +159,20 @@ def biases(groups: Ints, updates: Floats) -> list[int]:
 
 
 def pixel_groups(moved: Floats, live: Ints) -> Ints:
-    """Return which entries share a pixel, of those that do not all move alike: numbers from 0."""
+    """Group entries by pixels.
+
+    Parameters
+    ----------
+    moved
+        The result of :func:`moves`.
+    live
+        Entries that are in no group of :func:`alike`.
+
+    Returns
+    -------
+    numpy.ndarray
+        The number of a pixel, from 0, for each entry of ``live``.
+    """
     some = moved[:, live]
     dimension = round(len(live) / LABELS)
     _, vectors = eigh(some.T @ some, subset_by_index=[0, dimension - 1])
@@ -149,14 +183,28 @@ def pixel_groups(moved: Floats, live: Ints) -> Ints:
 
 
 def classes_of(moved: Floats, live: Ints, pixels: Ints, known: Ints, biases: Sequence[int]) -> Ints:
-    """Return the class of each entry: from what moves like the group of a class on, always the next most alike pixel.
+    """Assign a class to each entry, pixel by pixel.
 
-    ``known [D]`` are the groups of :func:`alike`, with their biases; of a pixel, no two entries are of one class.
+    In each step, the pixel is taken whose entries are most similar to entries with known classes.
+    The entries of a pixel are assigned to different classes.
+
+    Parameters
+    ----------
+    moved
+        The result of :func:`moves`.
+    live
+        Entries that are in no group of :func:`alike`.
+    pixels
+        The result of :func:`pixel_groups`.
+    known
+        The groups of :func:`alike`, ``[D]``, which are the classes.
+    biases
+        The bias of each class.
     """
     found, labels = known.copy(), known.max() + 1
     groups = [live[pixels == each] for each in range(pixels.max() + 1)]
     groups = [group for group in groups if 1 < len(group) <= labels]
-    # dark pixels move against the bias
+    # The weights of dark pixels change in the opposite direction of the bias.
     best = [-moved[:, group].T @ moved[:, biases] for group in groups]
     left = set(range(len(groups)))
 
@@ -180,7 +228,13 @@ def classes_of(moved: Floats, live: Ints, pixels: Ints, known: Ints, biases: Seq
 
 
 def named(found: Ints, right: Ints) -> tuple[float, Ints]:
-    """Return the share of entries in the right class, with the best names for the classes found, and these names."""
+    """Match found classes with true classes as well as possible.
+
+    Returns
+    -------
+    tuple
+        The share of entries in the correct class, and the true class of each found class.
+    """
     table = np.zeros((max(found.max() + 1, LABELS), LABELS))
     np.add.at(table, (found[found >= 0], right[found >= 0]), 1)
     rows, columns = linear_sum_assignment(table, maximize=True)
@@ -188,7 +242,7 @@ def named(found: Ints, right: Ints) -> tuple[float, Ints]:
 
 
 def shares_of(federation: Federation) -> Floats:
-    """Return the share of each label among each client's examples ``[n, 10]``."""
+    """Return the share of each label in each client's examples, ``[n, 10]``."""
     y = federation.pool.y.numpy()
     return np.stack(
         [
@@ -199,7 +253,7 @@ def shares_of(federation: Federation) -> Floats:
 
 
 def work(case: str, seed: int, *, data_dir: Path | None) -> dict[str, Any]:
-    """Attack one federation."""
+    """Attack one federation; return the results."""
     chosen = CASES[case]
     pool = load_pool("mnist", data_dir=data_dir)
     if chosen.halved:
@@ -240,9 +294,10 @@ def work(case: str, seed: int, *, data_dir: Path | None) -> dict[str, Any]:
 def label_shares(
     federation: Federation, seen: Seen, found: Sequence[int], rounds: int, seed: int
 ) -> dict[str, Any]:
-    """Compare the shares of labels that the biases tell with the right ones; classes have their right names.
+    """Estimate shares of labels from the changes of the biases, and compare them with the truth.
 
-    What a bias's updates say of its label is learnt from clients of the server's own, by ridge regression.
+    A ridge regression on clients of the server's own learns how the changes of a bias depend on the
+    share of its label. For the comparison, classes have their true names.
     """
     pool, images = federation.pool, len(federation.clients[0].train)
     own = load_federation(
@@ -279,7 +334,7 @@ def label_shares(
 
 
 def rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return a row for each case: means over seeds."""
+    """Return a row for each case, with means over seeds."""
     keys = (
         "groups",
         "pure",
@@ -302,11 +357,19 @@ def rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Make missing runs, and print the table."""
     parser = jsonl.parser(__doc__, "audit_permutation.jsonl")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--minutes", type=float, default=5.0, help="begin no run after so many")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument(
+        "--cases",
+        nargs="*",
+        default=list(CASES),
+        choices=list(CASES),
+        help="cases to run (default: all)",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="start no run after this time (default: 5)"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     if not given.table:
@@ -319,11 +382,18 @@ def main() -> None:
         "of one class",
         "biases",
         "in a group",
-        "labels misplaced",
-        "by guess",
-        "r",
+        "wrong labels",
+        "by a guess",
+        "correlation",
     )
-    columns = (*columns, "commonest label", "by guess", "whole pixels", "right class", "of live")
+    columns = (
+        *columns,
+        "most frequent label",
+        "by a guess",
+        "whole pixels",
+        "correct class",
+        "without groups",
+    )
     Console(width=170).print(as_table("permuted updates", columns, rows(jsonl.read(given.out))))
 
 

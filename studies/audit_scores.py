@@ -1,7 +1,9 @@
-"""What audits count with: how well scores tell members from others, and what ε an attack's success refutes.
+"""Statistics of audits: the success of membership attacks, and lower bounds on ε from it.
 
-A score is larger the more likely something was in. Bounds on ε are lower ones, at a confidence: the mechanism that was
-attacked is not (ε', δ)-private for any ε' below, except with probability 1 − confidence.
+A *member* is an example, or a client, that took part in training. An attack gives a score to
+members and to others: the larger the score, the more likely it is a member. All bounds on ε are
+lower bounds at a confidence: if a bound is ε, the attacked mechanism is not (ε', δ)-private for any
+ε' < ε, except with probability 1 − confidence.
 """
 
 from __future__ import annotations
@@ -18,19 +20,20 @@ Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 LARGEST_EPSILON = 60.0
-"""No bound is looked for above: it would take more than 10²⁶ trials."""
+"""Largest bound that is computed. A larger bound would need more than 10²⁶ trials."""
 
 
 def auc(inside: Floats, outside: Floats) -> float:
-    """Return the chance that a member's score is above that of another, ties as halves."""
+    """Return the probability that a member has a higher score than another; ties count half."""
     ranks = rankdata(np.concatenate([inside, outside]))[: len(inside)]
     return float((ranks.sum() - len(inside) * (len(inside) + 1) / 2) / (len(inside) * len(outside)))
 
 
 def tpr_at(inside: Floats, outside: Floats, fpr: float) -> float:
-    """Return the share of members above a threshold that at most a share ``fpr`` of the others is above.
+    """Return the true positive rate at a false positive rate of at most ``fpr``.
 
-    Where so many others tie that no threshold between them will do, it lies above the tie.
+    The threshold is the lowest one with this false positive rate. If several others have the same
+    score and not all of them may be above the threshold, it is above all of them.
     """
     allowed = math.floor(fpr * len(outside) + 1e-9)
     threshold = np.sort(outside)[len(outside) - 1 - allowed] if allowed < len(outside) else -np.inf
@@ -43,7 +46,24 @@ def interval(
     draws: int = 100,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """Return a score over all groups of (inside, outside), and its 95 % interval over groups drawn with replacement."""
+    """Return a statistic over all groups, and its 95 % bootstrap interval over groups.
+
+    Parameters
+    ----------
+    groups
+        For each group the scores of members and the scores of others.
+    score
+        The statistic, such as :func:`auc`, of concatenated groups.
+    draws
+        Number of bootstrap samples.
+    seed
+        Seed of the samples.
+
+    Returns
+    -------
+    tuple of float
+        The statistic, and the lower and upper end of its interval.
+    """
     draw = np.random.default_rng(seed)
 
     def of(chosen: Sequence[int]) -> float:
@@ -55,7 +75,7 @@ def interval(
 
 
 def share_bounds(hits: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the interval of a share after so many hits (Clopper and Pearson 1934)."""
+    """Return the exact confidence interval of a share, ``hits`` of ``trials`` (Clopper-Pearson)."""
     tail = (1 - confidence) / 2
     low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
     high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
@@ -70,10 +90,23 @@ def epsilon_of_rates(
     delta: float,
     confidence: float = CONFIDENCE,
 ) -> float:
-    """Return a lower bound on ε by the rates of one attack, fixed before (Jagielski, Ullman, Oprea 2020).
+    """Return a lower bound on ε by the rates of one attack (Jagielski, Ullman, Oprea 2020).
 
-    Each rate has an interval of its own, together at the confidence; (ε, δ) bounds TPR by e^ε FPR + δ, and 1 − FPR by
-    e^ε (1 − TPR) + δ.
+    The threshold of the attack must be fixed before the trials. (ε, δ)-privacy implies
+    TPR ≤ e^ε FPR + δ and 1 − FPR ≤ e^ε (1 − TPR) + δ, where TPR and FPR are the true and the false
+    positive rate. Both rates are replaced by ends of confidence intervals, which together have the
+    given confidence.
+
+    Parameters
+    ----------
+    true_positives, inside
+        Number of members that the attack takes for members, and number of members.
+    false_positives, outside
+        Number of others that the attack takes for members, and number of others.
+    delta
+        δ of the guarantee.
+    confidence
+        Confidence of the bound.
     """
     each = 1 - (1 - confidence) / 2
     tpr_low = share_bounds(true_positives, inside, each)[0]
@@ -95,10 +128,11 @@ def mu_of_rates(
     outside: int,
     confidence: float = CONFIDENCE,
 ) -> float:
-    """Return a lower bound on μ of a mechanism that claims μ-GDP, as the Gaussian one does (Nasr et al. 2023).
+    """Return a lower bound on μ of a mechanism that claims μ-GDP, such as Gaussian noise.
 
-    No attack has Φ⁻¹(TPR) − Φ⁻¹(FPR) above μ, and with Gaussian noise one has exactly that: so this bound is close,
-    where that of :func:`epsilon_of_rates` would take some 1/δ trials.
+    GDP is Gaussian differential privacy; the bound is from Nasr et al. (2023). No attack has
+    Φ⁻¹(TPR) − Φ⁻¹(FPR) above μ, and with Gaussian noise the best attack attains μ. Therefore this
+    bound is close with few trials, whereas :func:`epsilon_of_rates` would need about 1/δ trials.
     """
     each = 1 - (1 - confidence) / 2
     tpr_low = share_bounds(true_positives, inside, each)[0]
@@ -109,7 +143,11 @@ def mu_of_rates(
 def epsilon_of_scores(
     inside: Floats, outside: Floats, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a lower bound on ε: the threshold that does best on every second score, judged on the others."""
+    """Return a lower bound on ε by scores.
+
+    The threshold with the largest bound on every second score is chosen, and the bound is computed
+    on the other scores.
+    """
     (tried_in, judged_in), (tried_out, judged_out) = ((s[::2], s[1::2]) for s in (inside, outside))
     best, threshold = -1.0, 0.0
     for candidate in np.unique(
@@ -135,14 +173,26 @@ def epsilon_of_scores(
 def epsilon_of_guesses(
     right: int, guesses: int, secrets: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Return a lower bound on ε by guesses of many secrets in few runs (Steinke, Nasr, Jagielski 2023, Theorem 5.2).
+    """Return a lower bound on ε by guesses of many secrets in few runs.
 
-    ``secrets`` are fair coins, each of which decided something that a neighbouring data set would have otherwise; with
-    ``guesses`` of them the attack was bold enough to name the outcome.
+    The bound is Theorem 5.2 of Steinke, Nasr, Jagielski (2023).
+
+    Parameters
+    ----------
+    right
+        Number of correct guesses.
+    guesses
+        Number of secrets that the attack guesses; it may abstain on the others.
+    secrets
+        Number of secrets: fair coins, each of which chooses between neighbouring data sets.
+    delta
+        δ of the guarantee.
+    confidence
+        Confidence of the bound.
     """
 
     def chance(epsilon: float) -> float:
-        """Return the largest chance of so many right guesses."""
+        """Return the largest probability of this number of correct guesses under ε."""
         right_each = 1 / (1 + math.exp(-epsilon))
         below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, right_each))
         worst = float((below / np.arange(1, right + 1)).max(initial=0.0))

@@ -1,12 +1,17 @@
-"""What a sketch of an update tells (``[signature] kind = "projected"``), to somebody who knows the model and the seed.
+"""Measure what a sketch of an update reveals (``[signature] kind = "projected"``).
 
-Both are public in a run: the sketch's signs and buckets come from its seed. Decoded are, the full update beside:
+A sketch is a random projection of the update. The attacker knows the model and the seed of the
+sketch, which determines its signs and buckets; both are public in a run. Three things are
+reconstructed, from sketches of several lengths and, for comparison, from the whole update:
 
-- *the update*: the shortest vector with this sketch; and the best one among combinations of the principal components of
-  updates that the attacker makes itself, by clients of its own with images that no client has;
-- *shares of labels* of clients with 40 images in skewed shares: ridge regression, learnt on the attacker's own clients;
-- *the image* of a client that has one: which image and label give a gradient with this sketch (gradient matching, Zhu,
-  Liu, Han 2019, in the space of sketches). The image is looked for as a combination of principal components of others.
+- *The update*: the shortest vector with this sketch; and the vector that fits best among
+  combinations of principal components of other updates. The attacker makes these with clients of
+  its own, with images that no client has.
+- *The shares of labels* of clients with 40 images in skewed shares, by a ridge regression that is
+  trained on the attacker's own clients.
+- *The image* of a client that has one image: the image and the label whose gradient has this sketch
+  (gradient matching of Zhu, Liu, Han 2019, applied to sketches). The image is a combination of
+  principal components of other images.
 
     python studies/audit_sketches.py --data-dir DIR --pictures sketches.png
     python studies/audit_sketches.py --table
@@ -43,22 +48,23 @@ from fedclade.runs.backend import Backend
 Sketcher = Callable[[Tensor], Tensor]
 
 DIMS = (256, 1024, 4096, 0)
-"""0: the update itself."""
+"""Lengths of sketches; 0 stands for the whole update."""
 
 MODELS = ("mclr", "mlp")
 PARTS = ("labels", "image")
 OWN_CLIENTS, IMAGES, COMPONENTS = 200, 40, 100
 ALONE, STEPS, FIRST_STEPS = 6, 250, 20
-"""Clients with one image each; steps of the search for it, and those after which the best of the labels is taken."""
+"""Number of clients with one image; steps of the search for the image; and number of steps after
+which the search continues only with the label that fits best."""
 
 FACES = 300
-"""Principal components of images."""
+"""Number of principal components of images."""
 
 
 def clients_of(
     seed: int, images: int, clients: int, data_dir: Path | None, *, own: bool = False
 ) -> Federation:
-    """Return clients with images of MNIST's training split, or the attacker's own, of its test split."""
+    """Return clients with training images of MNIST, or the attacker's own with test images."""
     skewed = {"partition": "dirichlet"} if images > 1 else {}
     dealt = {
         "clients": clients,
@@ -79,7 +85,7 @@ def module_of(model: str, seed: int, federation: Federation) -> nn.Module:
 
 
 def sketch_of(dim: int, seed: int, module: nn.Module) -> Sketcher:
-    """Return the library's sketch; of 0 numbers, the update itself."""
+    """Return the function that computes fedclade's sketch; if ``dim`` is 0, the identity."""
     sketch = Signature(kind="projected", dim=dim).sketch(seed, Layout.of(module)) if dim else None
     return (lambda vectors: vectors) if sketch is None else sketch.apply
 
@@ -87,7 +93,7 @@ def sketch_of(dim: int, seed: int, module: nn.Module) -> Sketcher:
 def first_updates(
     federation: Federation, module: nn.Module, seed: int, local: LocalTraining
 ) -> Tensor:
-    """Return the updates of the first round ``[n, D]``."""
+    """Return the updates of the first round, ``[n, D]``."""
     world = Backend.simulated_by(federation, module, FedAvg(), seed=seed, engine="loop")
     ids = world.clients.ids
     updates = world.clients.train(ids, world.initial[None], [0] * len(ids), Round(1, local, seed))
@@ -101,12 +107,27 @@ def shortest(sketch: Sketcher, seen: Tensor, size: int) -> Tensor:
         zero = torch.zeros(size, dtype=seen.dtype, requires_grad=True)
         return torch.autograd.grad((sketch(zero) * vector).sum(), zero)[0]
 
-    in_buckets = sketch(transposed(torch.ones_like(seen[0])))  # how many entries each has
+    in_buckets = sketch(transposed(torch.ones_like(seen[0])))  # number of entries in each bucket
     return torch.stack([transposed(vector / in_buckets.clamp(min=1)) for vector in seen])
 
 
 def among(sketch: Sketcher, seen: Tensor, own: Tensor) -> Tensor:
-    """Return the combinations of principal components of ``own`` updates ``[m, D]`` that have these sketches."""
+    """Return combinations of principal components of ``own`` that fit the sketches ``seen``.
+
+    Parameters
+    ----------
+    sketch
+        The function that computes sketches.
+    seen
+        Sketches, ``[n, R]``.
+    own
+        Updates of the attacker's own clients, ``[m, D]``.
+
+    Returns
+    -------
+    Tensor
+        Vectors ``[n, D]``.
+    """
     middle = own.mean(0)
     directions = torch.linalg.svd(own - middle, full_matrices=False).Vh[:COMPONENTS]
     columns, wanted = sketch(directions), seen - sketch(middle)
@@ -119,7 +140,7 @@ def among(sketch: Sketcher, seen: Tensor, own: Tensor) -> Tensor:
 def of_labels(
     model: str, seed: int, data_dir: Path | None
 ) -> tuple[nn.Module, list[Tensor], list[Any]]:
-    """Return the model; updates of the clients and of the attacker's own; and their shares of labels."""
+    """Return the model; and for the clients and the attacker's own, updates and label shares."""
     sides = [
         clients_of(seed, IMAGES, 20, data_dir),
         clients_of(1000 + seed, IMAGES, OWN_CLIENTS, data_dir, own=True),
@@ -130,7 +151,7 @@ def of_labels(
 
 
 def labels(model: str, dim: int, seed: int, *, data_dir: Path | None) -> dict[str, Any]:
-    """Decode the updates and the labels of clients with 40 images."""
+    """Reconstruct the updates and the label shares of clients with 40 images; return the errors."""
     module, (updates, own), (right, known) = of_labels(model, seed, data_dir)
     sketch = sketch_of(dim, seed, module)
     seen = sketch(updates)
@@ -157,7 +178,26 @@ def labels(model: str, dim: int, seed: int, *, data_dir: Path | None) -> dict[st
 def search(
     module: nn.Module, sketch: Sketcher, seen: Tensor, lr: float, base: Tensor, middle: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the images ``[n, 784]`` and labels whose steps have these sketches ``[n, R]``."""
+    """Search for images and labels whose training steps have given sketches.
+
+    Parameters
+    ----------
+    module
+        The initial model.
+    sketch
+        The function that computes sketches.
+    seen
+        Sketches, ``[n, R]``.
+    lr
+        Step size of the clients.
+    base, middle
+        Scaled principal components ``[FACES, 784]`` and mean ``[784]`` of other images.
+
+    Returns
+    -------
+    tuple of Tensor
+        Images ``[n, 784]`` and labels ``[n]``.
+    """
     params = {name: p.detach() for name, p in module.named_parameters()}
 
     def step(image: Tensor, label: Tensor) -> Tensor:
@@ -195,7 +235,7 @@ def search(
 
 
 def images_of(federation: Federation) -> tuple[Tensor, Tensor]:
-    """Return all training images as the model takes them ``[n, 784]``, and their labels."""
+    """Return all training images in the form of model inputs, ``[n, 784]``, and their labels."""
     held = np.concatenate([client.train for client in federation.clients])
     return federation.pool.inputs(held).flatten(1), federation.pool.y[torch.from_numpy(held)]
 
@@ -203,7 +243,13 @@ def images_of(federation: Federation) -> tuple[Tensor, Tensor]:
 def decoded(
     model: str, dim: int, seed: int, data_dir: Path | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return images of clients that have one, and as decoded; and labels as they are, and as decoded."""
+    """Attack clients with one image each.
+
+    Returns
+    -------
+    tuple of Tensor
+        The true images, the reconstructed images, the true labels, and the reconstructed labels.
+    """
     federation = clients_of(seed, 1, ALONE, data_dir)
     module, local = (
         module_of(model, seed, federation),
@@ -223,7 +269,11 @@ def decoded(
 
 
 def image(model: str, dim: int, seed: int, *, data_dir: Path | None) -> dict[str, Any]:
-    """Decode the images of clients that have one."""
+    """Reconstruct the images of clients with one image each; return the success.
+
+    "explained" is the share of the image's variance that is reconstructed, and "label" the share of
+    correct labels.
+    """
     images, found, right, told = decoded(model, dim, seed, data_dir)
     explained = 1 - (images - found).square().sum(1) / (
         images - images.mean(1, keepdim=True)
@@ -236,7 +286,7 @@ def work(part: str, model: str, dim: int, seed: int, *, data_dir: Path | None) -
 
 
 def picture(path: Path, seed: int, data_dir: Path | None) -> None:
-    """Draw the images of clients that have one, and what each sketch tells of them."""
+    """Save a picture of true images and their reconstructions from each sketch, for each model."""
     from PIL import Image
 
     strips = []
@@ -250,7 +300,7 @@ def picture(path: Path, seed: int, data_dir: Path | None) -> None:
 
 
 def rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """Yield a row for each model and length: means over seeds."""
+    """Yield a row for each model and length of the sketch, with means over seeds."""
     keys = (
         "cosine",
         "cosine_by_components",
@@ -274,13 +324,23 @@ def rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Make missing runs, and print the table."""
     parser = jsonl.parser(__doc__, "audit_sketches.jsonl")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--minutes", type=float, default=5.0, help="begin no run after so many")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument(
-        "--pictures", type=Path, help="draw the images of seed 0 and what is decoded"
+        "--parts",
+        nargs="*",
+        default=list(PARTS),
+        choices=list(PARTS),
+        help="parts of the study to run (default: all)",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="start no run after this time (default: 5)"
+    )
+    parser.add_argument(
+        "--pictures",
+        type=Path,
+        help="file for a picture of the images of seed 0 and their reconstructions",
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -305,12 +365,12 @@ def main() -> None:
         "cosine",
         "by components",
         "by mean",
-        "labels misplaced",
-        "by guess",
-        "commonest label",
+        "wrong labels",
+        "by a guess",
+        "most frequent label",
     )
     table = as_table(
-        "sketches", (*columns, "of the image", "its label"), list(rows(jsonl.read(given.out)))
+        "sketches", (*columns, "image variance", "image label"), list(rows(jsonl.read(given.out)))
     )
     Console(width=150).print(table)
 

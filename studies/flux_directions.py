@@ -1,10 +1,12 @@
-"""Number of clusters that FLUX finds, over draws of the directions along which it describes data.
+"""Measure how much the clusters of FLUX depend on its random directions.
 
-FLUX takes components of the latent along the principal directions of random points. Its authors' code draws the points
-from one fixed seed, so its results are those of one draw. Here one model is trained by federated averaging until FLUX
-clusters at the latest, and clients are then clustered once for every draw. Without MNIST it does so on the bundled
-digits; with ``--data-dir`` also in some cells of the arena (``configs/arena/mnist.toml``, with a quarter of the
-examples and of the batch size, as in ``studies/arena_tuning.py``).
+FLUX describes data by components of the latent representation along the principal directions of
+random points. The authors' code draws these points with one fixed seed, so its results are those of
+a single draw. This study trains one model by federated averaging, for as many rounds as FLUX trains
+at most before it clusters, and then clusters the clients once for each draw. Without MNIST it uses
+the digits that come with scikit-learn; with ``--data-dir`` also some cells of the arena
+(``configs/arena/mnist.toml``, with a quarter of the examples and of the batch size, as in
+``studies/arena_tuning.py``).
 
     python studies/flux_directions.py --draws 20
     python studies/flux_directions.py --draws 20 --data-dir DIR
@@ -34,17 +36,17 @@ from fedclade.training import SimulatedClients
 
 CELLS = ("mnist P(Y|X) 3", "mnist P(X) 3", "mnist P(X|Y) 3", "mnist P(Y) 3")
 IMAGES = 15_000
-"""Of the 60,000 training images of MNIST, for all clients together."""
+"""Number of training images of all clients together, of the 60,000 of MNIST."""
 
 IN_CELLS = LocalTraining(epochs=2, batch_size=16, lr=0.005, momentum=0.9)
 ON_DIGITS = LocalTraining(epochs=2, batch_size=20, lr=0.1)
 SHIFTS = ("rotation", "label_swap", "label_permutation")
-"""Of digits, by which twelve clients are in three clusters."""
+"""Shifts of the digits, by which twelve clients form three clusters."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Clients, and how the model that describes their data is trained."""
+    """Clients, and the model, training and method that cluster them."""
 
     name: str
     federation: Federation
@@ -54,14 +56,14 @@ class Case:
 
 
 def digits_cases(seed: int) -> Iterator[Case]:
-    """Yield clients with bundled digits, for each shift."""
+    """Yield a case with scikit-learn's digits for each shift."""
     for shift in SHIFTS:
         federation = load_federation("digits", clients=12, shift=shift, clusters=3, seed=seed)
         yield Case(f"digits, {shift}", federation, "mlp", ON_DIGITS, FLUX())
 
 
 def arena_cases(data_dir: Path, cells: Sequence[str], seed: int) -> Iterator[Case]:
-    """Yield clients of cells of the arena, with fewer examples."""
+    """Yield a case for each of these cells of the arena, with fewer examples."""
     (path,) = (each for each in find_configs("arena") if each.stem == "mnist")
     for scenario in read_scenarios(path):
         if scenario.name not in cells:
@@ -92,7 +94,7 @@ def clusters_of_draws(case: Case, draws: int, seed: int) -> list[tuple[int, floa
 
 
 def trained_model(case: Case, seed: int) -> Tensor:
-    """Return the model ``[S]`` of federated averaging after the rounds before FLUX clusters at the latest."""
+    """Return FedAvg's model ``[S]`` after the last round after which FLUX may cluster."""
     rounds = case.method.latest
     settings = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "engine": "stacked"}
     run = simulate("fedavg", case.model, case.federation, local=case.local, **settings)
@@ -100,7 +102,7 @@ def trained_model(case: Case, seed: int) -> Tensor:
 
 
 def table_row(case: Case, found: Sequence[tuple[int, float]]) -> str:
-    """Return a line: the cell, its true clusters, and the spread over the draws."""
+    """Return a line of the table: the case, its true clusters, and the results of the draws."""
     true = len({*(case.federation.true_clusters or {}).values()})
     counts = Counter(count for count, _ in found)
     numbers = ", ".join(f"{count} ({times}x)" for count, times in sorted(counts.items()))
@@ -109,16 +111,22 @@ def table_row(case: Case, found: Sequence[tuple[int, float]]) -> str:
 
 
 def main() -> None:
-    """Print a table: a line for each cell."""
+    """Print a table with a line for each case."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--draws", type=int, default=20)
     parser.add_argument(
-        "--cells", nargs="+", default=CELLS, metavar="CELL", help="cells of the arena"
+        "--data-dir", type=Path, help="folder with MNIST; without it only the digits are used"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of data, model and training")
+    parser.add_argument(
+        "--draws", type=int, default=20, help="number of draws of the directions (default: 20)"
+    )
+    parser.add_argument(
+        "--cells", nargs="+", default=CELLS, metavar="CELL", help="cells of the arena to use"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of data, model and training (default: 0)"
+    )
     given = parser.parse_args()
     print(
         "| clients | true clusters | clusters found (draws) | least ARI | mean ARI | largest ARI |"

@@ -1,4 +1,4 @@
-"""Mutants of a module: small changes of its text, each of which a test should notice."""
+"""Mutants of a module: small changes of its text, each of which a test should detect."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ class Mutant:
     Parameters
     ----------
     path
-        The file, relative to the repository.
+        Path of the file, relative to the repository.
     line
-        The number of the first line that changes, from 1.
+        Number of the first line that changes, from 1.
     start, end
-        The bytes of the file that are replaced.
+        Range of the bytes of the file that are replaced.
     kind
-        The operator, such as ``comparison`` or ``dropped statement``.
+        Kind of the change, such as ``comparison`` or ``dropped statement``.
     old, new
-        The text that is replaced, and its replacement.
+        The replaced text, and its replacement.
     function
-        Qualified name of the innermost function around it; empty at the level of the module or of a class.
+        Qualified name of the innermost function that contains the change; empty outside of
+        functions.
     name
-        At the level of the module or of a class: the name that is assigned there, or the empty string.
+        Outside of functions: the name that the changed statement assigns. Otherwise empty.
     """
 
     path: str
@@ -72,18 +73,19 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Identify the mutant among all of the same sources."""
+        """Unique key of the mutant among all mutants of the same sources."""
         return f"{self.path}:{self.start}-{self.end}:{self.kind}:{self.new}"
 
     def apply(self, source: bytes) -> bytes:
-        """Return the file's text with the change."""
+        """Return the text of the file with the change."""
         return source[: self.start] + self.new.encode() + source[self.end :]
 
 
 def find_mutants(path: str, source: bytes) -> list[Mutant]:
     """Return all mutants of a file, in the order of its text.
 
-    Annotations, docstrings, imports, the text of strings, ``__all__`` and blocks under ``TYPE_CHECKING`` have none.
+    There are no mutants of annotations, docstrings, imports, strings (except defaults),
+    ``__all__``, and blocks under ``TYPE_CHECKING``.
     """
     finder = _Finder(path, source)
     finder.visit(ast.parse(source))
@@ -105,7 +107,7 @@ class _Finder(ast.NodeVisitor):
         self._name = ""
 
     def _add(self, node: ast.expr | ast.stmt, kind: str, new: ast.AST | str) -> None:
-        """Note the replacement of a node's text."""
+        """Add a mutant that replaces a node's text."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         start = self._line_starts[node.lineno - 1] + node.col_offset
@@ -124,21 +126,24 @@ class _Finder(ast.NodeVisitor):
             )
         )
 
-    # What is left out
+    # Nodes without mutants
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Leave f-strings alone: before Python 3.12 the places of their parts are wrong."""
+        """Skip f-strings: before Python 3.12, the positions of their parts are wrong."""
 
     def visit_Import(self, node: ast.Import) -> None:
-        """Leave imports alone."""
+        """Skip imports."""
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """Leave imports alone."""
+        """Skip imports."""
 
     # Scopes
 
     def visit_FunctionDef(self, node: Function) -> None:
-        """Look at defaults in the scope of the function, since whoever calls it meets them, and at its body."""
+        """Visit the defaults and the body.
+
+        Defaults belong to the scope of the function, because tests that call the function use them.
+        """
         for decorator in node.decorator_list:
             self.visit(decorator)
         self._scopes.append(node.name)
@@ -151,11 +156,11 @@ class _Finder(ast.NodeVisitor):
         self._scopes.pop()
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        """Do the same."""
+        """Visit the defaults and the body."""
         self.visit_FunctionDef(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """Look at the body of a class."""
+        """Visit the body of a class."""
         for decorator in node.decorator_list:
             self.visit(decorator)
         self._scopes.append(node.name)
@@ -163,7 +168,7 @@ class _Finder(ast.NodeVisitor):
         self._scopes.pop()
 
     def visit_Module(self, node: ast.Module) -> None:
-        """Look at the body of a module."""
+        """Visit the body of a module."""
         self._visit_body(node.body)
 
     def _visit_body(self, body: list[ast.stmt]) -> None:
@@ -177,7 +182,7 @@ class _Finder(ast.NodeVisitor):
     # Statements
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """Look at the value, and know the name that it is given at the level of a module or class."""
+        """Visit the value, and record the name to which a module or class assigns it."""
         if isinstance(node.targets[0], ast.Name):
             self._name = node.targets[0].id
         if self._name != "__all__":
@@ -185,7 +190,7 @@ class _Finder(ast.NodeVisitor):
         self._name = ""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """Look at the value and not at the annotation; in a class it is the default of a field."""
+        """Visit the value and not the annotation; in a class, the value is a field's default."""
         if isinstance(node.target, ast.Name):
             self._name = node.target.id
         if node.value is not None:
@@ -197,33 +202,33 @@ class _Finder(ast.NodeVisitor):
         self._name = ""
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        """Drop it."""
+        """Drop the statement."""
         self._add(node, "dropped statement", "pass")
         self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        """Drop a call that stands by itself."""
+        """Drop a statement that is only a call."""
         if isinstance(node.value, ast.Call):
             self._add(node, "dropped statement", "pass")
         self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """Drop it."""
+        """Drop the statement."""
         self._add(node, "dropped raise", "pass")
         self.generic_visit(node)
 
     def visit_Return(self, node: ast.Return) -> None:
-        """Return nothing."""
+        """Return None instead of the result."""
         if node.value is not None and not _is_none(node.value):
             self._add(node, "dropped result", "return None")
         self.generic_visit(node)
 
     def visit_Continue(self, node: ast.Continue) -> None:
-        """Leave the loop."""
+        """Replace continue by break."""
         self._add(node, "loop", "break")
 
     def visit_Break(self, node: ast.Break) -> None:
-        """Go on with the loop."""
+        """Replace break by continue."""
         self._add(node, "loop", "continue")
 
     def visit_If(self, node: ast.If) -> None:
@@ -262,14 +267,14 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        """Take another operator."""
+        """Replace the operator by another."""
         if type(node.op) in OPERATORS:
             changed = ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right)
             self._add(node, "arithmetic", f"({ast.unparse(changed)})")
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        """Change ``and`` and ``or``."""
+        """Exchange ``and`` and ``or``."""
         other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
         self._add(node, "boolean", f"({ast.unparse(ast.BoolOp(other, node.values))})")
         self.generic_visit(node)
@@ -317,7 +322,7 @@ def _other_constant(value: object) -> str | None:
     if isinstance(value, bool):
         return str(not value)
     if isinstance(value, int | float):
-        # to a very large number 1 adds nothing
+        # Adding 1 to a very large float does not change it.
         return repr(value + 1 if value + 1 != value else value / 2)
     if isinstance(value, str):
         return repr(f"other {value}")
@@ -334,9 +339,10 @@ HIT = "_fedclade_hit"
 
 
 def instrument(source: bytes, names: dict[str, int], path: str) -> str:
-    """Return the text of a module whose functions report that they are called.
+    """Return the text of a module whose functions report their numbers when they are called.
 
-    ``names`` gives each function, as ``path::qualified name``, its number, and is extended.
+    ``names`` maps functions, as ``path::qualified name``, to numbers. The functions of this module
+    are added to it.
     """
     tree = ast.parse(source)
     for qualified, node in list(functions_of(tree)):

@@ -1,11 +1,14 @@
-"""Mutation study: count how many small faults of the library its tests notice.
+"""Mutation study: count how many small faults in the library its tests detect.
 
-``python studies/mutation.py --sample 100 --seed 1`` draws mutants of ``src/fedclade`` (``mutants.py`` lists the kinds),
-runs for each the tests that call the function it is in, and prints the rate of killed mutants and the survivors.
+``python studies/mutation.py --sample 100 --seed 1`` draws mutants of ``src/fedclade``, which are
+copies with one small fault (``mutants.py`` lists the kinds). For each mutant, it runs the tests
+that call the changed function. It prints the rate of killed mutants (mutants with which a test
+fails or does not end), and the survivors.
 
-The first run, and each after a test file has changed, also notes which test calls which function. Everything is
-written to a folder, ``.mutation``, and the same command goes on where it was stopped. Mutants are made in copies of the
-repository, never in the checkout. README.md says more.
+The first run, and each run after a test file has changed, also records which test calls which
+function. All results are written to the folder ``.mutation``, and the same command continues where
+it stopped. Mutants are made in copies of the repository, never in the checkout. README.md in this
+folder explains the study.
 """
 
 from __future__ import annotations
@@ -41,25 +44,27 @@ PACKAGE = "src/fedclade"
 EQUIVALENTS = Path(__file__).with_name("mutation_equivalents.toml")
 
 BUDGET = 120.0
-"""Seconds of processor time, as measured without a mutant, of the tests that a mutant has to survive."""
+"""Processor seconds, measured without a mutant, of the tests that first run on a mutant."""
 
 LONGER_BUDGET = 1200.0
-"""Seconds of processor time of the remaining tests that a survivor has to survive, too."""
+"""Processor seconds of the further tests that run on a mutant that survived the first tests."""
 
 PATIENCE = 15.0
-"""A mutant whose tests take this many times as long as without it hangs, and is killed. Other programs may be busy."""
+"""A mutant counts as killed if its tests take this many times as long as without a mutant.
+
+The factor is large because other programs may use the machine at the same time."""
 
 START = 60.0
-"""Seconds that a process may take besides its tests."""
+"""Seconds that a process may take in addition to its tests."""
 
 MEMORY = 12 * 2**30
-"""Bytes of data that a process may have: some mutants grow for ever."""
+"""Bytes of data that a process may have, because some mutants allocate memory without end."""
 
 DEFAULTS = "tests/test_defaults.py"
 """The test that lists the default of every public parameter."""
 
 LARGEST = 4 * 2**30
-"""Bytes that a test may write into one file."""
+"""Bytes that a test may write to one file."""
 
 HITS = '''"""Written by studies/mutation.py: the calls of functions, noted by process."""
 import os
@@ -87,11 +92,11 @@ def hit(number):
 '''
 
 
-# Processes: torch and the like are imported once, and each piece of work runs in a fork of this process
+# Processes: libraries such as torch are imported once, and each task runs in a fork of this process
 
 
 def preload() -> None:
-    """Import what the library and pytest import of others, but nothing of the library."""
+    """Import the modules of other packages that fedclade and pytest import, but not fedclade."""
     os.environ["OMP_NUM_THREADS"] = "1"
     listing = "import sys, pytest, hypothesis, fedclade, fedclade.cli; print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
@@ -105,7 +110,21 @@ def preload() -> None:
 
 
 def start(work: Callable[[], int], tree: Path, log: Path, environment: dict[str, str]) -> int:
-    """Return the id of a new process that does some work in a copy of the repository, in a group of its own."""
+    """Fork a process that calls ``work`` in a copy of the repository; return its id.
+
+    The process is in a process group of its own.
+
+    Parameters
+    ----------
+    work
+        Function that returns the exit code of the process.
+    tree
+        The copy of the repository.
+    log
+        File for the output of the process.
+    environment
+        Further environment variables.
+    """
     process = os.fork()
     if process:
         return process
@@ -131,7 +150,13 @@ def start(work: Callable[[], int], tree: Path, log: Path, environment: dict[str,
 
 
 def wait(process: int, limit: float) -> int | None:
-    """Return the exit code of a process, or None if it had to be ended after ``limit`` seconds; end its group."""
+    """Wait for a process, and then end its process group.
+
+    Returns
+    -------
+    int or None
+        The exit code; None if the process was still running after ``limit`` seconds.
+    """
     began = time.monotonic()
     pause = 0.01
     code: int | None = None
@@ -151,7 +176,7 @@ def wait(process: int, limit: float) -> int | None:
 
 
 def spread(work: Callable[[int, list[Any]], None], items: list[Any], jobs: int) -> None:
-    """Call ``work(slot, items)`` in ``jobs`` processes, each with its share of the items."""
+    """Call ``work(slot, items)`` in several processes, each with a share of the items."""
     processes: list[int] = []
     for slot in range(1, jobs):
         process = os.fork()
@@ -170,7 +195,7 @@ def spread(work: Callable[[int, list[Any]], None], items: list[Any], jobs: int) 
 
 
 def make_copy(folder: Path) -> Path:
-    """Copy the repository's files, as they are now, to a folder; return it."""
+    """Copy the present files of the repository to a folder; return the folder."""
     if folder.exists():
         shutil.rmtree(folder)
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
@@ -203,7 +228,7 @@ def compile_sources(tree: Path) -> None:
 
 
 class Recorder:
-    """A pytest plugin that notes which functions each test calls, how long it takes, and whether it passes."""
+    """Pytest plugin that records the time of each test, and whether it passes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -212,24 +237,36 @@ class Recorder:
         self._began = (0.0, 0.0)
 
     def pytest_runtest_logstart(self) -> None:
-        """Forget what was called for other tests."""
+        """Clear the set of called functions, and start the clock."""
         sys.modules["fedclade_hits"].seen.clear()
         self._began = (processor_seconds(), time.monotonic())
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Note the time of a test by the processor, which does not depend on other programs, and by the clock."""
+        """Record the duration of a test, and its processor time, which varies less."""
         cpu, wall = self._began
         self.seconds[nodeid] = processor_seconds() - cpu
         self.wall[nodeid] = time.monotonic() - wall
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Note whether a test passes."""
-        if report.outcome != "passed":  # nor may it be skipped: then it can kill nothing
+        """Record whether a test passes."""
+        if report.outcome != "passed":  # a skipped test cannot kill a mutant either
             self.failed.add(report.nodeid)
 
 
 def record(file: str, tree: Path, folder: Path, names: list[str]) -> Callable[[], int]:
-    """Return the work of running a test file and writing what its tests call to a JSON file."""
+    """Return a function that runs a test file, and writes which functions its tests call.
+
+    Parameters
+    ----------
+    file
+        The test file, relative to the repository.
+    tree
+        Copy of the repository whose functions report their calls.
+    folder
+        Working folder of the study.
+    names
+        Names of functions, by their numbers.
+    """
 
     def work() -> int:
         import pytest
@@ -277,7 +314,7 @@ def record(file: str, tree: Path, folder: Path, names: list[str]) -> Callable[[]
 
 
 def processor_seconds() -> float:
-    """Return the processor time of this process and of those that it has waited for."""
+    """Return the processor time of this process and of its ended child processes."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -288,7 +325,7 @@ def digest_of(path: Path) -> str:
 
 
 def read_map(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return, by test file, what is known of tests whose files have not changed since."""
+    """Return the recorded calls and times of each test file that has not changed since."""
     known = {}
     for path in sorted((folder / "map").glob("*.json")):
         found = json.loads(path.read_text())
@@ -299,7 +336,7 @@ def read_map(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def update_map(folder: Path, jobs: int) -> None:
-    """Run the test files of which nothing is known, in a copy whose functions report their calls."""
+    """Run test files without valid records, in a copy whose functions report their calls."""
     (folder / "map").mkdir(parents=True, exist_ok=True)
     known = read_map(folder)
     files = [
@@ -310,7 +347,7 @@ def update_map(folder: Path, jobs: int) -> None:
     if not missing:
         return
     print(
-        f"{len(missing)} of {len(files)} test files are run once to see which functions they call",
+        f"running {len(missing)} of {len(files)} test files once to record the functions they call",
         flush=True,
     )
     tree = make_copy(folder / "calls")
@@ -329,13 +366,13 @@ def update_map(folder: Path, jobs: int) -> None:
             )
             found = read_map(folder).get(file) if code == 0 else None
             state = (
-                f"{len(found['tests'])} tests, {len(found['failed'])} not usable"
+                f"{len(found['tests'])} tests, {len(found['failed'])} failed or skipped"
                 if found
                 else f"failed ({code})"
             )
             print(f"  {file}: {state}, {time.monotonic() - began:.0f} s", flush=True)
 
-    # it imports the library once for all test files, which this process should not
+    # A child process imports the copy of fedclade once for all test files. This process must not.
     process = os.fork()
     if process == 0:
         try:
@@ -348,11 +385,19 @@ def update_map(folder: Path, jobs: int) -> None:
     os.waitpid(process, 0)
 
 
-# Which tests could notice a mutant
+# Choice of the tests that could detect a mutant
 
 
 class Choice:
-    """Chooses the tests of a mutant."""
+    """Choice of the tests for each mutant.
+
+    Parameters
+    ----------
+    known
+        The result of :func:`read_map`.
+    unreliable
+        Tests that are not chosen, because they sometimes fail without a mutant.
+    """
 
     def __init__(self, known: dict[str, dict[str, Any]], unreliable: set[str]) -> None:
         self._unreliable = unreliable
@@ -379,7 +424,7 @@ class Choice:
 
     @cached_property
     def _mentions(self) -> dict[str, set[str]]:
-        """Return, by name, the functions whose text has this name, as a variable, an attribute or a keyword."""
+        """Functions that contain a name, as a variable, an attribute or a keyword; by this name."""
         mentions: dict[str, set[str]] = defaultdict(set)
         for path in sorted((REPOSITORY / PACKAGE).rglob("*.py")):
             for qualified, node in functions_of(ast.parse(path.read_bytes())):
@@ -395,7 +440,7 @@ class Choice:
         return mentions
 
     def functions(self, mutant: Mutant) -> set[str]:
-        """Return the functions that run a mutant's text, or use what it assigns."""
+        """Return the function that contains a mutant, or those that use the name it assigns."""
         if mutant.function:
             return {f"{mutant.path}::{mutant.function}"}
         mentioned = self._mentions.get(mutant.name, set())
@@ -403,24 +448,26 @@ class Choice:
         return beside or mentioned
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Return the tests to run, the most promising first and those of a file together, within the budget.
+        """Return the tests to run within the budget, sorted by how likely they detect the mutant.
 
-        First come tests that call the function; of them, files named as the module, and then tests that call little
-        else. Then come the other tests of these files: they may look at what another test computed. A mutant outside
-        of functions has first of all the tests of the module's name, since importing it may be enough to fail.
+        Tests of one file stay together. Tests that call the function come first: first those in
+        files that are named like the module, then those that call few other functions. Then come
+        the other tests of these files, which may check a result that another test computed. For a
+        mutant outside of functions, tests in files that are named like the module are added, since
+        importing the module may fail.
         """
         callers, others = self._candidates(mutant)
         return list(within(self.seconds, [*callers, *others], BUDGET))
 
     def remaining_tests(self, mutant: Mutant) -> list[str]:
-        """Return the tests that call the function and for which the budget left no time."""
+        """Return the tests that call the function and that did not fit into the first budget."""
         callers, _ = self._candidates(mutant)
         taken = set(self.tests(mutant))
         remaining = [test for test in callers if test not in taken]
         return list(within(self.seconds, remaining, LONGER_BUDGET))
 
     def _candidates(self, mutant: Mutant) -> tuple[list[str], list[str]]:
-        """Return the tests that call a mutant's function, and the other tests of the same files, both in order."""
+        """Return tests that call a mutant's function, and other tests of their files, sorted."""
         functions = self.functions(mutant)
         direct = set().union(*(self._callers[function] for function in functions))
         files = set().union(*(self._sharers[function] for function in functions))
@@ -449,7 +496,11 @@ class Choice:
 
 
 def is_named_after(file: str, module: str) -> bool:
-    """Return whether a test file is the one of a module: ``tests/room/test_module.py``, or one in its folder."""
+    """Return whether a test file is named like a module.
+
+    It is if its name is ``test_MODULE.py``; or if it is in the folder of tests of the module's
+    package, and its name contains the module's name.
+    """
     stem = Path(module).stem.strip("_")
     room = Path(module).relative_to(PACKAGE).parts[0]
     return Path(file).stem == f"test_{stem}" or (
@@ -458,7 +509,7 @@ def is_named_after(file: str, module: str) -> bool:
 
 
 def within(seconds: dict[str, float], tests: list[str], budget: float) -> Iterator[str]:
-    """Yield tests until their time is spent; a test that takes longer than all that is left is passed over."""
+    """Yield tests whose total time is within a budget; a test that no longer fits is skipped."""
     left = budget
     for test in tests:
         if seconds[test] <= left:
@@ -470,30 +521,40 @@ def within(seconds: dict[str, float], tests: list[str], budget: float) -> Iterat
 
 
 class Selection:
-    """A pytest plugin that runs chosen tests in a given order, and notes the first that fails."""
+    """Pytest plugin that runs given tests in their order, and records failures."""
 
     def __init__(self, tests: list[str]) -> None:
         self._place = {test: place for place, test in enumerate(tests)}
         self.failed: list[str] = []
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Leave the chosen tests."""
+        """Select the given tests, in their order."""
         chosen = [item for item in items if item.nodeid in self._place]
         items[:] = sorted(chosen, key=lambda item: self._place[item.nodeid])
 
     def pytest_collectreport(self, report: Any) -> None:
-        """Note a test file that cannot be imported."""
+        """Record a test file that cannot be imported."""
         if report.failed:
             self.failed.append(report.nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Note a failure."""
+        """Record a failure."""
         if report.failed:
             self.failed.append(report.nodeid)
 
 
 def run_tests(tests: list[str], result: Path, *, first: bool) -> Callable[[], int]:
-    """Return the work of running tests, until the ``first`` failure or to the end, and writing which failed."""
+    """Return a function that runs tests and writes the names of failed tests to a file.
+
+    Parameters
+    ----------
+    tests
+        Tests, in the order in which they run.
+    result
+        JSON file for the exit code and the failed tests.
+    first
+        Whether to stop at the first failure.
+    """
 
     def work() -> int:
         import pytest
@@ -510,7 +571,19 @@ def run_tests(tests: list[str], result: Path, *, first: bool) -> Callable[[], in
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: ``killed``, ``survived``, or ``untested`` where no test calls it."""
+    """Result of a mutant.
+
+    Parameters
+    ----------
+    outcome
+        ``killed``, ``survived``, or ``untested`` if no test calls it.
+    by
+        The first test that failed, or another reason why the mutant is killed.
+    seconds
+        Duration of the tests.
+    tests
+        Number of chosen tests.
+    """
 
     outcome: str
     by: str
@@ -519,7 +592,7 @@ class Verdict:
 
 
 def try_mutant(mutant: Mutant, tests: list[str], limit: float, tree: Path, folder: Path) -> Verdict:
-    """Run tests on a mutant, in a copy of the repository that is as it was afterwards."""
+    """Run tests on a mutant, in a copy of the repository that is restored afterwards."""
     if not tests:
         return Verdict("untested", "", 0.0, 0)
     began = time.monotonic()
@@ -528,7 +601,7 @@ def try_mutant(mutant: Mutant, tests: list[str], limit: float, tree: Path, folde
     result.unlink(missing_ok=True)
     try:
         path.write_bytes(mutant.apply(source))
-        # of another second than the original: what is compiled from that is not taken
+        # The time differs from that of the original, so that its compiled file is not used.
         os.utime(path, (began, began))
         code = wait(
             start(run_tests(tests, result, first=True), tree, folder / f"{tree.name}.log", {}),
@@ -550,7 +623,19 @@ def try_mutant(mutant: Mutant, tests: list[str], limit: float, tree: Path, folde
 
 @dataclass(frozen=True)
 class Rule:
-    """A reason why mutants are equivalent, or change what no test should fix, and which they are."""
+    """A rule to skip mutants that are equivalent, or whose change no test should detect.
+
+    Parameters
+    ----------
+    path
+        Pattern of the file, relative to ``src/fedclade``.
+    reason
+        Reason to skip the mutants.
+    kind
+        Pattern of the kind of the mutant.
+    line
+        Pattern of the first changed line.
+    """
 
     path: str
     reason: str
@@ -558,7 +643,7 @@ class Rule:
     line: str = "*"
 
     def covers(self, mutant: Mutant, text: str) -> bool:
-        """Return whether the rule is about a mutant, whose line is ``text``."""
+        """Return whether the rule skips a mutant whose first changed line is ``text``."""
         return (
             fnmatch.fnmatchcase(mutant.path.removeprefix(f"{PACKAGE}/"), self.path)
             and fnmatch.fnmatchcase(mutant.kind, self.kind)
@@ -567,7 +652,7 @@ class Rule:
 
 
 def read_rules() -> list[Rule]:
-    """Return the committed list of mutants that are skipped."""
+    """Return the rules in ``mutation_equivalents.toml``."""
     return [Rule(**rule) for rule in tomllib.loads(EQUIVALENTS.read_text())["rule"]]
 
 
@@ -579,7 +664,23 @@ def line_of(mutant: Mutant) -> str:
 def draw(
     sample: int, seed: int, only: list[str]
 ) -> tuple[list[Mutant], list[tuple[Mutant, Rule]], int]:
-    """Return a sample of mutants, those that were drawn but skipped with their rules, and how many there are."""
+    """Draw a sample of mutants.
+
+    Parameters
+    ----------
+    sample
+        Number of mutants.
+    seed
+        Seed of the draw.
+    only
+        Patterns of files, relative to ``src/fedclade``.
+
+    Returns
+    -------
+    tuple
+        The mutants; the mutants that were drawn but skipped, with their rules; and the number of
+        all mutants of these files.
+    """
     mutants: list[Mutant] = []
     for path in sorted((REPOSITORY / PACKAGE).rglob("*.py")):
         name = str(path.relative_to(REPOSITORY))
@@ -600,7 +701,7 @@ def draw(
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a JSONL file; one that was cut off is left out."""
+    """Return the lines of a JSONL file, without an incomplete last line."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 
@@ -614,9 +715,9 @@ def diff_of(mutant: Mutant) -> str:
 
 
 def judge(mutants: list[Mutant], folder: Path, results: Path, jobs: int) -> None:
-    """Try the mutants that have no verdict yet; append each verdict to the results.
+    """Test the mutants that have no verdict yet; append each verdict to the results.
 
-    First all mutants have to survive the most promising tests, then the survivors the remaining tests.
+    First all mutants are tested within the first budget, then the survivors with further tests.
     """
     unreliable = {line["test"] for line in read_lines(folder / "unreliable.jsonl")}
     choice = Choice(read_map(folder), unreliable)
@@ -631,7 +732,7 @@ def judge(mutants: list[Mutant], folder: Path, results: Path, jobs: int) -> None
     ]
     survivors = [mutant for mutant in alive if choice.remaining_tests(mutant)]
     if survivors:
-        print(f"{len(survivors)} survivors are tried with the remaining tests", flush=True)
+        print(f"running further tests on {len(survivors)} survivors", flush=True)
     try_all(survivors, choice.remaining_tests, choice, folder, results, jobs, longer=True)
 
 
@@ -645,9 +746,10 @@ def try_all(
     *,
     longer: bool = False,
 ) -> None:
-    """Try mutants, each with the tests that ``choose`` returns; append each verdict to the results.
+    """Test mutants with the tests that ``choose`` returns; append each verdict to the results.
 
-    The last verdict on a mutant counts. ``longer`` is noted with it.
+    If a mutant has several verdicts, the last of them is valid. ``longer`` is stored with the
+    verdicts; it states whether the tests are the further tests of survivors.
     """
     keys = {mutant.key for mutant in mutants}
 
@@ -674,9 +776,10 @@ def try_all(
 
 
 def confirm(mutants: list[Mutant], folder: Path, results: Path) -> bool:
-    """Run the tests that killed mutants without a mutant; return whether all of them pass.
+    """Run the tests that killed mutants again, without a mutant; return whether all of them pass.
 
-    A test that does not fails by itself now and then. Its verdicts are forgotten, and it is not chosen any more.
+    A test that fails without a mutant is unreliable. Its verdicts are deleted, and it is not chosen
+    again.
     """
     keys = {mutant.key for mutant in mutants}
     lines = read_lines(results)
@@ -686,7 +789,7 @@ def confirm(mutants: list[Mutant], folder: Path, results: Path) -> bool:
     )
     if not killers:
         return True
-    print(f"the {len(killers)} tests that killed mutants are run without one", flush=True)
+    print(f"running the {len(killers)} tests that killed mutants without a mutant", flush=True)
     tree, result = make_copy(folder / "clean"), folder / "clean.json"
     result.unlink(missing_ok=True)
     code = wait(
@@ -694,7 +797,7 @@ def confirm(mutants: list[Mutant], folder: Path, results: Path) -> bool:
     )
     if not result.exists():
         sys.exit(
-            f"the tests could not be run without a mutant (exit code {code}): see {folder / 'clean.log'}"
+            f"the tests did not run without a mutant (exit code {code}); see {folder / 'clean.log'}"
         )
     failed = set(json.loads(result.read_text())["failed"])
     append(folder / "confirmed.jsonl", [{"test": test} for test in killers if test not in failed])
@@ -715,7 +818,7 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
 def report(
     mutants: list[Mutant], skipped: list[tuple[Mutant, Rule]], count: int, results: Path
 ) -> float:
-    """Print the survivors, what was skipped, and the rate; return the rate."""
+    """Print the survivors, the skipped mutants and the rate of killed mutants; return the rate."""
     verdicts = {line["key"]: line for line in read_lines(results)}
     alive = [mutant for mutant in mutants if verdicts[mutant.key]["outcome"] != "killed"]
     for mutant in alive:
@@ -725,7 +828,7 @@ def report(
         )
         print(diff_of(mutant))
     if skipped:
-        print("\nskipped as equivalent, or as what no test should fix:")
+        print("\nskipped, because they are equivalent or no test should detect the change:")
     for mutant, rule in skipped:
         print(f"  {mutant.path}:{mutant.line} ({mutant.kind}): {rule.reason}")
     rate = 1 - len(alive) / len(mutants)
@@ -739,30 +842,41 @@ def report(
 def main() -> None:
     """Run the study."""
     parser = argparse.ArgumentParser(
-        description="How many small faults of the library do its tests notice?"
+        description="Count how many small faults in the library its tests detect."
     )
     parser.add_argument("--sample", type=int, default=100, help="number of mutants (default: 100)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="mutants, or test files, at a time (default: 1)"
+        "--jobs",
+        type=int,
+        default=1,
+        help="number of mutants, or test files, that run at the same time (default: 1)",
     )
     parser.add_argument(
         "--only",
         nargs="+",
         default=["*"],
-        help="files of src/fedclade, as patterns such as 'core/*'",
+        help="draw only mutants of these files of src/fedclade: patterns such as 'core/*'",
     )
     parser.add_argument(
-        "--folder", type=Path, default=REPOSITORY / ".mutation", help="where it works"
+        "--folder",
+        type=Path,
+        default=REPOSITORY / ".mutation",
+        help="working folder (default: .mutation in the repository)",
     )
     parser.add_argument(
-        "--least", type=float, default=0.92, help="with a lower rate it fails (default: 0.92)"
+        "--least",
+        type=float,
+        default=0.92,
+        help="lowest rate of killed mutants with which the command succeeds (default: 0.92)",
     )
     parser.add_argument(
-        "--map", action="store_true", help="only see which test calls which function"
+        "--map", action="store_true", help="only record which test calls which function"
     )
     parser.add_argument(
-        "--known", action="store_true", help="leave out test files of which that is not known yet"
+        "--known",
+        action="store_true",
+        help="do not use test files without a record of the functions that they call",
     )
     chosen = parser.parse_args()
     folder: Path = chosen.folder.resolve()

@@ -1,8 +1,9 @@
-"""Clusters that PACFL finds with each of its distances, in the scenarios of a folder of configs.
+"""Compare the clusters that PACFL finds with each of its distances, in a folder of scenarios.
 
-PACFL clusters clients once, before they train, by their data alone. So its clusters are found here without any
-training: by the options that a scenario has for it, with the distance of the paper, of its authors' code, and by label,
-the variant of fedclade. Where it finds one cluster it is federated averaging.
+PACFL clusters clients once, by their data, before any training. So this study needs no training. In
+each scenario it clusters the clients with the scenario's options of PACFL and with three distances:
+the distance of the paper, the distance of its authors' code, and the distance by label, a variant
+of fedclade. If PACFL finds one cluster, it is equal to federated averaging.
 
     python studies/pacfl_distances.py suite --scale laptop --seeds 3 --data-dir DIR
     python studies/pacfl_distances.py arena --only '*8' --data-dir DIR
@@ -36,7 +37,10 @@ METHOD = "pacfl"
 
 
 def clusters_found(federation: Federation, method: PACFL, seed: int) -> str:
-    """Return the clusters found of the true ones, the ARI, and the clients that were set apart, as text."""
+    """Return a text with the numbers of found and true clusters, the ARI, and clients set apart.
+
+    Clients that are *set apart* are far from all others, and become separate clusters.
+    """
     clients = SimulatedClients(
         federation, module_for("mclr", federation.pool.schema, seed), engine="loop"
     )
@@ -60,7 +64,10 @@ def with_distance(method: PACFL, distance: Distance) -> PACFL:
 def scenario_rows(
     name: str, only: str, *, scale: str | None, seeds: int, data_dir: Path | None
 ) -> Iterator[list[str]]:
-    """Yield the scenario, the seed, and what each distance finds, for scenarios whose name matches a pattern."""
+    """Yield a row for each seed of each scenario whose name matches the pattern ``only``.
+
+    A row has the scenario's name, the seed, and the result of each distance.
+    """
     for path in find_configs(name):
         fitting_scale = scale if scale in known_scales(path) else None
         for scenario in read_scenarios(path, scale=fitting_scale):
@@ -83,17 +90,21 @@ def scenario_rows(
 
 
 def main() -> None:
-    """Print a table: a line for each scenario and seed."""
+    """Print a table with a line for each scenario and seed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("configs", help="folder of scenarios, such as suite")
-    parser.add_argument("--only", default="*", help="pattern over the scenarios' names")
-    parser.add_argument("--scale", help="scale of the scenarios that have it, such as laptop")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument(
+        "--only", default="*", help="pattern of the names of scenarios to use (default: all)"
+    )
+    parser.add_argument(
+        "--scale", help="scale, such as laptop; used in the scenarios that have this scale"
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
+    parser.add_argument("--data-dir", type=Path, help="folder with the data sets")
     given = parser.parse_args()
-    print("| scenario | seed | paper | code | per label (ours) |\n|:--|--:|--:|--:|--:|")
+    print("| scenario | seed | `paper` | `code` | `per_label` |\n|:--|--:|--:|--:|--:|")
     options = {"scale": given.scale, "seeds": given.seeds, "data_dir": given.data_dir}
     for row in scenario_rows(given.configs, given.only, **options):
         print(f"| {' | '.join(row)} |", flush=True)

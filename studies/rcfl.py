@@ -1,9 +1,13 @@
-"""Replicated clustering (rcfl) measured: false splits, recovery, accuracy; unequal clusters; drift; what it costs.
+"""Compare replicated clustering (rcfl) with other methods on MNIST.
 
-Every run is one line of a JSON file, so that an interrupted call goes on where it stopped; tables are made of them.
+The study has four parts: accuracy and clusters in several tasks ("suite"), clusters of unequal
+sizes ("sizes"), clusters that change during a run ("drift"), and the cost of a run ("cost").
+
+Each run is stored as one line of a JSON file, and an interrupted call continues where it stopped.
+The tables are made from this file.
 
     python studies/rcfl.py --data-dir DIR --out rcfl.jsonl            # all parts, 10 seeds
-    python studies/rcfl.py --out rcfl.jsonl --table                   # the tables alone
+    python studies/rcfl.py --out rcfl.jsonl --table                   # only print the tables
 """
 
 from __future__ import annotations
@@ -44,20 +48,22 @@ from fedclade.tasks.metrics import cluster_scores, mean_and_interval
 
 Line = dict[str, Any]
 Wanted = Mapping[str, tuple[str, ...]]
-"""How names of ``methods`` and ``tasks`` begin; none for all."""
+"""First letters of names of "methods" and "tasks" to run; empty for all."""
 
 LOCAL = LocalTraining(epochs=3, batch_size=20, lr=0.1)
 ROUNDS, BY_ROUND = 40, 15
 SHIFTED = ("label_swap", "label_permutation", "rotation")
 GRID = tuple(itertools.product((0.1, 0.2, 0.4), (0.3, 0.6, 1.0)))
-"""ε₁ and ε₂ of CFL; the best of them is found by looking at the test accuracy, which nobody can do in earnest."""
+"""Pairs (ε₁, ε₂) of CFL. The best pair is chosen by accuracy on test data, which is not possible in
+practice."""
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "rcfl, sketches": {"signature": Signature(kind="projected", dim=1024)},
     "rcfl, common body": {"common": "body"},
     "oracle, common body": {"common": "body"},
 }
-"""Settings of methods beyond their own: checks are answered with sketches, clusters have all but the head in common."""
+"""Settings of the run for some methods: clients send sketches in place of updates in checks, or all
+layers except the last are averaged over all clusters."""
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
     **{f"iid {n}": {"samples_per_client": n} for n in (40, 300, 3000)},
@@ -71,13 +77,13 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
 
 
 def methods(task: str, truth: Mapping[int, int] | None) -> dict[str, Algorithm]:
-    """Return what runs at a task."""
+    """Return the algorithms that run in a task, by name."""
     found: dict[str, Algorithm] = {
         "rcfl": ReplicatedCFL(),
         "tested cfl": CFL(criterion="replicated"),
         "fedavg": FedAvg(),
     }
-    if task.endswith((" 40", " 100")):  # where there is most noise already
+    if task.endswith((" 40", " 100")):  # updates from few examples have the most noise
         found["rcfl, sketches"] = ReplicatedCFL()
     found["rcfl, common body"] = ReplicatedCFL()
     if truth is not None:
@@ -93,7 +99,7 @@ def methods(task: str, truth: Mapping[int, int] | None) -> dict[str, Algorithm]:
 def suite(
     seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted
 ) -> Iterator[Line]:
-    """Run every method at every task, or those whose names begin as wanted."""
+    """Run every method in every task, or only those with the wanted first letters."""
     for task, settings in TASKS.items():
         if not task.startswith(wanted["tasks"] or ""):
             continue
@@ -150,7 +156,10 @@ def _run(
 def sizes(
     seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted
 ) -> Iterator[Line]:
-    """Find 2, 4 and 8 clusters of unequal sizes, down to 3 clients, whose own sizes are unequal too."""
+    """Run rcfl with 2, 4 and 8 clusters of unequal sizes, from 3 clients up.
+
+    The clients also have unequal numbers of examples.
+    """
     for k in (2, 4, 8):
         task = f"{k} clusters"
         if ("sizes", task, "rcfl", str(seed)) in done:
@@ -179,7 +188,10 @@ def sizes(
 
 
 def _thinned(everybody: Federation, wanted: Sequence[int], seed: int) -> Federation:
-    """Keep so many clients of each cluster, and of each between a sixth of its examples and all."""
+    """Reduce a federation to some clients of each cluster, each with 50 to 300 examples.
+
+    ``wanted`` is the number of clients of each cluster.
+    """
     truth = everybody.true_clusters
     assert truth is not None  # a shift makes clusters
     draw, left = np.random.default_rng(seed), list(wanted)
@@ -195,7 +207,7 @@ def _thinned(everybody: Federation, wanted: Sequence[int], seed: int) -> Federat
 def drift(
     seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted
 ) -> Iterator[Line]:
-    """Change the clusters in round 20, and see whether they are followed within 20 rounds."""
+    """Change the true clusters in round 20, and measure whether rcfl finds them by round 40."""
     changes: Mapping[str, Callable[[int, int], int]] = {
         "4 clients move": lambda client, cluster: (cluster + 1) % 4 if client < 4 else cluster,
         "2 of 4 clusters merge": lambda client, cluster: 0 if cluster == 1 else cluster,
@@ -258,7 +270,7 @@ def _drifting(
 def cost(
     seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted
 ) -> Iterator[Line]:
-    """Measure 60 rounds of rcfl beside as many of the oracle's, which trains the same clusters without checks."""
+    """Measure the cost of 60 rounds of rcfl, and of the oracle, which has the true clusters."""
     settings = {
         "clients": 20,
         "samples_per_client": 300,
@@ -295,7 +307,7 @@ PARTS = {"suite": suite, "sizes": sizes, "drift": drift, "cost": cost}
 
 
 def work(job: tuple[str, int, Path | None, Path, set[tuple[str, ...]], Wanted]) -> str:
-    """Run one part with one seed, and write its lines."""
+    """Run one part of the study with one seed, and write its lines."""
     part, seed, data_dir, out, done, wanted = job
     torch.set_num_threads(1)
     for line in PARTS[part](seed, data_dir, done, wanted):
@@ -305,7 +317,7 @@ def work(job: tuple[str, int, Path | None, Path, set[tuple[str, ...]], Wanted]) 
 
 
 def read(out: Path) -> list[Line]:
-    """Return what has been run; of two lines about one run the last."""
+    """Return the lines of the file; if several lines are about the same run, the last of them."""
     lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     return list(
         {
@@ -315,7 +327,7 @@ def read(out: Path) -> list[Line]:
 
 
 def tables(lines: Sequence[Line]) -> Iterator[Table]:
-    """Make the tables, in Markdown."""
+    """Yield the tables."""
     by_case: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
     for line in lines:
         by_case[line["part"], line["task"], line["method"]].append(line)
@@ -326,12 +338,12 @@ def tables(lines: Sequence[Line]) -> Iterator[Table]:
     }
     yield as_table(
         "unequal clusters",
-        ("clusters", "runs", "mean ARI", "lowest", "clients of each"),
+        ("clusters", "runs", "mean ARI", "lowest ARI", "clients in each cluster"),
         [(task, *_sizes_cells(found)) for (task, _), found in kinds["sizes"].items()],
     )
     yield as_table(
         "drift in round 20",
-        ("change", "runs", "ARI in round 19", "ARI in round 40", "lowest", "accuracy, %"),
+        ("change", "runs", "ARI in round 19", "ARI in round 40", "lowest ARI", "accuracy, %"),
         [(task, *_drift_cells(found)) for (task, _), found in kinds["drift"].items()],
     )
     yield as_table(
@@ -371,7 +383,12 @@ def _cost_cells(found: Sequence[Line]) -> list[str]:
 
 
 def suite_table(by_case: Mapping[tuple[str, str], Sequence[Line]]) -> Table:
-    """Return methods by tasks: accuracy with a 95 % interval, ARI in the end and by round 15, how often it parted."""
+    """Return the table of the part "suite", with a row for each task and method.
+
+    The columns are the accuracy with its 95 % interval, the ARI after the last round and after
+    round 15, the share of runs that ever had more than one cluster, and the mean difference in
+    accuracy from the best method of the task (other than the oracle).
+    """
     rows: list[tuple[str, ...]] = []
     for task in dict.fromkeys(task for task, _ in by_case):
         found = {method: lines for (each, method), lines in by_case.items() if each == task}
@@ -379,7 +396,7 @@ def suite_table(by_case: Mapping[tuple[str, str], Sequence[Line]]) -> Table:
         shown = {method: lines for method, lines in found.items() if method not in tuned}
         if tuned:
             best = max(tuned, key=lambda method: mean(line["accuracy"] for line in tuned[method]))
-            shown[f"cfl, best of grid ({best.removeprefix('cfl ')})"] = tuned[best]
+            shown[f"cfl, best of 9 thresholds ({best.removeprefix('cfl ')})"] = tuned[best]
         best = max(
             (lines for method, lines in shown.items() if method != "oracle"), key=_mean_accuracy
         )
@@ -395,7 +412,7 @@ def suite_table(by_case: Mapping[tuple[str, str], Sequence[Line]]) -> Table:
                     f"{mean(aris):.3f}" if aris else "",
                     f"{mean(by_15):.3f}" if by_15 else "",
                     f"{mean(line['parted'] for line in lines):.2f}",
-                    "first" if lines is best else _behind(lines, best),
+                    "best" if lines is best else _behind(lines, best),
                 )
             )
     columns = (
@@ -404,9 +421,9 @@ def suite_table(by_case: Mapping[tuple[str, str], Sequence[Line]]) -> Table:
         "runs",
         "accuracy, %",
         "ARI",
-        "by round 15",
-        "parted",
-        "behind the first, points",
+        "ARI in round 15",
+        "split",
+        "points behind the best",
     )
     return as_table("tasks", columns, rows)
 
@@ -416,7 +433,10 @@ def _mean_accuracy(lines: Sequence[Line]) -> float:
 
 
 def _behind(lines: Sequence[Line], best: Sequence[Line]) -> str:
-    """Say how far behind the best a method is, seed by seed; tied, if the 95 % interval includes that it is not."""
+    """Return the mean difference in accuracy from the best method over seeds that both have run.
+
+    The text ends with "tied" if the 95 % interval of the difference contains 0.
+    """
     first = {line["seed"]: line["accuracy"] for line in best}
     behind = [
         100 * (first[line["seed"]] - line["accuracy"]) for line in lines if line["seed"] in first
@@ -448,18 +468,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="the file of lines")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--data-dir", type=Path, help="folder with MNIST")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file, with one line per run")
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds (default: 10)")
     parser.add_argument(
-        "--methods", nargs="*", default=[], help="of the suite; those whose names begin so, or all"
+        "--parts",
+        nargs="*",
+        default=list(PARTS),
+        choices=list(PARTS),
+        help="parts of the study to run (default: all)",
     )
     parser.add_argument(
-        "--tasks", nargs="*", default=[], help="of the suite; those whose names begin so, or all"
+        "--methods",
+        nargs="*",
+        default=[],
+        help="first letters of the methods of the suite to run (default: all methods)",
     )
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument(
+        "--tasks",
+        nargs="*",
+        default=[],
+        help="first letters of the tasks of the suite to run (default: all tasks)",
+    )
+    parser.add_argument("--processes", type=int, default=2, help="number of processes (default: 2)")
+    parser.add_argument("--table", action="store_true", help="run nothing, only print the tables")
     arguments = parser.parse_args()
 
     if not arguments.table:

@@ -1,13 +1,14 @@
-"""What rcfl could do instead of what it does, measured: how clusters are found and judged, and when.
+"""Compare alternatives to the choices in replicated clustering (rcfl).
 
-Two parts. ``replicates`` lets clients make updates from halves, thirds and quarters of their data at the models of a
-FedAvg run in rounds 3 and 11, and judges all alternatives on the same updates; the library itself has one way only.
-``schedule`` runs rcfl with its checks in other rounds.
+The study has two parts. In "replicates", clients compute updates from halves, thirds and quarters
+of their data, at the models of FedAvg in rounds 3 and 11. Several ways to find and to test clusters
+(see ``rcfl_ways.py``) are compared on the same updates. In "schedule", rcfl runs with checks in
+other rounds.
 
-Every job is one line of a JSON file, so that an interrupted call goes on where it stopped.
+Each job is stored as one line of a JSON file, and an interrupted call continues where it stopped.
 
-    python studies/rcfl_choices.py --data-dir DIR --out choices.jsonl            # both parts, 10 seeds
-    python studies/rcfl_choices.py --out choices.jsonl --table                   # the tables alone
+    python studies/rcfl_choices.py --data-dir DIR --out choices.jsonl   # both parts, 10 seeds
+    python studies/rcfl_choices.py --out choices.jsonl --table          # only print the tables
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fedclade.tasks.metrics import mean_and_interval
 Job = tuple[str, str, str, int]
 
 SCHEDULES = {f"every {rounds}": rounds for rounds in (7, 4, 10, 14)}
-"""The first is what others are compared with."""
+"""Values of ``check_every``; the first is the default, with which the others are compared."""
 
 TASKS = {
     "schedule": [f"{shift} {images}" for images in (40, 100, 300) for shift in SHIFTED],
@@ -46,7 +47,7 @@ METHODS = {"schedule": list(SCHEDULES), "replicates": ["all"]}
 
 
 def federation_of(task: str, seed: int, data_dir: Path | None) -> Federation:
-    """Return the data of a task: what is shifted, or ``iid``, and how many images a client has."""
+    """Return the data of a task, which names a shift (or ``iid``) and the images of each client."""
     kind, images = task.split()
     shifted = {"shift": kind, "clusters": 4} if kind in SHIFTED else {}
     return load_federation(
@@ -61,7 +62,7 @@ def federation_of(task: str, seed: int, data_dir: Path | None) -> Federation:
 
 
 def replicates(task: str, _: str, seed: int, data_dir: Path | None) -> Line:
-    """Record the updates of a task, and judge all alternatives on them."""
+    """Record the updates of a task, and compare all alternatives on them."""
     federation = federation_of(task, seed, data_dir)
     true_clusters = federation.true_clusters or {}
     truth = np.array([true_clusters.get(client, 0) for client in federation.ids])
@@ -69,7 +70,7 @@ def replicates(task: str, _: str, seed: int, data_dir: Path | None) -> Line:
 
 
 def schedule(task: str, method: str, seed: int, data_dir: Path | None) -> Line:
-    """Run rcfl with its checks in other rounds."""
+    """Run rcfl with the schedule of checks that ``method`` names."""
     settings = {
         "local": LOCAL,
         "rounds": ROUNDS,
@@ -105,7 +106,7 @@ def work(job: tuple[Job, Path | None, Path]) -> str:
 
 
 def read(out: Path) -> dict[Job, Line]:
-    """Return what has been run."""
+    """Return the line of each job that has run."""
     lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     return {(line["part"], line["task"], line["method"], line["seed"]): line for line in lines}
 
@@ -113,7 +114,19 @@ def read(out: Path) -> dict[Job, Line]:
 def jobs(
     parts: Sequence[str], endings: Sequence[str], methods: Sequence[str], seeds: int
 ) -> Iterator[Job]:
-    """List what is to be run: tasks by the endings of their names, and everything with one seed before the next."""
+    """Yield all jobs of each ending in turn, and for each ending all jobs of each seed in turn.
+
+    Parameters
+    ----------
+    parts
+        Parts of the study.
+    endings
+        Last words of the names of tasks, such as "40".
+    methods
+        Schedules, and "all" for the part "replicates".
+    seeds
+        Number of seeds.
+    """
     for part in parts:
         for ending in endings:
             for seed in range(seeds):
@@ -124,7 +137,11 @@ def jobs(
 
 
 def findings_table(found: Sequence[Line]) -> Table:
-    """Return alternatives by tasks: how often all clusters are found and pass the test, and the ARI after it."""
+    """Return a table of alternatives by numbers of images.
+
+    A cell has the share of runs in which all clusters are found and pass the test, and the mean ARI
+    of the clusters after the test.
+    """
     runs: dict[str, dict[tuple[str, int], Line]] = defaultdict(dict)
     for line in found:
         for way, score in line["found"].items():
@@ -141,15 +158,15 @@ def findings_table(found: Sequence[Line]) -> Table:
         "40",
         "100",
         "300",
-        "ARI less rcfl's, 20",
+        "ARI minus rcfl's, 20",
         "40",
-        "iid parted",
+        "iid: split",
     )
     return as_table("share of runs with all clusters right · mean ARI", columns, rows)
 
 
 def usual_of(way: str) -> str:
-    """Return what a way is compared with: the library's in the same round."""
+    """Return the way with which a way is compared: that of rcfl in the same round."""
     number, name = way.split(maxsplit=1)
     return f"{number.rstrip(',')} {'within' if name in COMPARED else 'average'}"
 
@@ -174,7 +191,10 @@ def _share_and_ari(scores: Mapping[tuple[str, int], Line], images: str) -> str:
 def _less(
     scores: Mapping[tuple[str, int], Line], usual: Mapping[tuple[str, int], Line], images: str
 ) -> list[float]:
-    """Return the differences of the ARI, one for each seed: tasks of a seed are not independent."""
+    """Return the mean difference in ARI from the usual way, for each seed.
+
+    Tasks with the same seed are not independent, so they are averaged.
+    """
     by_seed: dict[int, list[float]] = defaultdict(list)
     for case, score in _shifted(scores, images).items():
         by_seed[case[1]].append(score["ari"] - usual[case]["ari"])
@@ -182,7 +202,11 @@ def _less(
 
 
 def schedule_table(found: Sequence[Line]) -> Table:
-    """Return schedules by tasks: accuracy, also less that of the usual schedule with the same seeds, and ARI."""
+    """Return a table of tasks and schedules.
+
+    The columns contain the accuracy, its difference from the default schedule with the same seeds,
+    and the ARI.
+    """
     by_case: dict[tuple[str, str], dict[int, Line]] = defaultdict(dict)
     for line in found:
         by_case[line["task"], line["method"]][line["seed"]] = line
@@ -205,7 +229,7 @@ def schedule_table(found: Sequence[Line]) -> Table:
         )
     return as_table(
         "schedules",
-        ("task", "checks", "runs", "accuracy, %", "less rcfl's", "ARI", "by round 15"),
+        ("task", "checks", "runs", "accuracy, %", "difference", "ARI", "ARI in round 15"),
         rows,
     )
 
@@ -221,19 +245,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="the file of lines")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--data-dir", type=Path, help="folder with MNIST")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file, with one line per job")
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds (default: 10)")
+    parser.add_argument(
+        "--parts",
+        nargs="*",
+        default=list(PARTS),
+        choices=list(PARTS),
+        help="parts of the study to run (default: both)",
+    )
     parser.add_argument(
         "--tasks",
         nargs="*",
         default=["40", "20", "100", "300"],
-        help="whose names end so, in order",
+        help="endings of the names of tasks to run, in this order",
     )
-    parser.add_argument("--methods", nargs="*", default=["all", *SCHEDULES], help="schedules")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument(
+        "--methods",
+        nargs="*",
+        default=["all", *SCHEDULES],
+        help='schedules to run; "all" for the part replicates',
+    )
+    parser.add_argument("--processes", type=int, default=2, help="number of processes (default: 2)")
+    parser.add_argument("--table", action="store_true", help="run nothing, only print the tables")
     arguments = parser.parse_args()
 
     if not arguments.table:

@@ -1,11 +1,14 @@
-"""Replicated clustering (rcfl) with few clients, small clusters, few data, and clusters that appear late.
+"""Measure replicated clustering (rcfl) in difficult cases.
 
-Beside it is CFL that splits by the same test (``criterion = "replicated"``).
+The cases have few clients, small clusters, few examples, or clusters that appear late in a run.
+rcfl is compared with FedAvg, with the oracle, and with CFL that splits by the same test
+(``criterion = "replicated"``).
 
-Every run is one line of a JSON file, so that an interrupted call goes on where it stopped; the table is made of them.
+Each run is stored as one line of a JSON file, and an interrupted call continues where it stopped.
+The table is made from this file.
 
     python studies/rcfl_few.py --data-dir DIR --out few.jsonl            # 10 seeds
-    python studies/rcfl_few.py --out few.jsonl --table                   # the table alone
+    python studies/rcfl_few.py --out few.jsonl --table                   # only print the table
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ METHODS = ("rcfl", "fedavg", "oracle", "cfl")
 
 @dataclass(frozen=True)
 class Case:
-    """Clusters of so many clients, and how they differ."""
+    """Sizes of the clusters, the shift by which they differ, and settings of the run."""
 
     shift: str
     sizes: tuple[int, ...]
@@ -47,13 +50,11 @@ class Case:
     rounds: int = 20
     model: str = "mlp"
     begins: int = 1  # the round in which the clusters appear
-    alpha: float = (
-        0.0  # above 0: no clusters, but labels spread over the clients by Dirichlet(alpha)
-    )
+    alpha: float = 0.0  # above 0: no clusters; each client's label shares are from Dirichlet(alpha)
 
     @property
     def clients(self) -> int:
-        """How many in all."""
+        """Number of clients."""
         return sum(self.sizes)
 
 
@@ -100,7 +101,7 @@ CASES: Mapping[str, Case] = {
 
 
 def federation_of(case: Case, seed: int, data_dir: Path | None) -> Federation:
-    """Return MNIST on the case's clients, in the case's clusters."""
+    """Return a federation with MNIST images, and with the clients and clusters of the case."""
     settings: dict[str, Any] = {
         "clients": case.clients,
         "samples_per_client": case.images,
@@ -127,7 +128,7 @@ def federation_of(case: Case, seed: int, data_dir: Path | None) -> Federation:
 
 
 def run(case: Case, method: str, seed: int, data_dir: Path | None) -> Line:
-    """Run a method at a case."""
+    """Run a method in a case."""
     federation = federation_of(case, seed, data_dir)
     make: dict[str, Algorithm] = {
         "rcfl": ReplicatedCFL(check_every=1 if case.begins > 1 else 7),
@@ -157,7 +158,10 @@ def run(case: Case, method: str, seed: int, data_dir: Path | None) -> Line:
 
 
 def _appearing(case: Case, algorithm: Algorithm, seed: int, federation: Federation) -> Line:
-    """Run a case whose clients are alike at first; the oracle knows of the clusters once they are there."""
+    """Run a case in which clusters appear during the run.
+
+    Until then all clients have one distribution, and the oracle trains one model for all clients.
+    """
     truth = federation.true_clusters
     assert truth is not None  # a shift makes clusters
     alike = tuple(replace(client, label_map=None) for client in federation.clients)
@@ -196,7 +200,7 @@ def _appearing(case: Case, algorithm: Algorithm, seed: int, federation: Federati
 
 
 def work(job: tuple[str, str, int, Path | None, Path]) -> str:
-    """Run one method at one case with one seed, and write its line."""
+    """Run one method in one case with one seed, and write its line."""
     name, method, seed, data_dir, out = job
     torch.set_num_threads(1)
     line = {
@@ -211,7 +215,11 @@ def work(job: tuple[str, str, int, Path | None, Path]) -> str:
 
 
 def table(lines: Sequence[Line]) -> Table:
-    """Return a row for each case: accuracies, and how often all clusters were right, and by round 3."""
+    """Return a table with a row for each case.
+
+    The columns contain the accuracies, and the shares of runs in which all clusters are right at
+    the end and after round 3.
+    """
     by_case: dict[str, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         by_case[line["task"]][line["method"]].append(line)
@@ -221,15 +229,15 @@ def table(lines: Sequence[Line]) -> Table:
         "runs",
         "rcfl",
         "ARI",
-        "all right",
-        "by round 3",
+        "right",
+        "right after round 3",
         "FedAvg",
         "oracle",
-        "rcfl less oracle (or FedAvg)",
+        "difference",
         "CFL by the test",
-        "all right",
+        "CFL right",
     )
-    return as_table("few clients, small clusters, few data", columns, rows)
+    return as_table("few clients, small clusters, few examples", columns, rows)
 
 
 def _cells(found: Mapping[str, list[Line]]) -> Iterator[str]:
@@ -253,7 +261,11 @@ def _cells(found: Mapping[str, list[Line]]) -> Iterator[str]:
 
 
 def _right(lines: Sequence[Line]) -> str:
-    """Return how often the clusters were the true ones, or where there are none one for all."""
+    """Return the share of runs with exactly the true clusters at the end.
+
+    In cases without clusters, it is the share of runs with one cluster; with label shares from a
+    Dirichlet distribution, it is empty.
+    """
     if not lines or CASES[lines[0]["task"]].alpha:
         return ""
     return f"{mean(line['ari'] == 1 if line['ari'] is not None else line['clusters'] == 1 for line in lines):.0%}"
@@ -264,12 +276,18 @@ def _accuracy(lines: Sequence[Line]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run missing cases, and print the table."""
     parser = jsonl.parser(__doc__, "few.jsonl")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--only", default="", help="cases whose names begin so")
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds (default: 10)")
+    parser.add_argument("--only", default="", help="first letters of the cases to run")
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=METHODS,
+        choices=METHODS,
+        help="methods to run (default: all)",
+    )
+    parser.add_argument("--processes", type=int, default=1, help="number of processes (default: 1)")
     given = parser.parse_args()
     console = Console(width=200)
     if not given.table:

@@ -1,15 +1,16 @@
-"""What the repeated tests of replicated clustering (rcfl) do in long runs: level, power and cost.
+"""Measure the repeated tests of replicated clustering (rcfl) in long runs: level, power and cost.
 
 The signatures are synthetic, except for ``--measure digits`` (complete runs on scikit-learn's
-digits, dealt at random) and ``--measure rounding``. A client's update of one part is the mean of
-its group plus noise of length 1 in 23 directions. The groups' means have the squared length
-``separation`` and are at right angles; without groups all clients share a drift.
+digits, which are assigned to clients at random) and ``--measure rounding`` (updates of one round on
+digits). A synthetic signature of a client's part is the mean of its group, plus a drift that all
+clients have in common, plus noise of length 1 in 23 directions. The groups' means have the squared
+length ``separation`` and are at right angles to each other.
 
-Each measure adds lines to a JSON file, so that an interrupted call goes on where it stopped.
+Each job is stored as one line of a JSON file, and an interrupted call continues where it stopped.
 
-    python studies/rcfl_lasting.py --out lasting.jsonl --minutes 20    # what is missing, in turn
+    python studies/rcfl_lasting.py --out lasting.jsonl --minutes 20    # jobs that are missing
     python studies/rcfl_lasting.py --out lasting.jsonl --measure cost
-    python studies/rcfl_lasting.py --out lasting.jsonl --table         # the tables alone
+    python studies/rcfl_lasting.py --out lasting.jsonl --table         # only print the tables
 """
 
 from __future__ import annotations
@@ -62,20 +63,22 @@ DIMENSION = 60
 """Length of a signature."""
 
 PARTS = 4
-"""Parts of a client's data in a check with an e-value."""
+"""Number of parts of a client's data in a check with an e-value."""
 
 LEVEL = 0.01
-"""Level of a run, as by default; a kind of test has a quarter of it."""
+"""Level of a run: the default of rcfl. Each kind of later check has a quarter of it."""
 
 LEVELS = (0.01, 0.05, 0.1)
-"""Levels that are read off the same sequences."""
+"""Levels for which rejections are counted, in the same sequences of tests."""
 
 FIRST_TESTS = 3
-"""Tests by p-value at each of these levels."""
+"""Number of first tests that compare p-values, at each of these levels."""
 
 TESTS_BEFORE = {5: 0, 500: 10, 5000: 16}
-"""Tests at trained models before groups appear in a round, if no data changed: in a run with
-``check_every = 7`` there is an occasion in every 14th round, and tests at doubling intervals."""
+"""Number of tests at trained models before groups appear, by the round in which they appear.
+
+No data changed before. In a run with ``check_every = 7``, every 14th round is an occasion for such
+a test, and the intervals between the tests grow."""
 
 
 # Synthetic updates.
@@ -84,7 +87,7 @@ TESTS_BEFORE = {5: 0, 500: 10, 5000: 16}
 def draw_signatures(
     groups: np.ndarray, parts: int, separation: float, draw: np.random.Generator
 ) -> torch.Tensor:
-    """Return signatures ``[n, parts, DIMENSION]`` of clients in these groups ``[n]``."""
+    """Draw signatures ``[n, parts, DIMENSION]`` of clients in these groups ``[n]``."""
     means = np.linalg.qr(draw.normal(size=(DIMENSION, groups.max() + 2)))[0].T
     drift = means[-1] * np.sqrt(0.2)
     noise = np.zeros((len(groups), parts, DIMENSION))
@@ -96,7 +99,7 @@ def draw_signatures(
 
 
 def draw_examples(clients: int, draw: np.random.Generator) -> np.ndarray:
-    """Return what 40 examples of each client add to an update, ``[n, 40, DIMENSION]``."""
+    """Draw the contribution of 40 examples of each client to its update, ``[n, 40, DIMENSION]``."""
     turn = np.linalg.qr(draw.normal(size=(DIMENSION, DIMENSION)))[0]
     noise = np.zeros((clients, 40, DIMENSION))
     noise[:, :, :DIRECTIONS] = draw.normal(size=noise[:, :, :DIRECTIONS].shape)
@@ -129,11 +132,11 @@ def to_updates(signatures: torch.Tensor) -> Updates:
     )
 
 
-# Measures. Each is a function of a job, and returns what was found.
+# Measures. The parameters of each function are the fields of a job; it returns the job's results.
 
 
 def simulate_level(checks: int, data: str, seed: int) -> Line:
-    """Test 12 clients of one distribution again and again; return p-values and largest sums."""
+    """Test 12 clients of one distribution repeatedly; return p-values and the largest sums."""
     draw = np.random.default_rng([seed, checks, len(data)])
     groups = np.zeros(12, dtype=np.int64)
     examples = draw_examples(12, draw)
@@ -161,7 +164,7 @@ def simulate_level(checks: int, data: str, seed: int) -> Line:
 
 
 def simulate_ranks(checks: int, sequences: int, seed: int) -> Line:
-    """Draw uniform ranks in place of those of updates; return how many sums reach 1/level."""
+    """Draw uniform ranks instead of tests; return the number of sums that reach 1/level."""
     draw = np.random.default_rng([seed, checks])
     shuffles = 10_000 // (PARTS - 1)
     table = np.array([compute_rank_e_value(rank, shuffles) for rank in range(1, ENOUGH + 2)])
@@ -185,7 +188,9 @@ def simulate_ranks(checks: int, sequences: int, seed: int) -> Line:
 def find_after(
     tests_before: int, groups: Sequence[int], separation: float, kind: str, seed: int
 ) -> Line:
-    """Test new groups five times; return after how many tests they are separated exactly.
+    """Test new groups up to five times; return the first test that finds groups.
+
+    The result also states whether the groups that this test finds are exactly the true groups.
 
     ``kind`` is "trained" (four parts or two halves at a trained model) or "changed" (three parts at
     the initial model). Noise is new in each test.
@@ -217,14 +222,14 @@ def find_after(
 
 
 class CountingGenerator(np.random.Generator):
-    """Generator that counts the shuffles that are drawn from it."""
+    """Random generator that counts the shuffles that are drawn with it."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(np.random.PCG64(seed))
         self.shuffles = 0
 
     def random(self, size=None, *arguments, **options):
-        """Draw, and count the rows of what is drawn: each becomes a shuffle."""
+        """Draw numbers, and count their rows: each row becomes a shuffle."""
         if isinstance(size, tuple):
             self.shuffles += size[0]
         return super().random(size, *arguments, **options)
@@ -254,9 +259,10 @@ def measure_cost(kind: str, number: int, groups: int, clients: int) -> Line:
 
 
 def run_digits(seed: int, rounds: int) -> Line:
-    """Run rcfl on digits, dealt at random to 14 clients, with a check in every round.
+    """Run rcfl with a check in every round, on digits that are assigned to 14 clients at random.
 
-    Every check at a trained model is a test, even where nothing changed: doubling is left out.
+    Every check at a trained model is a test, even if nothing changed: the rule that lets the
+    intervals between tests grow is disabled.
     """
     from sklearn.datasets import load_digits
 
@@ -306,10 +312,11 @@ def make_convolutional(seed: int) -> nn.Module:
 
 
 def measure_rounding(changed: float, perturbation: float, seed: int) -> Line:
-    """Return how far updates of the first splits move, as a share of that of two splits.
+    """Return how far the updates of parts move if the initial model or the data change.
 
-    Either the initial model is perturbed by ``perturbation``, as rounding would, or a share
-    ``changed`` of every client's training examples is replaced.
+    The initial model is perturbed by the relative size ``perturbation``, as rounding would do, or a
+    share ``changed`` of every client's training examples is replaced. Moves are shares of the
+    usual distance between two parts of one client.
     """
     from sklearn.datasets import load_digits
 
@@ -379,7 +386,7 @@ def list_jobs(sequences: int, digits: int) -> Iterator[Line]:
             }
         for changed in (0.1, 0.25, 0.5, 1.0):
             yield {"measure": "rounding", "changed": changed, "perturbation": 0.0, "seed": seed}
-    # The rest in turn, so that a call that is stopped has some of each.
+    # The other measures take turns, so that a call that is stopped has run some jobs of each.
     for seed in range(sequences):
         if seed % 10 == 0 and seed < 200:
             yield from _list_power_jobs(seed // 10)
@@ -393,7 +400,7 @@ def list_jobs(sequences: int, digits: int) -> Iterator[Line]:
 
 
 def _list_power_jobs(seed: int) -> Iterator[Line]:
-    """Yield the jobs of one seed that measure how well groups are found."""
+    """Yield the jobs of one seed that measure how often groups are found."""
     four = {"name": "4 of 5", "groups": np.repeat(np.arange(4), 5).tolist()}
     pair = {"name": "18 and 2", "groups": [0] * 18 + [1] * 2, "separation": 1.0}
     for separation in (0.1, 0.15, 0.2, 0.3):
@@ -409,7 +416,7 @@ def _list_power_jobs(seed: int) -> Iterator[Line]:
 
 
 def run_job(measure: str, **job: Any) -> Line:
-    """Run a job."""
+    """Run a job of one of the measures; return its results."""
     if measure == "level":
         return simulate_level(**job)
     if measure == "ranks":
@@ -435,7 +442,7 @@ def describe_share(count: int, total: int) -> str:
 
 
 def make_level_table(lines: Sequence[Line]) -> Table:
-    """Return how often sequences of one distribution are ever rejected."""
+    """Return a table of the sequences in which a test rejects, for clients of one distribution."""
     rows: list[tuple[str, ...]] = []
     by_case: dict[tuple[str, int], list[Line]] = defaultdict(list)
     for line in lines:
@@ -455,9 +462,9 @@ def make_level_table(lines: Sequence[Line]) -> Table:
         if line["measure"] == "ranks":
             for kind in ("added", "multiplied"):
                 cells = [describe_share(count, line["sequences"]) for count in line[kind]]
-                rows.append((f"exact ranks, sum alone, {kind}", str(line["checks"]), *cells))
-    heads = [f"level {level:g}" for level in LEVELS]
-    return as_table("sequences that are ever rejected", ("data", "checks", *heads), rows)
+                rows.append((f"exact ranks, {kind}", str(line["checks"]), *cells))
+    heads = [f"rejections at {level:g}" for level in LEVELS]
+    return as_table("sequences with a rejection", ("simulated data", "checks", *heads), rows)
 
 
 def _is_rejected(line: Mapping[str, Any], kind: str, level: float) -> bool:
@@ -466,7 +473,7 @@ def _is_rejected(line: Mapping[str, Any], kind: str, level: float) -> bool:
 
 
 def make_power_table(lines: Sequence[Line]) -> Table:
-    """Return how often groups are separated in the first, the first three and first five tests."""
+    """Return a table of the shares of runs that find groups in the first 1, 3 or 5 tests."""
     by_case: dict[tuple[Any, ...], list[Line]] = defaultdict(list)
     for line in lines:
         if line["measure"] == "power":
@@ -491,12 +498,22 @@ def make_power_table(lines: Sequence[Line]) -> Table:
                 str(len(of_case)),
             )
         )
-    heads = ("groups", "model", "test", "separation", "first", "3", "5", "right", "runs")
+    heads = (
+        "groups of 20 clients",
+        "check",
+        "test",
+        "separation",
+        "found, 1 test",
+        "found, 3 tests",
+        "found, 5 tests",
+        "exactly right",
+        "runs",
+    )
     return as_table("groups that are found", heads, rows)
 
 
 def make_cost_table(lines: Sequence[Line]) -> Table:
-    """Return shuffles and seconds of the j-th test."""
+    """Return a table of the shuffles and seconds of the j-th test."""
     rows = [
         (
             line["kind"],
@@ -509,12 +526,12 @@ def make_cost_table(lines: Sequence[Line]) -> Table:
         for line in lines
         if line["measure"] == "cost"
     ]
-    heads = ("model", "clients", "groups", "test", "shuffles", "seconds")
+    heads = ("check", "clients", "groups", "test", "shuffles", "seconds")
     return as_table("cost of a check", heads, rows)
 
 
 def make_rounding_table(lines: Sequence[Line]) -> Table:
-    """Return how far updates move by rounding and by other data."""
+    """Return a table of the moves of updates by rounding and by changed data."""
     by_case: dict[tuple[float, float], list[Line]] = defaultdict(list)
     for line in lines:
         if line["measure"] == "rounding":
@@ -530,12 +547,19 @@ def make_rounding_table(lines: Sequence[Line]) -> Table:
         )
         for (changed, perturbation), of_case in sorted(by_case.items())
     ]
-    heads = ("examples replaced", "perturbation", "moved", "most", "counted as changed", "clients")
-    return as_table("updates that move", heads, rows)
+    heads = (
+        "examples replaced",
+        "initial model perturbed by",
+        "move, mean",
+        "move, largest",
+        "counted as changed",
+        "clients",
+    )
+    return as_table("moves of updates", heads, rows)
 
 
 def make_digits_table(lines: Sequence[Line]) -> Table:
-    """Return how many runs on digits ever changed their clusters."""
+    """Return a table of the number of runs on digits that changed their clusters."""
     runs = [line for line in lines if line["measure"] == "digits"]
     changed = sum(line["changes of clusters"] > 0 for line in runs)
     largest = max((line["sum"] for line in runs), default=0.0)
@@ -544,12 +568,23 @@ def make_digits_table(lines: Sequence[Line]) -> Table:
 
 
 def main() -> None:
-    """Run what is missing, and print the tables."""
+    """Run missing jobs, and print the tables."""
     parser = jsonl.parser(__doc__, "lasting.jsonl")
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--sequences", type=int, default=1000)
-    parser.add_argument("--digits", type=int, default=20, help="largest number of runs on digits")
-    parser.add_argument("--measure", help="run one measure only")
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="start no job after this time (default: 20)"
+    )
+    parser.add_argument(
+        "--sequences",
+        type=int,
+        default=1000,
+        help="number of sequences of 50 checks on new data (default: 1000)",
+    )
+    parser.add_argument(
+        "--digits", type=int, default=20, help="largest number of runs on digits (default: 20)"
+    )
+    parser.add_argument(
+        "--measure", help="run only this measure: cost, ranks, rounding, power, level or digits"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     if not given.table:

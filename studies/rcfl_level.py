@@ -1,10 +1,13 @@
-"""How often replicated clustering (rcfl) parts clients of one distribution: p-values on MNIST, dealt out at random.
+"""Measure how often replicated clustering (rcfl) separates clients of one distribution.
 
-Each simulation deals images anew to n clients and makes the rounds in parts, and in some cases also those until a check
-of halves. Every simulation is one line of a JSON file, so that an interrupted call goes on where it stopped.
+Each simulation assigns MNIST images to n clients at random and runs the first three rounds, in some
+cases also the rounds until a later check. It records the p-values of the tests.
 
-    python studies/rcfl_level.py --data-dir DIR --out level.jsonl            # 1,000 simulations of each case
-    python studies/rcfl_level.py --out level.jsonl --table                   # the table alone
+Each simulation is stored as one line of a JSON file, and an interrupted call continues where it
+stopped.
+
+    python studies/rcfl_level.py --data-dir DIR --out level.jsonl   # 1,000 simulations of each case
+    python studies/rcfl_level.py --out level.jsonl --table          # only print the table
 """
 
 from __future__ import annotations
@@ -38,13 +41,13 @@ LEVELS = (0.05, 0.01)
 
 @dataclass(frozen=True)
 class Case:
-    """Clients, images of each, and what else is out of the ordinary."""
+    """Number of clients, images of each client, and settings of the run."""
 
     clients: int
     images: int
     local: LocalTraining = LOCAL
     model: str = "mlp"
-    spread: float = 0.0  # of the logarithm of their numbers of images
+    spread: float = 0.0  # standard deviation of the logarithm of clients' numbers of images
     rounds: int = 3
 
 
@@ -64,9 +67,8 @@ CASES: Mapping[str, Case] = {
     },
     "10 clients, 40 images, BatchNorm": Case(10, 40, model="batch_norm"),
     "10 clients, 40 images, momentum 0.9": Case(10, 40, replace(LOCAL, momentum=0.9, lr=0.02)),
-    "10 clients, 40 images, step size 0.01": Case(
-        10, 40, replace(LOCAL, lr=0.01)
-    ),  # so that updates are made longer
+    # With this step size, the updates of parts are scaled up.
+    "10 clients, 40 images, step size 0.01": Case(10, 40, replace(LOCAL, lr=0.01)),
     "10 clients, 40 images, 10 epochs": Case(10, 40, replace(LOCAL, epochs=10)),
     "10 clients, 20 to 1,000 images": Case(10, 150, spread=1.0),
     "14 clients, 40 images, check in round 7": Case(14, 40, rounds=7),
@@ -80,7 +82,7 @@ def _all_images(data_dir: Path | None) -> Federation:
 
 
 def dealt(case: Case, seed: int, data_dir: Path | None) -> Federation:
-    """Deal images at random, each to one client."""
+    """Assign images to clients at random, each image to at most one client."""
     draw, everything = (
         np.random.default_rng([seed, case.clients, case.images]),
         _all_images(data_dir),
@@ -96,7 +98,7 @@ def dealt(case: Case, seed: int, data_dir: Path | None) -> Federation:
 
 
 def simulation(case: Case, seed: int, data_dir: Path | None) -> Line:
-    """Run the rounds; return p-values by round, and whether clients were parted."""
+    """Run the rounds; return p-values by round, and whether there is more than one cluster."""
     algorithm, federation = ReplicatedCFL(), dealt(case, seed, data_dir)
     model = batch_norm if case.model == "batch_norm" else case.model
     engine = "stacked" if case.model == "mlp" else "loop"
@@ -121,7 +123,11 @@ def work(job: tuple[str, int, Path | None, Path]) -> None:
 
 
 def table(lines: Sequence[Line]) -> Table:
-    """Return a row for each case: how often p is at most a level in each round, and how often clients were parted."""
+    """Return a table with a row for each case.
+
+    The columns contain the shares of simulations with p at most a level in a round, and the number
+    of simulations that ended with more than one cluster.
+    """
     by_case: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         by_case[line["case"]].append(line)
@@ -130,7 +136,7 @@ def table(lines: Sequence[Line]) -> Table:
     shares = (
         f"p ≤ {level:g} in round {rounds}" for level in LEVELS for rounds in ("3", "7, 14, 21")
     )
-    return as_table("clients of one distribution", ("case", "simulations", *shares, "parted"), rows)
+    return as_table("clients of one distribution", ("case", "simulations", *shares, "split"), rows)
 
 
 def _cells(found: Sequence[Line]) -> Iterator[str]:
@@ -146,10 +152,12 @@ def _cells(found: Sequence[Line]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run missing simulations, and print the table."""
     parser = jsonl.parser(__doc__, "level.jsonl")
-    parser.add_argument("--simulations", type=int, default=1000)
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument(
+        "--simulations", type=int, default=1000, help="simulations of each case (default: 1000)"
+    )
+    parser.add_argument("--processes", type=int, default=1, help="number of processes (default: 1)")
     given = parser.parse_args()
     console = Console(width=160)
     if not given.table:

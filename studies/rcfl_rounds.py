@@ -1,10 +1,9 @@
-"""Ten clients, ten rounds, four kinds of shift: how soon replicated clustering (rcfl) finds the right clusters.
+"""Measure how early replicated clustering (rcfl) finds the true clusters, for four kinds of shift.
 
-The setting is FLUX's (static mode, MNIST), as in ``configs/arena/mnist.toml``, at levels at which there are clients
-that are alike, and others that are not.
+The setting is that of FLUX (static mode, MNIST), as in ``configs/arena/mnist.toml``: ten clients
+and ten rounds. The levels are chosen so that some clients have equal distributions and some do not.
 
-Every run is one line of a JSON file, so that an interrupted call goes
-on where it stopped.
+Each run is stored as one line of a JSON file, and an interrupted call continues where it stopped.
 
     python studies/rcfl_rounds.py --data-dir DIR --out rounds.jsonl
     python studies/rcfl_rounds.py --out rounds.jsonl --table
@@ -38,11 +37,11 @@ LEVELS: Mapping[str, tuple[int, ...]] = {
     "P(Y|X)": (2,),
     "P(X|Y)": (1,),
 }
-"""Some of those at which there are clients that are alike, and others that are not."""
+"""Levels of each shift. At them, some clients have equal distributions, and others do not."""
 
 
 def dealt(kind: str, level: int, fold: int, data_dir: Path | None) -> Federation:
-    """Deal all of MNIST to ten clients that see it in their own ways."""
+    """Divide all of MNIST among ten clients, whose data differ by a shift."""
     return load_federation(
         "mnist",
         clients=CLIENTS,
@@ -57,7 +56,7 @@ def dealt(kind: str, level: int, fold: int, data_dir: Path | None) -> Federation
 
 
 def run(method: str, federation: Federation, fold: int) -> Line:
-    """Run a method; return accuracy and clusters at the end, and whether they were right after round 3."""
+    """Run a method; return accuracy and clusters at the end, and the ARI after round 3."""
     truth = federation.true_clusters or {}
     made = {"rcfl": ReplicatedCFL(), "fedavg": FedAvg(), "oracle": Oracle(truth)}[method]
     done = simulate(
@@ -73,7 +72,7 @@ def run(method: str, federation: Federation, fold: int) -> Line:
 
 
 def table(lines: Sequence[Line]) -> Table:
-    """Return a row for each shift and level."""
+    """Return a table with a row for each shift and level."""
     rows: dict[tuple[str, int], dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         rows[line["shift"], line["level"]][line["method"]].append(line)
@@ -84,7 +83,7 @@ def table(lines: Sequence[Line]) -> Table:
         "true clusters",
         "rcfl",
         "ARI",
-        "right by round 3",
+        "right after round 3",
         "FedAvg",
         "oracle",
         "rcfl − oracle",
@@ -120,10 +119,18 @@ def _accuracy(lines: Sequence[Line]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run missing runs, and print the table."""
     parser = jsonl.parser(__doc__, "rounds.jsonl")
-    parser.add_argument("--folds", type=int, default=3)
-    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument(
+        "--folds", type=int, default=3, help="number of random draws of the data (default: 3)"
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=METHODS,
+        choices=METHODS,
+        help="methods to run (default: all)",
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(width=160)

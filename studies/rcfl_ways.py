@@ -1,4 +1,8 @@
-"""Other ways than rcfl's to find clusters in replicates of clients' updates, and to judge them, on the same updates."""
+"""Alternative ways to find clusters in updates from parts of the clients' data, and to test them.
+
+All ways are applied to the same recorded updates. In this module, the *parts* of a client are equal
+shares of its data, such as two halves. ``rcfl_choices.py`` prints the results.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +31,28 @@ Line = dict[str, Any]
 Halves = Sequence[Similarity]
 
 CHECKED = (3, 11)
-"""Rounds in which updates are recorded: those of the library's first two checks."""
+"""Rounds in which updates are recorded."""
 
 LEVEL = 0.005
-"""What the library's first check tests at."""
+"""Level of the first test of rcfl: half of its default level 0.01."""
 
 COMPARED = ("one half", "within", "across", "sums")
-"""Similarities that are told the number of clusters, so that they can be compared."""
+"""Similarities of clients that are compared by clusters of the true number."""
 
 COARSE = 0.02
-"""It asks for 1,000 shuffles, enough to compare alternatives at LEVEL."""
+"""Level for which p-values are computed. It needs 1,000 shuffles, enough to compare at LEVEL."""
 
 
 def record(federation: Federation, seed: int) -> dict[str, list[Tensor]]:
-    """Return the parts' updates ``[n, D]`` at FedAvg's models: ``3 in 2`` are those of the halves in round 3.
+    """Return the updates of the parts, at the models of FedAvg.
 
-    ``11 as 3`` are those of round 11 from the very halves of round 3: a library that added up evidence would have to
-    keep to them, since halves that are drawn anew share examples with those of before.
+    Returns
+    -------
+    dict
+        For each key a list with the updates ``[n, D]`` of each part. For example, "3 in 2" has the
+        updates of the two halves in round 3. "11 as 3" has the updates in round 11 from the same
+        halves as in round 3. A method that combines the evidence of both rounds would have to use
+        the same halves again, because new halves share examples with the old halves.
     """
     algorithm, found = FedAvg(), dict[str, list[Tensor]]()
     world = Backend.simulated_by(federation, "mlp", algorithm, seed=seed, engine="stacked")
@@ -71,14 +80,18 @@ def record(federation: Federation, seed: int) -> dict[str, list[Tensor]]:
 
 
 def partitions(similarity: Similarity, method: str) -> Labels:
-    """Return the partitions of a linkage into 1, 2, ..., n clusters, ``[n, n]``; Ward's of the unit updates."""
+    """Return the partitions of a linkage into 1, 2, ..., n clusters, ``[n, n]``.
+
+    Ward's linkage takes Euclidean distances of the updates scaled to length 1, other linkages take
+    1 − cosine.
+    """
     apart = squareform(1 - similarity, checks=False)
     merges = agglomerate(np.sqrt(np.maximum(2 * apart, 0)) if method == "ward" else apart, method)
     return np.stack([cut(merges, k) for k in range(1, len(similarity) + 1)])
 
 
 def found_on(halves: Halves, noise: float, cuts_of: Callable[[Similarity], Labels]) -> Finding:
-    """Find clusters as the library does, with other partitions."""
+    """Find clusters in the same way as fedclade, but with the partitions of ``cuts_of``."""
     across = Across(halves, [cuts_of(half) for half in halves], noise)
     gains = across.compute_gains(np.arange(len(halves[0]))[None])[0]
     best, both = int(gains.argmax()), np.mean(halves, axis=0)
@@ -86,7 +99,7 @@ def found_on(halves: Halves, noise: float, cuts_of: Callable[[Similarity], Label
 
 
 def nested(halves: Halves, noise: float, level: float, draw: np.random.Generator) -> Labels:
-    """Part all clients in two, and each part again, as long as a test at this level says so."""
+    """Divide clients in two, and each cluster again, as long as a test at this level rejects."""
     labels, left = np.zeros(len(halves[0]), dtype=np.int64), [np.arange(len(halves[0]))]
     while left:
         members = left.pop()
@@ -100,7 +113,13 @@ def nested(halves: Halves, noise: float, level: float, draw: np.random.Generator
 
 
 def each_way(parts: Sequence[Tensor], draw: np.random.Generator) -> tuple[Labels, float]:
-    """Find clusters on each of m parts and judge them on the mean of the others; return the best and its p-value."""
+    """Find clusters on each of m parts, and judge them on the mean of the other parts.
+
+    Returns
+    -------
+    tuple
+        The best partition ``[n]``, and its p-value.
+    """
     similarities, m = [cosine_similarity(part) for part in parts], len(parts)
     cuts, noise = (
         [partitions(similarity, "average") for similarity in similarities],
@@ -125,10 +144,27 @@ def gains_each_way(
     noise: float,
     orders: Sequence[Labels],
 ) -> NDArray[np.float64]:
-    """Return G of each part's partitions on the mean of the others, the mean of all ways, ``[draws, K]``.
+    """Return the gain G of each part's partitions on the other parts, averaged over the parts.
 
-    G is linear in the similarities that it is judged on: it is the mean over all pairs of parts. Each part's clients
-    come in orders ``[draws, n]`` of its own, and of a pair only the one order in terms of the other matters.
+    G is linear in the similarities that judge a partition, so the result is the mean over all pairs
+    of parts.
+
+    Parameters
+    ----------
+    similarities
+        Similarities ``[n, n]`` of each part.
+    cuts
+        Partitions ``[K, n]`` of each part.
+    noise
+        The noise σ² of a whole update.
+    orders
+        Permutations ``[draws, n]`` of each part's clients. For a pair of parts, only the order of
+        one part relative to the other matters.
+
+    Returns
+    -------
+    numpy.ndarray
+        Gains ``[draws, K]``.
     """
     of_pairs: list[NDArray[np.float64]] = []
     for one, two in combinations(range(len(cuts)), 2):
@@ -142,13 +178,23 @@ def gains_each_way(
 
 
 def noise_of(parts: Sequence[Tensor]) -> float:
-    """Return σ² of a whole update from m parts of the data, each of which has m times as much."""
+    """Return the noise σ² of a whole update; an update from one of m parts has m times as much."""
     agreement = mean(float(Replicates(*pair).agreement.mean()) for pair in combinations(parts, 2))
     return max(0.0, 1 - agreement) / len(parts)
 
 
 def outcomes(recorded: Mapping[str, Sequence[Tensor]], truth: Labels, seed: int) -> dict[str, Line]:
-    """Judge all alternatives on the same updates."""
+    """Apply all ways to the same updates; return the result of each way by its name.
+
+    Parameters
+    ----------
+    recorded
+        The result of :func:`record`.
+    truth
+        The true cluster of each client, ``[n]``.
+    seed
+        Seed of the shuffles.
+    """
     draw, found = np.random.default_rng(seed), dict[str, Line]()
     alike = {
         name: [cosine_similarity(half) for half in halves] for name, halves in recorded.items()
@@ -200,7 +246,11 @@ def outcomes(recorded: Mapping[str, Sequence[Tensor]], truth: Labels, seed: int)
 
 
 def ways_to_compare(first: Tensor, second: Tensor) -> dict[str, Similarity]:
-    """Return similarities of clients: A's; of each half, their mean; across halves; of the sums of both halves."""
+    """Return four similarities of clients, by their names in ``COMPARED``.
+
+    They are computed from one half only; from each half, then averaged; between updates of
+    different halves; and from the sums of both halves.
+    """
     halves = [cosine_similarity(half) for half in (first, second)]
     across = compute_cosines(first, second)
     across = (across + across.T) / 2

@@ -1,8 +1,9 @@
 """Readability study: figures of the source, and random samples for readers.
 
-``python studies/readability.py figures src/fedclade`` counts what makes code hard to read.
-``python studies/readability.py draw --seed 1`` prints docstrings, errors and pages for two readers
-who have not seen the code, and who mark each as clear at first reading or not. README.md says more.
+``python studies/readability.py figures src/fedclade`` counts things that make code hard to read.
+``python studies/readability.py draw --seed 1`` prints a random sample of docstrings and errors, and
+names random pages. Two readers who have not seen the code mark each as clear at first reading or
+not. README.md in this folder explains the study.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from typing import TypeGuard
 REPOSITORY = Path(__file__).parents[1]
 
 MOST_POSITIONAL = 4
-"""Positional arguments that a reader of a call can match with parameters."""
+"""Largest number of positional arguments that a reader can match with parameters."""
 
 LONGEST_LINE = 100
-"""Characters."""
+"""Largest number of characters of a line that is not counted as long."""
 
 HIGHEST_COMPLEXITY = 12
-"""McCabe's number of a function that is not counted as complex."""
+"""Largest complexity (McCabe) of a function that is not counted as complex."""
 
 VERBS = frozenset(Path(__file__).with_name("readability_verbs.txt").read_text("utf-8").split())
 """First words of function names that count as verbs."""
@@ -92,7 +93,7 @@ class Measurement:
 
 
 def complexity_of(function: ast.AST) -> int:
-    """Return McCabe's number of a function, without the functions that it defines."""
+    """Return McCabe's complexity of a function, without the functions that it defines."""
     total = 1
     pending = list(ast.iter_child_nodes(function))
     while pending:
@@ -129,7 +130,7 @@ def is_packed(node: ast.AST) -> bool:
 
 
 def nested_comprehensions(tree: ast.AST) -> set[int]:
-    """Return the lines of comprehensions that stand inside another one."""
+    """Return the lines of comprehensions that are inside another comprehension."""
     lines: set[int] = set()
     for outer in ast.walk(tree):
         if not isinstance(outer, Comprehension):
@@ -141,7 +142,7 @@ def nested_comprehensions(tree: ast.AST) -> set[int]:
 
 
 def is_long_call(node: ast.AST) -> bool:
-    """Return whether a node is a call with more positional arguments than a reader can match."""
+    """Return whether a node is a call with more than ``MOST_POSITIONAL`` positional arguments."""
     if not isinstance(node, ast.Call):
         return False
     return sum(not isinstance(value, ast.Starred) for value in node.args) > MOST_POSITIONAL
@@ -215,7 +216,7 @@ def measure(roots: Sequence[Path]) -> Measurement:
 
 @dataclass(frozen=True)
 class Sample:
-    """A text that a reader judges, and where it stands."""
+    """A text that a reader judges, and its place in the source."""
 
     place: str
     text: str
@@ -226,7 +227,7 @@ def _place(path: Path, line: int) -> str:
 
 
 def docstrings_below(root: Path) -> list[Sample]:
-    """Return the docstring of each class, function and module, with its signature as readers of the source see it."""
+    """Return the docstring of each class, function and module, with its signature."""
     samples: list[Sample] = []
     for path in sorted(root.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -248,7 +249,7 @@ def _signature_of(node: Function | ast.ClassDef, lines: Sequence[str]) -> str:
 
 
 def errors_below(root: Path) -> list[Sample]:
-    """Return the statement of each error that is raised with a text of its own.
+    """Return each statement that raises an error with a text.
 
     Constants in a text are replaced by their values, since users never see the names.
     """
@@ -298,7 +299,7 @@ def _has_text(node: ast.AST) -> TypeGuard[ast.Raise]:
 
 
 def pages_below(root: Path) -> list[Sample]:
-    """Return all pages that people have written; generated pages of results are left out."""
+    """Return all pages, except the generated pages of reproduced results."""
     paths = [path for path in sorted(root.rglob("*.md")) if "reproduce" not in path.parts]
     return [Sample(_place(path, 1), path.read_text(encoding="utf-8")) for path in paths]
 
@@ -346,15 +347,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    figures = commands.add_parser("figures", help="count what makes code hard to read")
+    figures = commands.add_parser("figures", help="count things that make code hard to read")
     figures.add_argument("roots", nargs="+", type=Path, help="folders of Python modules")
-    figures.add_argument("--worst", type=int, default=0, help="how many files to name, worst first")
+    figures.add_argument(
+        "--worst", type=int, default=0, help="number of files with the most findings to list"
+    )
     figures.add_argument("--json", action="store_true", help="print JSON in place of a table")
     drawing = commands.add_parser("draw", help="print a random sample for readers")
-    drawing.add_argument("--seed", type=int, required=True, help="draws the same sample again")
-    drawing.add_argument("--docstrings", type=int, default=60)
-    drawing.add_argument("--errors", type=int, default=40)
-    drawing.add_argument("--pages", type=int, default=6)
+    drawing.add_argument(
+        "--seed", type=int, required=True, help="seed of the sample; the same seed repeats it"
+    )
+    drawing.add_argument(
+        "--docstrings", type=int, default=60, help="number of docstrings (default: 60)"
+    )
+    drawing.add_argument(
+        "--errors", type=int, default=40, help="number of error messages (default: 40)"
+    )
+    drawing.add_argument("--pages", type=int, default=6, help="number of pages (default: 6)")
     chosen = parser.parse_args(arguments)
     if chosen.command == "figures":
         missing = [str(root) for root in chosen.roots if not root.is_dir()]

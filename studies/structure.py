@@ -1,8 +1,9 @@
-"""Measure the structure of the library: modules, cycles of imports, fields and hooks, and the depth of a round.
+"""Measure the structure of the library: modules, cycles of imports, fields, hooks, and call depth.
 
     python studies/structure.py
 
-It prints a table in Markdown. ``docs/design.md`` has one with the date of its measurement.
+The script prints a table in Markdown. ``docs/design.md`` shows such a table with the date of its
+measurement.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def measures() -> Mapping[str, object]:
-    """Return each measure by what it is of."""
+    """Return the value of each measure, by its description."""
     lengths = [len(path.read_text(encoding="utf-8").splitlines()) for path in modules().values()]
     hooks = hooks_of(fedclade.Algorithm)
     attributes = attributes_of(fedclade.Algorithm)
@@ -94,7 +95,10 @@ class Noted(nn.Module):
 
 
 def frames_of_step() -> list[str]:
-    """Return fedclade's functions between ``run_round`` and the model, in a client's step with the engine ``loop``."""
+    """Return fedclade's functions on the call stack between ``run_round`` and the model.
+
+    The stack is that of a training step of a client, with the engine ``loop``.
+    """
     stacks: list[list[str]] = []
 
     def note() -> None:

@@ -11,31 +11,35 @@ CLOSE = 0.01
 PAGE = """# Speed
 
 This page answers the question how fast fedclade simulates federated learning, compared with other simulators. It
-compares one round of federated averaging (FedAvg) in fedclade and in five other simulators (*peers*), with the same
-data, model and training. In short: compared with the peers, fedclade is {headline}. The reason is that it trains
-all clients of a round at the same time ([how](performance.md)). `benchmarks/peers/run.py` made the measurements and
-writes this page from [`results.json`](../benchmarks/peers/results.json).
+compares one round of federated averaging (FedAvg) in fedclade and in five other simulators (*peers*): pfl-research,
+fluke, FL-bench, PFLlib and Flower. All have the same data, model and training. In short: compared with the peers,
+fedclade is {headline}. The reason is that it trains all clients of a round at the same time ([how](performance.md)).
+`benchmarks/peers/run.py` made the measurements and writes this page from
+[`results.json`](../benchmarks/peers/results.json).
 
-There is a table for each *task*, which is a model and a number of clients. Each row is a simulator, from the fastest to
-the slowest. Three rows are not peers:
+There is a table for each *task*, which is a model and a number of clients. Above the table is also the number of timed
+rounds in a run. Each row is a simulator, from the fastest to the slowest. Three rows are not peers:
 
-- *fedclade, plain module* trains the same `nn.Module` as the peers.
+- *fedclade, plain module* trains the same `nn.Module` as the peers. The numbers above are from this row.
 - *fedclade, its own model* trains fedclade's built-in model of the same name, which has the same layers.
-- *no federation: large batches* trains one model on all data, without clients, to show how fast the machine can train.
+- *no federation: large batches* trains one model on all data, without clients, as a rough measure of how fast the
+  machine can train. Large batches are not the fastest with every model.
 
 The columns are:
 
-- **way**: how the simulator uses the {cores} CPU cores; if it has several ways, the fastest.
+- **way**: how the simulator uses the {cores} CPU cores: the number of threads, processes, workers or actors that train
+  clients; if it has several ways, the fastest. Without a federation, it is the number of examples in a batch.
 - **seconds per round**: median time of a round.
 - **relative time**: time divided by the time of *fedclade, plain module* in the same repeat of the measurement: 2 means
-  that a round takes twice as long. The median is followed by the smallest and the largest value in brackets.
+  that a round takes twice as long. The median over the repeats is followed by the smallest and the largest value in
+  brackets. It can differ from the ratio of the two median times.
 - **samples/s**: number of training samples per second.
 - **accuracy**: accuracy of the last model on MNIST's test images, to show that all simulators do the same work.
 
 {tables}
 
-All values are medians of at least {repeats} runs. Each run is a separate process, and the simulators take turns in
-random order.
+All values are medians of at least {repeats} repeats. In each repeat, every simulator makes one run in a process of its
+own, in random order.
 
 ## What is the same for all simulators
 
@@ -57,7 +61,8 @@ random order.
   [measures which is faster](performance.md#which-one). The measurement is in the round that is not timed.
 - **Peers with several ways to use the cores** are measured once in each way. All further repeats use the fastest way.
 - **Flower** sends messages to Ray actors, which could be on many machines. **fluke** and **PFLlib** train one
-  client after another. **FL-bench** trains one client after another or uses Ray.
+  client after another. **FL-bench** trains one client after another or uses Ray. **pfl-research** divides the clients
+  among processes.
 - **pfl-research** forms batches in a fixed order, without shuffling. **PFLlib** reads the file of each client in
   every round.
 - ***No federation*** does different work: it trains one model on all images in large batches. Its accuracy cannot be
@@ -67,7 +72,7 @@ random order.
 
 ## Installed versions
 
-The versions are: {installs}
+The versions (for PFLlib and FL-bench, commits of the repository) are: {installs}
 
 - **torchvision.** fluke and FL-bench import torchvision, of which no CPU build was available. Both call none of
   torchvision's compiled operators, so the benchmark only [declares the names of these
@@ -76,8 +81,8 @@ The versions are: {installs}
 
 ## Repeat it
 
-These commands install the simulators in separate environments, check that each makes the same number of steps,
-measure, and write this page:
+In a clone of the repository, these commands install the simulators in separate environments, check that each makes the
+same number of steps, measure, and write this page:
 
 ```sh
 python benchmarks/peers/run.py --prepare
@@ -86,8 +91,8 @@ python benchmarks/peers/run.py
 python benchmarks/peers/run.py --page
 ```
 
-The required versions are pinned in a file `requirements.txt` for each peer. If the measurement is interrupted, run
-the command again: it makes the runs that are missing.
+The required versions are pinned in a file `requirements.txt` for each peer. If the measurement (the third command) is
+interrupted, run it again: it makes the runs that are missing.
 """
 
 

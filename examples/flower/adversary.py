@@ -1,6 +1,7 @@
-"""A federation with a liar, in one process: three clients hold digits, and a fourth flips its labels.
+"""A federation in one process, with three honest clients and a malicious client that flips labels.
 
-What a SuperNode runs is ``client_app``; the one that lies has an ``adversary``. CFL finds it by its updates alone::
+All clients have digits. Each client is the ``client_app`` that a SuperNode runs, and that of the
+malicious client has an ``adversary``. CFL separates it from the others by their updates alone::
 
     python examples/flower/adversary.py
 """
@@ -12,7 +13,7 @@ CLIENTS, LIAR = 4, 3
 
 
 def main() -> fedclade.Run:
-    """Run it; return the run."""
+    """Run CFL on the four clients; return the run."""
     data = fedclade.load_federation("digits", clients=CLIENTS, samples_per_client=200)
     lies = fedclade.Adversary(kind="label_flip")
 

@@ -1,6 +1,7 @@
-"""The secrets of a federation: a certificate authority, a server's certificate, keys of nodes.
+"""Credentials of a federation: a certificate authority, a server certificate, and keys of nodes.
 
-They are made for one federation and last for ``DAYS``. In production, take certificates of your own authority instead.
+They are made for one federation, and certificates expire after ``DAYS`` days. In production, use
+certificates of your own authority instead.
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ _CLOCKS_DIFFER = timedelta(minutes=5)
 
 
 def make_certificates(folder: Path, names: Sequence[str]) -> None:
-    """Write ``ca.crt``, ``server.pem`` and ``server.key``: who signs, and what a SuperLink shows its clients.
+    """Write a certificate authority (``ca.crt``), and a certificate and a key of the server.
 
-    The authority's key is thrown away, so that nobody can sign a second server.
+    The files of the server are ``server.pem`` and ``server.key``. The authority's private key is
+    not stored, so no second server certificate can be signed with it.
 
     Parameters
     ----------
     folder
-        Where to write; it must exist.
+        Folder to write to; it must exist.
     names
-        The IP addresses and host names under which clients reach the server.
+        IP addresses and host names under which clients reach the server.
 
     Raises
     ------
     FileExistsError
-        If the folder has certificates already.
+        If the folder already has a ``server.key``.
     """
     authority_key, server_key = (
         ec.generate_private_key(ec.SECP384R1()),
@@ -70,14 +72,20 @@ def make_certificates(folder: Path, names: Sequence[str]) -> None:
 
 
 def make_node_key(path: Path) -> Path:
-    """Write a node's private key, and beside it, as ``.pub``, the public one; return the path of the latter.
+    """Write a node's private key, and its public key with the suffix ``.pub``.
 
-    It is what ``ssh-keygen -t ecdsa -b 384`` makes: an EC key on the curve P-384, in OpenSSH's format.
+    The result is the same as of ``ssh-keygen -t ecdsa -b 384``: a pair of elliptic-curve keys on
+    the curve P-384, in OpenSSH's format.
+
+    Returns
+    -------
+    Path
+        Path of the public key.
 
     Raises
     ------
     FileExistsError
-        If there is a key already.
+        If the private key already exists.
     """
     key, public = ec.generate_private_key(ec.SECP384R1()), path.with_suffix(".pub")
     write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
@@ -88,12 +96,14 @@ def make_node_key(path: Path) -> Path:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a new file that nobody but its owner may read, from its first byte on.
+    """Write a new file that only its owner can read.
+
+    The permissions are set when the file is created, before anything is written to it.
 
     Raises
     ------
     FileExistsError
-        If there is one already.
+        If the file already exists.
     """
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
@@ -104,7 +114,10 @@ def _certificate(
     issuer: tuple[str, ec.EllipticCurvePrivateKey],
     *extensions: tuple[x509.ExtensionType, bool],
 ) -> x509.Certificate:
-    """Sign a subject's public key with the issuer's key; extensions are ``(extension, critical)``."""
+    """Sign a subject's public key with the issuer's key.
+
+    Subject and issuer are each ``(name, key)``; an extension is ``(extension, critical)``.
+    """
     now = datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()

@@ -1,4 +1,4 @@
-"""A federation of real processes on this machine: a SuperLink, and SuperNodes that connect to it over TLS."""
+"""A federation of processes on this machine: a SuperLink, and SuperNodes that use TLS."""
 
 from __future__ import annotations
 
@@ -24,47 +24,54 @@ from processes import DeploymentError, Process
 
 HOST = "127.0.0.1"
 CONNECTION = "deployment"
-"""The name of the SuperLink among the connections of the command ``flwr``."""
+"""Name of the SuperLink in the connections of the command ``flwr``."""
 START = 60.0
 """Seconds within which a process must be ready."""
 STOP = 8.0
-"""Seconds that processes are given to end by themselves."""
+"""Seconds that processes have to end by themselves before they are killed."""
 HEARTBEATS = 75.0
-"""Seconds after which a SuperLink has noticed that a killed node is gone: two heartbeats of 30 s, and some more."""
+"""Seconds within which a SuperLink detects that a node was killed.
+
+It detects this after two missed heartbeats of 30 seconds each; 15 seconds are a margin.
+"""
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""What keeps Flower from asking the network for anything."""
+"""Environment variables that keep Flower from accessing the internet."""
 
 
 class Deployment:
-    """A SuperLink and its nodes; as a context it starts them all, and stops whatever was started, come what may.
+    """A SuperLink and its SuperNodes, as a context manager.
 
-    Each process has its own session, and its log in ``folder/logs``. ServerApps are run by a SuperExec that stands
-    beside the SuperLink (Flower's isolation by processes), so that no process escapes its parent's group, and only
-    who knows a secret can take a ServerApp's place.
+    Entering the context starts all processes. Leaving it stops them, also after an error.
+
+    Each process has its own session, and its log in ``folder/logs``. A separate SuperExec starts
+    the ServerApps (Flower's isolation mode "process"). Therefore ServerApps belong to the process
+    group of the SuperExec and end with it, and only a process that knows the SuperExec's secret can
+    run in place of a ServerApp.
 
     Parameters
     ----------
     folder
-        Where everything is kept: keys, logs, the SuperLink's database, the clients' own folders. What is there from an
-        earlier deployment is used again, so that every node keeps its id.
+        Folder for keys, logs, the SuperLink's database, and the folders of the clients. Files of an
+        earlier deployment are used again, so that each node has the same id as before.
     app
-        The folder of the Flower app.
+        Folder of the Flower app.
     nodes
-        How many SuperNodes.
+        Number of SuperNodes.
     share_secret
-        Whether clients get a secret that the server does not have, by which they shuffle what travels.
+        Whether clients get a secret that the server does not have, by which they permute models and
+        updates.
     node_config
-        What is added to every node's config: ``"min-honest=2"``. In it ``{node}`` stands for the node's number. Or a
-        list with a text for each node.
+        Text to add to the config of every node, such as ``"min-honest=2"``; or a list with a text
+        for each node. ``{node}`` in a text is replaced by the node's number.
 
     Raises
     ------
     DeploymentError
-        If there are not as many texts as nodes.
+        If the number of texts differs from the number of nodes.
     """
 
     def __init__(
@@ -92,7 +99,8 @@ class Deployment:
             **os.environ,
             **OFFLINE,
             "FLWR_HOME": str(self.folder / "flower"),
-            "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",  # Flower starts its programs by name
+            # Flower starts its programs by name
+            "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": os.environ.get(
                 "OMP_NUM_THREADS", "1"
@@ -120,7 +128,7 @@ class Deployment:
         self.stop()
 
     def start(self) -> None:
-        """Make what is missing of the keys, start the SuperLink and all nodes, and wait until every node is in.
+        """Make missing keys, start the SuperLink and all nodes, and wait until all have connected.
 
         Raises
         ------
@@ -137,83 +145,89 @@ class Deployment:
             self._insist(node)
 
     def stop(self) -> None:
-        """Stop every process that was started: those that do not end when they are asked to are killed."""
+        """Stop all processes: terminate them, and kill those that have not ended after a while."""
         nodes = [process for name, process in self._processes.items() if name.startswith("node-")]
         others = [process for process in self._processes.values() if process not in nodes]
         try:
-            # nodes first: they tell the SuperLink that they leave
+            # Nodes first, so that they can sign off at the SuperLink.
             for processes in (nodes, others):
                 for process in processes:
                     process.terminate()
                 end = time.monotonic() + STOP
                 for process in processes:
                     process.wait(max(0.0, end - time.monotonic()))
-        finally:  # also when somebody loses patience
+        finally:  # also if the user interrupts the waiting
             for process in self._processes.values():
                 process.kill()
             self._processes.clear()
 
     def key(self, node: int) -> Path:
-        """Return where a node's private key is."""
+        """Return the path of a node's private key."""
         return self.keys / f"node-{node}"
 
     def node_folder(self, node: int) -> Path:
-        """Return the folder in which a node keeps what must last."""
+        """Return the folder of a node's persistent files."""
         return self.folder / f"node-{node}"
 
     def node_ids(self) -> dict[int, int]:
-        """Return the id by which the SuperLink knows each node that has joined."""
+        """Return the SuperLink's id of each node that has connected, by node number."""
         found = {node: _NODE_ID.search(self.log(_node_name(node))) for node in range(self.nodes)}
         return {node: int(match[1]) for node, match in found.items() if match is not None}
 
     def log(self, name: str) -> str:
-        """Return what a process has written since it was started: ``superlink``, ``superexec`` or ``node-0``."""
+        """Return the output of a process since its start.
+
+        The name of a process is ``superlink``, ``superexec``, or for example ``node-0``.
+        """
         return self._processes[name].output()
 
     def start_node(self, node: int, key: Path | None = None) -> int:
-        """Start a node that does not run; return the id by which the SuperLink knows it.
+        """Start a node that is not running; return the SuperLink's id of the node.
 
-        While the SuperLink believes a killed node to be there, it refuses it; the node is tried again until then.
+        If the node was killed a short time ago, the SuperLink refuses it until it has detected that
+        the node is offline. The node is started again until it is accepted.
 
         Parameters
         ----------
         node
-            Its number, from 0.
+            Number of the node, from 0.
         key
-            A private key in place of its own; it is tried once.
+            Private key to use instead of the node's own. With such a key the node is started only
+            once.
 
         Raises
         ------
         DeploymentError
-            If the SuperLink refuses it.
+            If the SuperLink refuses the node.
         """
         self._launch_node(node, key or self.key(node))
         return self._wait_for_node(node) if key else self._insist(node)
 
     def kill_node(self, node: int) -> None:
-        """Kill a node and all that it has started, as a power cut would."""
+        """Kill a node and all its child processes, without giving them time to sign off."""
         self._processes.pop(_node_name(node)).kill()
 
     def kill_server_app(self) -> None:
-        """Kill the ServerApp that is running, with the SuperExec that started it, and start another SuperExec."""
+        """Kill the running ServerApp and the SuperExec that started it; start a new SuperExec."""
         self._processes.pop("superexec").kill()
         self._start_superexec()
 
     def submit(self, settings: Mapping[str, Any]) -> str:
-        """Start the app; return the id of its run. See :meth:`FlowerCommand.submit`."""
+        """Start a run of the app; return the id of the run. See :meth:`FlowerCommand.submit`."""
         return self.flwr.submit(self.app, settings)
 
     def run(self, settings: Mapping[str, Any]) -> None:
-        """Run the app to its end, and show its log meanwhile.
+        """Run the app to its end, and show its log.
 
         Raises
         ------
         DeploymentError
-            If it does not end well, which the exit status of ``flwr run --stream`` does not tell.
+            If the run fails. The exit status of ``flwr run --stream`` would not show this, so the
+            status of the run is requested.
         """
         run = self.submit(settings)
         while not (status := self.flwr.status(run)).startswith("finished"):
-            self.flwr.follow(run)  # which may end too early, where the machine is busy
+            self.flwr.follow(run)  # on a busy machine this may return before the run has ended
         if status != "finished:completed":
             raise DeploymentError(
                 f"run {run} ended as {status!r}; its log is above, those of the nodes are in {self.logs}"
@@ -242,7 +256,7 @@ class Deployment:
 
     def _start(self, name: str, *command: str) -> Process:
         if name in self._processes:
-            self._processes[name].kill()  # what an earlier start may have left
+            self._processes[name].kill()  # child processes of an earlier start may still run
         process = Process(
             name, [program(command[0]), *command[1:]], self.logs / f"{name}.log", self.environment
         )
@@ -287,7 +301,7 @@ class Deployment:
         )
 
     def _superlink_answers(self) -> bool:
-        """Ask over TLS, so that a certificate that does not fit is found out here."""
+        """Return whether the SuperLink responds over TLS; raise an error for a bad certificate."""
         context = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
         try:
             with urllib.request.urlopen(
@@ -316,7 +330,7 @@ class Deployment:
         )
 
     def _insist(self, node: int) -> int:
-        """Wait for a node that was launched, and launch it again while the SuperLink believes it to be there."""
+        """Wait for a node, and start it again while the SuperLink takes it to be connected."""
         end = time.monotonic() + HEARTBEATS
         while True:
             try:
@@ -337,7 +351,7 @@ class Deployment:
 
 _NODE_ID = re.compile(r"SuperNode ID: (\d+)")
 _REFUSED = "Failed to activate SuperNode"
-"""What a SuperLink answers to an unknown key, and to a known one whose node it believes to be online."""
+"""Reply of a SuperLink if a key is unknown, or if its node seems to be connected already."""
 
 
 def _node_name(node: int) -> str:
@@ -345,7 +359,7 @@ def _node_name(node: int) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many ports of this machine that nobody listens on, no two the same."""
+    """Return ``count`` different ports of this machine that no process listens on."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

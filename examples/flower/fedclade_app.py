@@ -1,4 +1,4 @@
-"""Clustered federated learning as a Flower app; what it does is in the config, in ``pyproject.toml``."""
+"""Clustered federated learning as a Flower app, which is configured in ``pyproject.toml``."""
 
 from fedclade.flower import client_app_from_config, server_app_from_config
 

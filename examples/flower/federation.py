@@ -1,6 +1,7 @@
-"""A whole federation on this machine: one server and several clients, each its own process, talking over TLS.
+"""Run a federation on this machine: a server and several clients, as processes that use TLS.
 
-Run it by ``make federation``, or ``python examples/flower/federation.py --help``.
+``make federation`` calls this script; ``python examples/flower/federation.py --help`` lists its
+options.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedclade.core.errors import FedcladeError
 
 APP = Path(__file__).parent
 DATA = {"digits": {}, "mnist": {"data.name": "mnist", "data.samples_per_client": 500}}
-"""By the name of the data: what it changes in the app's config."""
+"""Changes to the app's config, by the name of the data."""
 
 
 def main() -> int:
@@ -48,12 +49,23 @@ def main() -> int:
 
 
 def federate(folder: Path, nodes: int, settings: dict[str, Any]) -> None:
-    """Run the app on a federation of so many nodes; the ServerApp's log, which is shown, ends with the run's tables.
+    """Start the processes of a federation and run the app on it.
+
+    The log of the ServerApp is shown, which ends with the tables of the run.
+
+    Parameters
+    ----------
+    folder
+        Folder for keys and logs.
+    nodes
+        Number of SuperNodes.
+    settings
+        Changes to the app's config.
 
     Raises
     ------
     DeploymentError
-        If a process does not start, or the run does not end well.
+        If a process does not start, or the run fails.
     """
     console = new_console()
     console.print(
@@ -71,7 +83,7 @@ def federate(folder: Path, nodes: int, settings: dict[str, Any]) -> None:
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """End by a signal, once: what was started is stopped on the way out, and no second signal gets in between."""
+    """Handle a signal: end this script, which stops all processes, and ignore further signals."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     print("\nstopping every process", file=sys.stderr)
@@ -84,23 +96,23 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--nodes", type=int, default=4, help="SuperNodes, each one client (default: 4)"
+        "--nodes", type=int, default=4, help="number of SuperNodes, each one client (default: 4)"
     )
     parser.add_argument(
         "--data",
         choices=tuple(DATA),
         default="digits",
-        help="mnist is read from FEDCLADE_DATA_DIR (default: digits)",
+        help="data of the clients; mnist is read from FEDCLADE_DATA_DIR (default: digits)",
     )
     parser.add_argument(
         "--permute",
         action="store_true",
-        help="let clients shuffle all that travels by a secret that they share",
+        help="let clients permute models and updates by a secret that they share",
     )
     parser.add_argument(
         "--out",
         type=Path,
-        help="folder to make for keys, logs and results (default: one under runs)",
+        help="new folder for keys, logs and results (default: a folder under runs)",
     )
     return parser.parse_args()
 

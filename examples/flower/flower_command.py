@@ -1,4 +1,4 @@
-"""The command ``flwr``: it starts runs on a SuperLink and tells what became of them."""
+"""Calls of the command ``flwr``, which starts runs on a SuperLink and lists their status."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from processes import DeploymentError
 
 
 class FlowerCommand:
-    """Calls ``flwr`` for one SuperLink.
+    """The command ``flwr`` with the connection to one SuperLink.
 
     Parameters
     ----------
     connection
-        The SuperLink's name in Flower's own config, in the folder that the variable FLWR_HOME names.
+        Name of the SuperLink in Flower's ``config.toml``, which is in the folder ``FLWR_HOME``.
     environment
-        All environment variables.
+        All environment variables of the command, with ``FLWR_HOME``.
     """
 
     def __init__(self, connection: str, environment: Mapping[str, str]) -> None:
         self._connection, self._environment = connection, environment
 
     def register(self, public_key: Path) -> None:
-        """Let in the node that has this key, if it is not known yet.
+        """Register a node by its public key, if the key is not registered yet.
 
         Raises
         ------
         DeploymentError
-            If the SuperLink does not take it.
+            If the SuperLink rejects the key.
         """
         try:
             self("supernode", "register", str(public_key), self._connection)
@@ -41,14 +41,15 @@ class FlowerCommand:
                 raise
 
     def submit(self, app: Path, settings: Mapping[str, Any]) -> str:
-        """Start an app; return the id of its run.
+        """Start a run of an app; return the id of the run.
 
         Parameters
         ----------
         app
-            Its folder.
+            Folder of the app.
         settings
-            What wins over the run config in the app's ``pyproject.toml``: ``{"local.lr": 0.1}``.
+            Values that override the run config in the app's ``pyproject.toml``, such as
+            ``{"local.lr": 0.1}``.
         """
         chosen = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         answer = self(
@@ -62,20 +63,23 @@ class FlowerCommand:
         subprocess.run(command, env=self._environment, check=False)
 
     def stop(self, run: str) -> None:
-        """Stop a run, or what is left of it."""
+        """Stop a run, also if some of its processes have ended already."""
         self("stop", run, self._connection)
 
     def status(self, run: str) -> str:
-        """Return the state of a run as Flower names it: ``running``, ``finished:completed``, ``finished:failed``."""
+        """Return the status of a run in Flower's words.
+
+        For example ``running``, ``finished:completed`` or ``finished:failed``.
+        """
         return str(self("list", self._connection, "--run-id", run)["runs"][0]["status"])
 
     def __call__(self, *arguments: str) -> dict[str, Any]:
-        """Call it, and return what it answers.
+        """Call ``flwr`` with these arguments, and return its JSON output.
 
         Raises
         ------
         DeploymentError
-            If it fails.
+            If the command fails.
         """
         command = [program("flwr"), *arguments, "--format", "json"]
         done = subprocess.run(
@@ -89,12 +93,12 @@ class FlowerCommand:
 
 
 def program(name: str) -> str:
-    """Return the program of the environment that this runs in, whether or not that is activated."""
+    """Return the path of a program in the present Python environment, which need not be active."""
     return str(Path(sys.executable).parent / name)
 
 
 def _json_in(text: str) -> dict[str, Any]:
-    """Return the JSON in what ``flwr`` prints, or nothing."""
+    """Return the JSON object in the output of ``flwr``, or an empty dictionary."""
     begin = text.find("{")
     try:
         return json.JSONDecoder().raw_decode(text[begin:])[0] if begin >= 0 else {}

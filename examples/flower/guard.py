@@ -1,6 +1,8 @@
-"""Ends processes once whoever started them is gone, be it by SIGKILL: then the pipe that this reads from closes.
+"""Script that ends process groups after the process that started them has ended.
 
-Each line names a process group: ``+123`` is to be ended then, ``-123`` no more.
+The starting process writes to the standard input of this script. The input closes when the process
+ends, even by SIGKILL. Each line names a process group: ``+123`` adds it to the groups to end, and
+``-123`` removes it.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 PATIENCE = 8.0
-"""Seconds that processes are given to end by themselves."""
+"""Seconds that processes have to end by themselves before they are killed."""
 
 
 def main() -> None:
-    """Read until the pipe closes, and end what is left."""
+    """Read lines until the input closes; then end the process groups that are left."""
     groups: set[int] = set()
     for line in sys.stdin:
         note = groups.add if line.startswith("+") else groups.discard
@@ -26,7 +28,7 @@ def main() -> None:
 
 
 def end(groups: Iterable[int]) -> None:
-    """Ask process groups to end, and kill those that do not."""
+    """Terminate process groups, and kill those that have not ended after a while."""
     left = [group for group in groups if sent(group, signal.SIGTERM)]
     until = time.monotonic() + PATIENCE
     while left and time.monotonic() < until:
@@ -37,7 +39,7 @@ def end(groups: Iterable[int]) -> None:
 
 
 def sent(group: int, number: int) -> bool:
-    """Send a signal to a process group; return whether it is there."""
+    """Send a signal to a process group; return whether the group exists."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
         return True

@@ -1,4 +1,4 @@
-"""Processes that can be stopped together with everything that they have started."""
+"""Processes that can be stopped together with all their child processes."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from pathlib import Path
 from fedclade.core.errors import FedcladeError
 
 TAIL = 15
-"""Lines of a log that an error shows."""
+"""Number of lines of a log in an error message."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class DeploymentError(FedcladeError):
-    """A process of the deployment ended, or did not get ready in time; the message ends with its log's last lines."""
+    """A process of the deployment ended early, was not ready in time, or reported an error.
+
+    If the error is about a process, the message ends with the last lines of its log.
+    """
 
 
 class Guard:
-    """A process of its own that ends what this one has started, should this one be killed; see :mod:`guard`."""
+    """Process that ends the processes of this script if the script is killed; see :mod:`guard`."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def tell(self, line: str) -> None:
-        """Tell it of a process group; it is started with the first."""
+        """Send a line to the guard; the first call starts the guard."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("guard.py"))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 text=True,
-                start_new_session=True,  # Ctrl-C and the end of a terminal are not for it
+                start_new_session=True,  # Ctrl-C and a closed terminal must not end the guard
             )
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody has killed it
+        with suppress(BrokenPipeError):  # the guard was killed
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
 
@@ -50,21 +53,21 @@ _GUARD = Guard()
 
 
 class Process:
-    """A command that runs in a session of its own, and writes into a log.
+    """A command that runs in its own session and writes to a log.
 
-    What it starts belongs to its process group, unless it leaves that on purpose, and ends with it. The group also
-    ends if this process is killed.
+    Its child processes belong to its process group, unless they leave the group on purpose, and are
+    stopped with it. The group is also ended if this script is killed.
 
     Parameters
     ----------
     name
-        What errors call it.
+        Name of the process in error messages.
     command
-        The program and its arguments.
+        Program and arguments.
     log
-        File that its output is added to.
+        File to which the output is appended.
     environment
-        All of its environment variables.
+        All environment variables of the process.
     """
 
     def __init__(
@@ -85,36 +88,36 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether the command itself has not ended."""
+        """Whether the command itself is still running."""
         return self._process.poll() is None
 
     @property
     def group(self) -> int:
-        """The id of its process group."""
+        """Id of the process group."""
         return self._process.pid
 
     def output(self) -> str:
-        """Return what it has written so far, without colours."""
+        """Return the output of the command so far, without colour codes."""
         with self.log.open("rb") as file:
             file.seek(self._begin)
             return _COLOURS.sub("", file.read().decode(errors="replace"))
 
     def wait_until(self, ready: Callable[[], bool], what: str, timeout: float) -> None:
-        """Poll until something holds.
+        """Wait until the process is ready.
 
         Parameters
         ----------
         ready
-            Whether it holds.
+            Function that returns whether the process is ready.
         what
-            What it is, for errors: ``"answers"``.
+            Verb phrase for error messages, such as ``"answers"``.
         timeout
-            Seconds.
+            Maximum time to wait, in seconds.
 
         Raises
         ------
         DeploymentError
-            If the process ends before, or the time is over.
+            If the process ends before it is ready, or is not ready in time.
         """
         end = time.monotonic() + timeout
         while not ready():
@@ -123,26 +126,26 @@ class Process:
                     f"ended with exit status {self._process.returncode} before it {what}"
                 )
             if time.monotonic() > end:
-                raise self.error(f"has been started {timeout:g} seconds ago, and still not: {what}")
+                raise self.error(f"was not ready within {timeout:g} s (ready: it {what})")
             time.sleep(0.1)
 
     def error(self, problem: str) -> DeploymentError:
-        """Return an error about it that shows the end of its log."""
+        """Return an error about this process that shows the end of its log."""
         tail = "\n".join(f"  {line}" for line in self.output().splitlines()[-TAIL:])
         return DeploymentError(f"{self.name} {problem}; the end of {self.log}:\n{tail}")
 
     def terminate(self) -> None:
-        """Ask it, and all that it has started, to end."""
+        """Send SIGTERM to the process and its child processes."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it, and all that it has started, at once."""
+        """Send SIGKILL to the process and its child processes, and wait for its end."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         _GUARD.tell(f"-{self.group}")
 
     def wait(self, timeout: float) -> bool:
-        """Wait for its end; return whether it came within so many seconds."""
+        """Wait for the end of the process, at most ``timeout`` seconds; return whether it ended."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -150,6 +153,6 @@ class Process:
         return True
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to the group. The group outlives the command if what that started still runs."""
-        with suppress(ProcessLookupError):  # all of it has ended
+        """Send a signal to the process group, which may still exist after the command has ended."""
+        with suppress(ProcessLookupError):  # all processes of the group have ended
             os.killpg(self.group, number)

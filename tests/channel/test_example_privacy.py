@@ -212,7 +212,7 @@ def test_training_losses_are_withheld():
         ),
         (
             {"data": OfRounds({0: (1, 2), 1: (1, 2)})},
-            "do not reveal updates from the data of several rounds",
+            "do not reveal updates trained on the combined examples that they had in several rounds",
         ),
         (
             {"steps": MoreauEnvelope(lam=1.0, steps=2, lr=0.1)},

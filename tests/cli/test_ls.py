@@ -84,7 +84,7 @@ def command(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: users-package\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text(POINTS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "300")
     installed.cache_clear()
 
     def call(*arguments: str) -> tuple[list[str], str]:
@@ -108,7 +108,7 @@ def test_ls_lists_what_packages_add_and_what_is_wrong_with_it_in_a_line(
     assert f"recorded Clusters with a record (Doe et al. 2026) {package}" in lines
     assert (
         "gone algorithm 'gone' of package users-package cannot be imported (users_package:Gone): module "
-        f"'users_package' has no attribute 'Gone' {package}"
+        f"'users_package' has no attribute 'Gone'; install a working version of the package, or uninstall it {package}"
     ) in lines
     assert any(
         line.startswith("function algorithm 'function' should be a subclass of fedclade.Algo")

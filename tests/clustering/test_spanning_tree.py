@@ -204,7 +204,8 @@ def test_signatures_that_are_not_finite_are_refused():
     rows = torch.ones(4, 2)
     rows[1, 0], rows[3, 1] = torch.nan, torch.inf
     with pytest.raises(
-        UpdateError, match="signatures should be finite, got 2 with NaN or infinite entries"
+        UpdateError,
+        match="signatures of clients should be finite, got 2 with NaN or infinite entries",
     ):
         single_linkage(rows, "cosine")
 

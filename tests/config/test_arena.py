@@ -166,7 +166,7 @@ def test_ranks_are_of_all_methods_that_have_run_in_all_cells_whoever_has_more_fo
     assert (ranks.sets, ranks.scenarios) == (16, 16)
     told = arena.said(ranks)
     assert "Methods with a significantly better mean rank than `rcfl`: `feddrift`." in told
-    assert "Methods with a better mean rank, but not significantly: `ifca`." in told
+    assert "Methods with a better mean rank than `rcfl`, but not significantly: `ifca`." in told
 
 
 def test_ranks_are_of_the_methods_and_cells_that_have_most_runs_without_a_gap(
@@ -189,7 +189,7 @@ def test_ranks_are_of_the_methods_and_cells_that_have_most_runs_without_a_gap(
     )
     assert ranks.alike() == [("ifca", "rcfl"), ("rcfl", "cfl")]
     said = arena.picture(lines, tmp_path / "ranks.svg")
-    assert "Methods with a better mean rank, but not significantly: `ifca`." in said
+    assert "Methods with a better mean rank than `rcfl`, but not significantly: `ifca`." in said
     first = (tmp_path / "ranks.svg").read_bytes()
     arena.picture(lines, tmp_path / "ranks.svg")
     assert (tmp_path / "ranks.svg").read_bytes() == first, "same runs, same picture"

@@ -120,7 +120,7 @@ def test_rows_without_entries_have_norm_zero():
 def test_there_must_be_one_row_for_each_client(shape, shown):
     with pytest.raises(
         UpdateError,
-        match=f"round 3: expected one update for each of 2 clients, got a tensor of shape {shown}",
+        match=f"round 3: updates should be a tensor with one row for each of 2 clients, got shape {shown}; correct",
     ):
         received(torch.zeros(shape))
 

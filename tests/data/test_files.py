@@ -246,7 +246,7 @@ def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "h.parquet", plain_lines())
     with pytest.raises(DataError) as caught:
         read(tmp_path, "*.parquet")
-    assert str(caught.value).startswith(f"cannot read {path}: ")
+    assert str(caught.value).startswith(f"cannot read {path}, which should be a Parquet file: ")
 
 
 def test_decimal_numbers_in_one_file_and_texts_in_another_are_one_error(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_sent140_with_word_vectors(write_parquet: Write, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "cannot read word vectors: there is no file .*small.txt; it should have a word"),
+        (None, "cannot read word vectors: there is no file .*small.txt; make this file"),
         (
             "so 1 2\nsad 1\n",
             "line 2: 'sad' should have 2 finite numbers, got 1 numbers, of which 1 are finite",

@@ -631,7 +631,7 @@ def test_resume_refuses_what_it_cannot_continue(
     outcome = fedclade("resume", "nowhere")
     assert (outcome.code, outcome.err) == (
         2,
-        "error: nowhere is not a run folder: it has no config.toml\n",
+        "error: nowhere is not a run folder: it has no config.toml; name the folder of a run\n",
     )
     fedclade("run", small, "--out", "result")
     (tmp_path / "result/summary.json").unlink()
@@ -928,7 +928,7 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
         (("tree", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (
             ("compare", "small.toml", "small.toml"),
-            "configs to compare should have different names, got several of small",
+            "configs to compare should have different names, got several named small; rename the files",
         ),
         (
             ("compare", "small.toml", "--scale", "smoke"),

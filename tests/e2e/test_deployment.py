@@ -161,7 +161,7 @@ def test_a_process_that_is_never_ready_is_told(tmp_path):
     process = python("import time; time.sleep(60)", tmp_path / "log")
     try:
         with pytest.raises(
-            DeploymentError, match=r"started 0\.2 seconds ago, and still not: answers"
+            DeploymentError, match=r"was not ready within 0\.2 s \(ready: it answers\)"
         ):
             process.wait_until(lambda: False, "answers", 0.2)
         assert process.running
@@ -293,9 +293,9 @@ def test_what_one_client_sends_costs_no_other_its_answer(federation, tmp_path):
         if event["kind"] == "left_out" and event["query"] == "train"
     ]
     assert sorted(why) == ["0", "1", "2"]
-    assert (
-        why["0"]
-        == "the reply is signed by another key than the one that the client registered with"
+    assert why["0"] == (
+        "the reply is signed by another key than the one that the client registered with, so the server ignores the "
+        "client until it registers again"
     )
     assert why["1"].startswith("the message cannot be read: DecodeError")
     assert "bytes once it is unpacked, expected at most" in why["2"]

@@ -121,7 +121,7 @@ def test_report_compares_runs_on_one_page(fedclade):
         ((CFL, "--out", "page.pdf"), "--out should end in .html, got page.pdf"),
         (
             (CFL, FEDAVG, "--against", FEDAVG),
-            "--against needs a report of one run, got several; several runs are compared with FedAvg",
+            "--against needs a report of one run, got 2 runs; name one run, or leave --against out",
         ),
         ((CFL, CFL), f"each run can be compared only once, got {CFL} more than once"),
         (

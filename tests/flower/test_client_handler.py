@@ -161,8 +161,16 @@ def test_it_sends_the_signatures_of_those_parameters_that_it_is_asked_for(dim: i
 @pytest.mark.parametrize(
     ("of", "error", "text"),
     [
-        ("3", UpdateError, "'of' in a query should be a list of name patterns, got '3'"),
-        ([3], UpdateError, r"'of' in a query should be a list of name patterns, got \[3\]"),
+        (
+            "3",
+            UpdateError,
+            "'of' in a query should be a list of name patterns of parameters, got '3'",
+        ),
+        (
+            [3],
+            UpdateError,
+            r"'of' in a query should be a list of name patterns of parameters, got \[3\]",
+        ),
         (["outptu"], ConfigError, "signature.of = 'outptu' matches no shared parameter"),
     ],
 )
@@ -251,7 +259,7 @@ def test_a_question_of_a_kind_that_it_does_not_know_is_refused():
             {"sent": {"model": MODEL, "anchor": MODEL[:1]}},
             "model 'anchor' has 4 bytes, expected 368",
         ),
-        ({"spec": "{"}, "'spec' is not JSON"),
+        ({"spec": "{"}, "'spec' in the message is not JSON"),
         (
             {"spec": '{"speed": 3}'},
             "the query requests local training that this client does not know: unknown key of .*'speed'",
@@ -300,7 +308,7 @@ def test_a_question_of_a_kind_that_it_does_not_know_is_refused():
         ({"spec": '{"epochs": 0}'}, "local.epochs should be at least 1, got 0"),
         (
             {"what": "evaluate", "split": "secrets"},
-            "unknown data split 'secrets' in a query for scores; expected one of train, val",
+            "unknown data split 'secrets' in a query for scores; the server should request one of train, val",
         ),
         ({"what": "evaluate", "sent": {}}, "the query for scores contains no model"),
         (

@@ -296,7 +296,7 @@ def test_a_split_with_a_negative_number_is_damage(tmp_path: Path):
     (tmp_path / "splits.json").write_text(text)
     with pytest.raises(
         PolicyError,
-        match=r"is damaged, .* \(ValueError: the values of a split should be whole .*'seed': -1",
+        match=r"is damaged, .* \(ValueError: the values of a split in a client's record .* whole .*'seed': -1",
     ):
         parts(client_with(40, folder=tmp_path), 2)
 

@@ -220,7 +220,8 @@ def test_what_answers_no_question_or_one_again_is_nobodys():
 def test_a_refusal_is_its_reason():
     assert replying(lambda message: answered(message, wire.refusal("no\tdata"))) == "no data"
     assert replying(lambda message: answered(message, RecordDict())) == (
-        "a message of fedclade should have the record 'fedclade', got the records []"
+        "a message of fedclade should have the record 'fedclade', got the records []; run both sides with the apps of "
+        "fedclade.flower"
     )
 
 

@@ -419,7 +419,10 @@ def test_a_client_imports_nothing_that_a_run_names(users_own: Path):
 @pytest.mark.parametrize("files", ["/etc/*.csv", "../*.csv", "mine/../../*.csv"])
 def test_a_client_reads_no_files_that_a_run_names_elsewhere(files: str):
     run_config = {"data.files": files, "data.target": "y", "network.clients": 1}
-    told = f"data.files should be a pattern inside a node's data folder (mine), got {files!r}"
+    told = (
+        f"data.files should be a pattern inside a node's data folder (data-dir in its node config: mine), got "
+        f"{files!r}; in the run config, give a path without '..' that is relative to this folder"
+    )
     assert refusal_of({"partition-id": 0, "data-dir": "mine"}, run_config) == told
 
 
@@ -443,7 +446,10 @@ def test_a_client_opens_no_trace_of_presence_that_a_run_names(tmp_path: Path):
 
 @pytest.mark.parametrize("vectors", ["/etc/passwd", "../../secret.txt"])
 def test_a_client_reads_no_word_vectors_that_a_run_names_elsewhere(vectors: str):
-    told = f"data.vectors should be a path inside a node's data folder (mine), got {vectors!r}"
+    told = (
+        f"data.vectors should be a path inside a node's data folder (data-dir in its node config: mine), got "
+        f"{vectors!r}; in the run config, give a path without '..' that is relative to this folder"
+    )
     run_config = {"data.name": "sent140", "data.vectors": vectors, "network.clients": 1}
     assert refusal_of({"partition-id": 0, "data-dir": "mine"}, run_config) == told
 
@@ -466,7 +472,10 @@ def test_data_of_ones_own_has_keys_of_its_own():
 
 @pytest.mark.parametrize("folder", ["/etc", "../other"])
 def test_a_client_maps_no_folder_that_a_run_names_elsewhere(folder: str):
-    told = f"data.folder should be a path inside a node's data folder (mine), got {folder!r}"
+    told = (
+        f"data.folder should be a path inside a node's data folder (data-dir in its node config: mine), got "
+        f"{folder!r}; in the run config, give a path without '..' that is relative to this folder"
+    )
     run_config = {"data.folder": folder, "network.clients": 1}
     assert refusal_of({"partition-id": 0, "data-dir": "mine"}, run_config) == told
 
@@ -533,7 +542,7 @@ def test_files_are_read_in_the_nodes_own_folder_alone(
     }
     node = {"partition-id": 1, "data-dir": str(tmp_path)}
     assert "refused" not in reply_of(node, config)
-    assert "no data-dir in the node config" in refusal_of({"partition-id": 1}, config)
+    assert "(data-dir in its node config: not set)" in refusal_of({"partition-id": 1}, config)
 
 
 def test_clients_are_scaled_and_weighed_by_the_examples_of_all(tmp_path: Path):

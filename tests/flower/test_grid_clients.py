@@ -71,14 +71,17 @@ def with_entry(value: float) -> Change:
 
 
 WRONG: dict[str, tuple[Change, str]] = {
-    "one entry too few": (updated(bytes(4 * LAYOUT.size - 4)), "update of 364 bytes, expected 368"),
+    "one entry too few": (
+        updated(bytes(4 * LAYOUT.size - 4)),
+        "the update has 364 bytes, expected 368 bytes in the encoding 'float32'",
+    ),
     "far too long": (
         updated(bytes(4000 * LAYOUT.size)),
         "the reply has vectors of 368000 bytes, expected at most 368",
     ),
     "another encoding than said": (
         worded(encoding="int8"),
-        "update of 368 bytes, expected 96: int8 of 92 entries",
+        "the update has 368 bytes, expected 96 bytes in the encoding 'int8' for 92 entries",
     ),
     "an unknown encoding": (worded(encoding="zip"), "the update has the unknown encoding 'zip'"),
     "no encoding": (worded(encoding=None), "'encoding' should be of type str, got None"),
@@ -140,7 +143,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "no update": (vectors(), "the message has no vector 'update', only []"),
     "a foreign array": (
         vectors(update=Array("float32", (LAYOUT.size,), "numpy.ndarray", bytes(4 * LAYOUT.size))),
-        "array 'update' has the type 'numpy.ndarray', expected 'fedclade.raw'",
+        "vector 'update' of the message has the type 'numpy.ndarray', expected 'fedclade.raw'",
     ),
     "another protocol": (
         worded(protocol=1),
@@ -210,13 +213,13 @@ def test_an_update_that_is_too_large_is_refused_before_it_is_decoded(encoding: s
     data = bytes(1000 * expected)
     content = Content.of(wire.record(words, {"update": wire.raw(data, encoding, LAYOUT.size)}))
     with pytest.raises(
-        UpdateError, match=f"update of {1000 * expected} bytes, expected {expected}"
+        UpdateError, match=f"the update has {1000 * expected} bytes, expected {expected} bytes"
     ):
         read_update(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 3, {"what": "train"})
 
 
 NOT_LISTS = (
-    "expected three lists for 1 models, scores of 1 numbers, losses of 1 numbers and examples "
+    "a reply with scores should have three lists for 1 models, scores of 1 numbers, losses of 1 numbers and examples "
     "of 1 whole numbers, got "
 )
 EVALUATIONS: dict[str, tuple[Change, str]] = {
@@ -270,7 +273,15 @@ def test_a_client_is_scored_on_as_many_examples_as_before(tmp_path: Path):
         (event["round"], event["clients"]) for event in run.events if event["kind"] == "left_out"
     ]
     assert left_out == [
-        (3, {str(BAD): "the models have scores on [21] examples, expected 20 for all models"})
+        (
+            3,
+            {
+                str(
+                    BAD
+                ): "the client reports scores of the models on [21] examples, expected 20 for all models, since "
+                "all are scored on the same data"
+            },
+        )
     ]
 
 
@@ -285,7 +296,8 @@ def test_on_its_training_data_it_is_scored_on_all_of_it():
     )
     run = federated(grid, IFCA(clusters=2), rounds=1, evaluate_every=2)
     assert reasons(run) == {
-        BAD: "the models have scores on [9] examples, expected 24 for all models"
+        BAD: "the client reports scores of the models on [9] examples, expected 24 for all models, since all are "
+        "scored on the same data"
     }
 
 
@@ -551,7 +563,8 @@ def test_who_has_lost_its_model_is_sent_the_initial_one_again(tmp_path: Path):
 
     run = federated(grid, Local(), rounds=4, on_round=lose, evaluate_every=4)
     assert reasons(run) == {
-        BAD: f"{KEEPS_NONE}: client {BAD} has not trained one, or has lost its stored tensors"
+        BAD: f"{KEEPS_NONE}: client {BAD} has not trained one, or has lost its stored tensors; it can take part again "
+        "once it has trained a model of its own"
     }
     assert [row["clients_trained"] for row in run.metric_rows] == [4, 4, 3, 4]
     assert [row["bytes_down"] // (LAYOUT.size * 4) for row in run.metric_rows] == [4, 0, 0, 1]

@@ -184,7 +184,7 @@ SPOILT: dict[str, tuple[Callable[[Parcel], Parcel], str]] = {
     "no head": (headless, "the message cannot be read: ValueError"),
     "an answer that is announced and does not come": (
         unknown,
-        "a part of the reply was announced, but the SuperLink does not have it",
+        "the SuperLink has announced a part of the client's reply that it does not have",
     ),
     "a tree of many objects": (deep, "the reply should consist of at most 64 objects, got more"),
 }
@@ -325,7 +325,7 @@ def test_an_array_more_than_was_asked_for_is_not_taken():
             )
         )
 
-    assert (
-        said(ask(SuperLink({8: more}))[8])
-        == f"the reply has vectors of {8 * LENGTH} bytes, expected at most {4 * LENGTH}"
+    assert said(ask(SuperLink({8: more}))[8]) == (
+        f"the reply has vectors of {8 * LENGTH} bytes, expected at most {4 * LENGTH} for this request, so the server "
+        "ignores the reply"
     )

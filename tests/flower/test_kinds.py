@@ -155,11 +155,13 @@ def test_numbers_of_a_type_that_cannot_hold_them_are_refused():
     whole = Whole([0], 4, torch.zeros(1), 0.5, "")
     with pytest.raises(
         UpdateError,
-        match=r"fields should be a number of type torch\.int64, got 9223372036854775808",
+        match=r"'fields' of the reply should be a number of type torch\.int64, got 9223372036854775808",
     ):
         read_row(whole, Content({"round": 4, "fields": 2**63}), ())
     bits = Bits([0], 4, torch.zeros(1), 0.5, "")
-    with pytest.raises(UpdateError, match="fields should contain only 0 and 1, got 7"):
+    with pytest.raises(
+        UpdateError, match="vector 'fields' of the reply should contain only 0 and 1, got 7"
+    ):
         read_row(bits, Content({"round": 4}, {"fields": bytes([1, 7])}), (2,))
 
 

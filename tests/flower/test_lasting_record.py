@@ -24,11 +24,14 @@ NAMES = RecordKind[list[str]](
 )
 
 OTHERS = [
-    ('{"format": 2, "names": []}', "format 2, expected 1"),
-    ('{"format": true, "names": []}', "format True, expected 1"),
+    ('{"format": 2, "names": []}', "has format 2, but this version of fedclade reads format 1"),
+    (
+        '{"format": true, "names": []}',
+        "has format True, but this version of fedclade reads format 1",
+    ),
     (
         '{"format": 1, "names": [], "more": 1}',
-        r"the record has keys \['format', 'more', 'names'\], expected \['format', 'names'\]",
+        r"the list of names should have the keys \['format', 'names'\], got \['format', 'more', 'names'\]",
     ),
     ("[" * 100_000, "RecursionError"),
 ]
@@ -68,7 +71,7 @@ def test_a_folder_in_place_of_the_file_is_a_damaged_record(tmp_path: Path):
     [
         ("{", "JSONDecodeError"),
         ("[]", "AttributeError"),
-        ('{"format": 1}', r"the record has keys \['format'\]"),
+        ('{"format": 1}', r"should have the keys \['format', 'names'\], got \['format'\]"),
         *OTHERS,
     ],
 )

@@ -73,10 +73,13 @@ def test_what_it_keeps_to_itself_is_none():
         ({"encoding": "mine"}, "'encoding' should be a digest in hexadecimal, got 'mine'"),
         ({"encoding": None}, "'encoding' should be of type str, got None"),
         ({"secret": "ab" * 500}, "'secret' should be a digest in hexadecimal, got 'ababab"),
-        ({"schema": "{"}, "'schema' is not JSON"),
-        ({"schema": "[" * 5000}, "'schema' is not JSON"),
-        ({"schema": "[6]"}, r"'schema' should be a JSON object, got \[6\]"),
-        ({"schema": "1" * 20_000}, "'schema' has 20000 characters, expected at most 10000"),
+        ({"schema": "{"}, "'schema' in the message is not JSON"),
+        ({"schema": "[" * 5000}, "'schema' in the message is not JSON"),
+        ({"schema": "[6]"}, r"'schema' in the message should be a JSON object, got \[6\]"),
+        (
+            {"schema": "1" * 20_000},
+            "'schema' in the message has 20000 characters, expected at most 10000",
+        ),
         (
             {"schema": "{}"},
             "the data schema in the registration is malformed: .* missing 3 required",
@@ -91,37 +94,40 @@ def test_what_it_keeps_to_itself_is_none():
         ),
         (
             with_schema(input_shape=["6"]),
-            r"input_shape is \('6',\), expected whole numbers of at least 1",
+            r"'input_shape' of a client's data is \('6',\), expected whole numbers of at least 1",
         ),
         (
             with_schema(input_shape=[0]),
-            r"input_shape is \(0,\), expected whole numbers of at least 1",
+            r"'input_shape' of a client's data is \(0,\), expected whole numbers of at least 1",
         ),
         (
             with_schema(input_shape=[True]),
-            r"input_shape is \(True,\), expected whole numbers of at least 1",
+            r"'input_shape' of a client's data is \(True,\), expected whole numbers of at least 1",
         ),
         (
             with_schema(input_shape=[2**13, 2**13]),
-            r"input_shape is \(8192, 8192\), expected .* product of at most 2\*\*24",
+            r"'input_shape' of a client's data is \(8192, 8192\), expected .* product of at most 2\*\*24",
         ),
         (
             with_schema(outputs=10**12),
-            "outputs is .1000000000000,., expected whole numbers of at least 1 with a product of",
+            "'outputs' of a client's data is .1000000000000,., expected whole numbers of at least 1 with a product of",
         ),
         (
             with_schema(vocabulary_size=-1),
-            "vocabulary_size is .-1,., expected whole numbers of at least 0",
+            "'vocabulary_size' of a client's data is .-1,., expected whole numbers of at least 0",
         ),
         (
             with_schema(task="mining"),
-            "task is 'mining', expected one of classification, binary, multilabel, regr",
+            "'task' of a client's data is 'mining', expected one of classification, binary, multilabel, regr",
         ),
         (
             with_schema(scaled=[0.5]),
             "the data schema in the registration is malformed: not enough values to unpack",
         ),
-        (with_schema(scaled=[math.nan, 1]), r"scaled is \[nan, 1\], expected two finite numbers"),
+        (
+            with_schema(scaled=[math.nan, 1]),
+            r"'scaled' of a client's data, .*, is \[nan, 1\], expected two finite numbers",
+        ),
         (
             with_schema(scaled=[10**400, 1]),
             "the data schema in the registration is malformed: int too large to convert to float",

@@ -26,9 +26,9 @@ def test_scores_are_read_model_by_model():
 @pytest.mark.parametrize(
     ("examples", "known", "message"),
     [
-        ([9, 9], 8, r"scores on \[9\] examples, expected 8"),
-        ([8, 9], 8, r"scores on \[8, 9\] examples, expected 8"),
-        ([8, 9], None, r"scores on \[8, 9\] examples, expected the same number"),
+        ([9, 9], 8, r"scores of the models on \[9\] examples, expected 8"),
+        ([8, 9], 8, r"scores of the models on \[8, 9\] examples, expected 8"),
+        ([8, 9], None, r"scores of the models on \[8, 9\] examples, expected the same number"),
         ([8, 0], 8, "loss 0.5 on 0 examples, expected a loss of at most .* on at least 1 example"),
     ],
 )
@@ -53,7 +53,7 @@ def test_each_list_has_an_entry_for_every_model(column: str):
     values = {"scores": [0.5, 0.5], "losses": [0.5, 0.5], "examples": [8, 8]}
     with pytest.raises(
         UpdateError,
-        match="expected three lists for 2 models, scores of 2 numbers, losses of 2 numbers",
+        match="should have three lists for 2 models, scores of 2 numbers, losses of 2 numbers",
     ):
         read_scores(content_of(**values | {column: values[column][:1]}), 2, METRICS, 8)
 

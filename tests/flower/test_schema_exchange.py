@@ -612,8 +612,7 @@ def test_a_run_does_not_go_on_with_another_schema_or_a_damaged_one(tmp_path: Pat
         federated(grid, "fedavg", schema=DECLARED, **settings)
     (folder / SCHEMA).write_text(DECLARED.to_json())
     with pytest.raises(
-        RunError,
-        match=r"clients\.json is damaged .*: schema\.json is not the schema that the clients",
+        RunError, match=r"clients\.json is damaged .*: schema\.json in the run folder was changed"
     ):
         federated(grid, "fedavg", **settings)
 
@@ -746,7 +745,8 @@ def test_proposals_that_cannot_be_used_are_refused(changes: dict[str, Any], why:
 def test_a_proposal_has_a_largest_size():
     text = " " * LONGEST_PROPOSAL + "{}"
     with pytest.raises(
-        UpdateError, match="'proposal' has 900002 characters, expected at most 900000"
+        UpdateError,
+        match="'proposal' in the message has 900002 characters, expected at most 900000",
     ):
         read_proposal(Content.of(record({"number": 3, "proposal": text})))
 
@@ -770,7 +770,10 @@ def test_one_that_says_it_encodes_otherwise_is_refused():
         ),
     )
     run = federated(grid, "fedavg", network=network_of(grid, clients=2), **SETTINGS)
-    assert "the client's data is not encoded by the agreed schema" in refusals(run)[0]
+    assert (
+        "the client's data is not encoded by the schema that the clients of this run agreed on"
+        in refusals(run)[0]
+    )
 
 
 def test_the_agreed_schema_is_read_as_it_was_written():
@@ -803,7 +806,7 @@ def test_a_schema_that_cannot_be_read_says_so(tmp_path: Path):
     grid = grid_of_frames(patients(NORTH), patients(SOUTH))
     with pytest.raises(
         ConfigError,
-        match=r"schema\.json: column 'city' of a schema should be 'number', 'text' or a l",
+        match=r"the schema in .*schema\.json is invalid: column 'city' of a schema should be 'number', 'text' or a l",
     ):
         federated(grid, "fedavg", schema=tmp_path / "schema.json", **SETTINGS)
 

@@ -184,11 +184,13 @@ def unanswered(message: Message, told: RecordDict, key: Key) -> RecordDict:
         ),
         (
             lambda message, told, key: signed(told, message, key),
-            "the reply is signed by another key than the one that the client registered with",
+            "the reply is signed by another key than the one that the client registered with, so the server ignores "
+            "the client until it registers again",
         ),
         (
             lambda message, told, key: RecordDict({k: v for k, v in told.items() if k != "signed"}),
-            "the reply is not signed",
+            "the reply is not signed, so the server ignores it; run the client as a fedclade.flower.client_app, which "
+            "signs every reply",
         ),
     ],
     ids=["blind", "another key", "unsigned"],
@@ -358,7 +360,7 @@ def test_a_key_file_that_holds_none_is_one_clear_error(tmp_path: Path):
 def test_a_question_without_a_nonce_is_refused():
     grid = grid_of(federation_of(FOUR))
     (reply,) = grid.send_and_receive([Message(wire.record({"what": "hello"}), node_of(0), "query")])
-    assert (
-        reply.content["fedclade"]["refused"]
-        == "the request contains no nonce, which every request must have"
+    assert reply.content["fedclade"]["refused"] == (
+        "the request contains no nonce, which every request must have, so this client does not reply; run the server "
+        "with fedclade.flower.federate or server_app"
     )

@@ -100,7 +100,7 @@ def test_a_client_of_another_task_is_refused():
     [
         ([float("nan"), 0.5], "the score by mae is nan, expected a number of at most 1e+308"),
         ([0.5, float("-inf")], "the score by r2 is -inf, expected a number of at most 1e+308"),
-        ([0.5], "expected three lists for 1 models, scores of 2 numbers, losses of 1 numbers"),
+        ([0.5], "should have three lists for 1 models, scores of 2 numbers, losses of 1 numbers"),
     ],
 )
 def test_scores_are_checked_for_each_metric(scores: list[float], told: str):

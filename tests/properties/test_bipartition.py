@@ -151,6 +151,7 @@ def test_a_single_client_cannot_be_split():
 def test_similarities_that_are_not_finite_are_refused():
     alpha = np.array([[1.0, np.nan], [np.nan, 1.0]])
     with pytest.raises(
-        UpdateError, match="similarities should be finite, got 2 that are NaN or infinite"
+        UpdateError,
+        match="similarities of clients should be finite, got 2 that are NaN or infinite",
     ):
         find_optimal_bipartition(alpha, [0, 1])

@@ -343,7 +343,9 @@ def test_gains_of_another_format_are_refused(tmp_path):
     content.pop("sha256")
     content["format"] = 9
     path.write_text(json.dumps({**content, "sha256": _sum_of(content)}))
-    with pytest.raises(RunError, match=r"gains\.json has format 9, expected 1"):
+    with pytest.raises(
+        RunError, match=r"gains\.json has format 9, but this version of fedclade reads format 1"
+    ):
         fedclade.Run.load(tmp_path / "run")
 
 
@@ -354,7 +356,7 @@ def test_an_interval_of_two_numbers_is_refused(tmp_path):
     content.pop("sha256")
     content["clients"][0]["scores"]["trivial"] = [0.5, 0.4]
     path.write_text(json.dumps({**content, "sha256": _sum_of(content)}))
-    with pytest.raises(RunError, match="an interval should have 3 numbers, got 2"):
+    with pytest.raises(RunError, match=r"an interval should have 3 numbers .*, got 2"):
         fedclade.Run.load(tmp_path / "run")
 
 

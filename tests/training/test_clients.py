@@ -234,8 +234,8 @@ def test_clients_that_cannot_train_together_in_some_round_train_in_the_loop(
     ]
     assert line == (
         "engine stacked cannot train some clients together: 'scale' (Scales) is a buffer that differs between the "
-        "models, but the stacked engine stores it only once for all clients; these clients are trained by engine "
-        "loop"
+        "models, but the stacked engine stores it only once for all clients (engine loop can train these clients); "
+        "these clients are trained by engine loop"
     )
 
 

@@ -599,20 +599,23 @@ def given_more(**more: Tensor | nn.Module) -> nn.Module:
         (hooked(), r"'0' \(Linear\) has hooks"),
         (
             nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4)),
-            r"'0' \(BatchNorm1d\) has the option momentum=None, but",
+            r"'0' \(BatchNorm1d\) cannot be stacked: the layer has the option momentum=None, but",
         ),
         (
             nn.LSTM(4, 4, bidirectional=True),
-            r"the module \(LSTM\) has the option bidirectional=True, but the stacked engine supports",
+            r"the module \(LSTM\) cannot be stacked: the layer has the option bidirectional=True, but",
         ),
-        (nn.LSTM(4, 4, proj_size=2), r"\(LSTM\) has the option proj_size, but"),
+        (
+            nn.LSTM(4, 4, proj_size=2),
+            r"\(LSTM\) cannot be stacked: the layer has the option proj_size, but",
+        ),
         (
             nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)),
-            r"'0' \(Embedding\) has the option max_norm, which",
+            r"'0' \(Embedding\) cannot be stacked: the layer has the option max_norm, which",
         ),
         (
             nn.Sequential(nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular")),
-            r"'0' \(Conv1d\) has the option padding_mode='circular', but",
+            r"'0' \(Conv1d\) cannot be stacked: the layer has the option padding_mode='circular', but",
         ),
     ],
 )

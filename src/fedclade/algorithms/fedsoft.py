@@ -201,9 +201,9 @@ class FedSoft(OneCohort[FedSoftState]):
             If two of the initial models are equal.
         """
         if (found := len(params.unique(dim=0))) < self.requires.initial_models:
-            needed = f"fedsoft needs {self.requires.initial_models} different initial models"
             raise ConfigError(
-                f"{needed}, got {found}; let the model's initial parameters depend on the seed"
+                f"fedsoft needs {self.requires.initial_models} different initial models, got "
+                f"{found}; let the model's initial parameters depend on the seed"
             )
         tree = ParameterTree.star([()] * self.clusters, params[:-1], clients.ids).with_model(
             0, params[-1]

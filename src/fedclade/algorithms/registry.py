@@ -646,5 +646,6 @@ def build_algorithm(
         raise
     except Exception as error:  # the constructor of a user's class may raise anything
         raise ConfigError(
-            f"{owner} cannot be built with the options {given}: {type(error).__name__}: {error}"
+            f"{owner} cannot be built with the options {given}: {type(error).__name__}: {error}; "
+            "correct the options, or the class of the algorithm"
         ) from error

@@ -242,7 +242,8 @@ def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
         written: Any = json.loads(path.read_bytes())
         if (found := written["format"]) != FORMAT:
             raise ValueError(
-                f"the format version of a privacy ledger should be {FORMAT}, got {found!r}"
+                f"the format version of a privacy ledger should be {FORMAT}, got {found!r}; if "
+                "another version of fedclade wrote the ledger, use that version"
             )
         return tuple(kind(**entry) for entry in written["entries"])
     except FileNotFoundError:

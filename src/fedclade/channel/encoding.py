@@ -124,8 +124,9 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
     expected = encoded_bytes(size, encoding, n_parameters)
     if len(data) != expected:
         raise UpdateError(
-            f"update of {len(data)} bytes, expected {expected}: {encoding} of {size} entries, "
-            f"{n_parameters} of them parameters; client and server need the same model and encoding"
+            f"the update has {len(data)} bytes, expected {expected} bytes in the encoding "
+            f"{encoding!r} for {size} entries, of which {n_parameters} are parameters; give client "
+            "and server the same model and the same encoding"
         )
     if encoding not in _CODES:
         return _tensor_of(data, torch.float32)

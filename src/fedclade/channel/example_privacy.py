@@ -457,7 +457,9 @@ class PrivateExamples(Withholding):
         """
         query = super().before(query)
         if isinstance(query, EvaluationQuery) and query.mixture is not None:
-            raise refusal_to_reveal("training losses")
+            raise refusal_to_reveal(
+                "training losses, from which they would compute the weights of a mixture of models"
+            )
         if isinstance(query, TrainQuery):
             _check_steps(query.work.steps)
             _check_examples(query.work.data)
@@ -494,9 +496,11 @@ def _check_steps(steps: Steps) -> None:
     if allows_noise and issubclass(_find_definer(kind, "count_steps"), _find_definer(kind, "run")):
         return
     if isinstance(steps, FullGradient):
-        raise refusal_to_reveal("gradients over all their examples")
+        raise refusal_to_reveal(
+            "gradients over all their examples, which they compute without DP-SGD steps"
+        )
     if isinstance(steps, Em):
-        raise refusal_to_reveal("the models of a mixture")
+        raise refusal_to_reveal("the models of a mixture, which they train without DP-SGD steps")
     if isinstance(steps, LocalRule):
         raise ConfigError(
             f"the local rule {steps.name} does not train with DP-SGD steps, the only steps whose "
@@ -518,7 +522,9 @@ def _find_definer(kind: type[Steps], method: str) -> type[Any]:
 def _check_examples(data: Examples) -> None:
     """Raise a ConfigError if the sampling rate of steps on a query's examples is unknown."""
     if isinstance(data, OfRounds):
-        raise refusal_to_reveal("updates from the data of several rounds")
+        raise refusal_to_reveal(
+            "updates trained on the combined examples that they had in several rounds"
+        )
     if not isinstance(data, AllData | Splits | SplitPart):
         raise refusal_to_reveal(f"updates trained on examples that {type(data).__name__} selects")
 

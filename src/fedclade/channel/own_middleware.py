@@ -71,7 +71,8 @@ def check_middleware(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         inspect.signature(kind).bind(**filled)
     except TypeError as error:
         raise ConfigError(
-            f"the keys of {owner} do not fit the arguments of the middleware class: {error}"
+            f"the keys of {owner} do not fit the arguments of the middleware class: {error}; "
+            "correct the keys"
         ) from error
     call_own(f"middleware {shown(name)}", kind, **filled)
     return filled

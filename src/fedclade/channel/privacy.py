@@ -71,7 +71,7 @@ class Withholding(Middleware):
             return query
         if isinstance(query, EvaluationQuery):
             if query.split == "train":
-                raise refusal_to_reveal("training losses")
+                raise refusal_to_reveal("training losses (losses of models on their training data)")
             return query
         if query.mechanism != "public":
             reveals = query.reveals if isinstance(query, DataQuery) else ""

@@ -213,7 +213,8 @@ def _find_paths(names: Sequence[str], scale: str | None) -> list[Path]:
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
         raise ConfigError(
-            f"configs to compare should have different names, got several of {', '.join(repeated)}"
+            "configs to compare should have different names, got several named "
+            f"{', '.join(repeated)}; rename the files"
         )
     ordinary = [path.stem for path in paths if not is_scenario(path)]
     if ordinary and scale is not None:
@@ -245,7 +246,8 @@ def _check_folders(scenarios: Sequence[Scenario]) -> None:
         if scenario.folder in names:
             raise ConfigError(
                 f"scenarios should have different names, got {shown(names[scenario.folder])} and "
-                f"{shown(scenario.name)}, which would share the folder {scenario.folder}"
+                f"{shown(scenario.name)}, which would share the folder {scenario.folder}; rename "
+                "one of them"
             )
         names[scenario.folder] = scenario.name
 
@@ -266,7 +268,8 @@ def _match_runs(pattern: str, scenarios: Sequence[Scenario], seeds: int | None) 
     matching = {name for name in names if fnmatch(name, pattern)}
     if not matching:
         raise ConfigError(
-            f"--only {pattern!r} matches none of the runs, which are {shortened(names)}"
+            f"--only {pattern!r} matches none of the runs, which are {shortened(names)}; correct "
+            "the pattern"
         )
     return matching
 

@@ -236,11 +236,15 @@ def report(
         page = _report_run(runs[0], against, out, attributes=attributes, console=console)
     elif references or attributes is not None:
         option = "--references" if references else "--attributes"
-        raise RunError(f"{option} needs a report of one run, got {len(runs)} runs")
+        raise RunError(
+            f"{option} needs a report of one run, got {len(runs)} runs; name the folder of a single "
+            "run"
+        )
     elif against is not None:
         raise RunError(
-            "--against needs a report of one run, got several; several runs are compared with "
-            "FedAvg if one of them is a run of FedAvg"
+            f"--against needs a report of one run, got {len(runs)} runs; name one run, or leave "
+            "--against out: the report of several runs compares them with FedAvg if one of them is "
+            "a run of FedAvg"
         )
     else:
         page = _report_comparison(runs, out, console)

@@ -125,7 +125,9 @@ def resume(
     Example: fedclade resume runs/cfl-mnist-label-swap-seed0 --data-dir DIR
     """
     if not is_finished(folder) and not is_unfinished(folder):
-        raise RunError(f"{folder} is not a run folder: it has no {CONFIG}")
+        raise RunError(
+            f"{folder} is not a run folder: it has no {CONFIG}; name the folder of a run"
+        )
     if finish and rounds is not None:
         raise ConfigError(
             f"--finish trains no further rounds, but --rounds {rounds} requests a number of "

@@ -63,7 +63,8 @@ def agglomerate(apart: Distances, method: str) -> Merges:
     invalid = np.count_nonzero(~np.isfinite(apart))
     if invalid:
         raise UpdateError(
-            f"distances of clients should be finite, got {invalid} that are NaN or infinite"
+            f"distances of clients should be finite, got {invalid} that are NaN or infinite; leave "
+            "out the clients with these distances"
         )
     if len(apart) == 0:
         return np.empty((0, 4))
@@ -100,7 +101,8 @@ def merge_by_centroids(vectors: Tensor, metric: str) -> Merges:
     invalid = int((~torch.isfinite(vectors).all(dim=1)).sum())
     if invalid:
         raise UpdateError(
-            f"updates to be clustered should be finite, got {invalid} with NaN or infinite entries"
+            f"updates to be clustered should be finite, got {invalid} with NaN or infinite "
+            "entries; leave out the clients with these updates"
         )
     m = len(vectors)
     if m < 2:

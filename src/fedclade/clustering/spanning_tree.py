@@ -287,7 +287,8 @@ def single_linkage(
     invalid = int(torch.count_nonzero(~torch.isfinite(points.norms)))
     if invalid:
         raise UpdateError(
-            f"signatures should be finite, got {invalid} with NaN or infinite entries"
+            f"signatures of clients should be finite, got {invalid} with NaN or infinite entries; "
+            "leave out the clients with these signatures"
         )
     if points.n < 2:
         return np.empty((0, 4))
@@ -616,7 +617,10 @@ def find_optimal_bipartition(alpha: Similarity, ids: Sequence[int]) -> Bipartiti
     order = _sort_clients(ids)
     invalid = np.count_nonzero(~np.isfinite(alpha))
     if invalid:
-        raise UpdateError(f"similarities should be finite, got {invalid} that are NaN or infinite")
+        raise UpdateError(
+            f"similarities of clients should be finite, got {invalid} that are NaN or infinite; "
+            "leave out the clients with these similarities"
+        )
     similar = scipy.spatial.distance.squareform(alpha[np.ix_(order, order)], checks=False)
     negated = np.negative(similar, out=similar)
     merges = scipy.cluster.hierarchy.linkage(negated, method="single")
@@ -657,7 +661,9 @@ def find_bipartition_by_tree(signatures: Tensor, ids: Sequence[int]) -> Bipartit
 def _sort_clients(ids: Sequence[int]) -> Labels:
     """Return the row numbers of the clients in ascending order of their ids."""
     if len(ids) < 2:
-        raise UpdateError(f"a bi-partition needs at least 2 clients, got {len(ids)}")
+        raise UpdateError(
+            f"a bi-partition needs at least 2 clients, got {len(ids)}; do not split a smaller cluster"
+        )
     return np.argsort(ids)
 
 

@@ -185,8 +185,8 @@ def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None =
     scenario, *others = read_scenarios(path, overrides, scale)
     if others:
         raise ConfigError(
-            f"{path} should have a single scenario, got {1 + len(others)}, the cells of a grid; "
-            "remove [cells]"
+            f"{path} should have a single scenario, got {1 + len(others)} scenarios, the cells of "
+            "a grid; remove [cells], or read the file with read_scenarios"
         )
     return scenario
 

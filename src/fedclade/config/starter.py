@@ -80,7 +80,10 @@ class TableFiles:
             found = cls._with_ending(folder, suffix)
             if found.paths:
                 return found
-        raise DataError(f"folder {folder} contains no file that ends in {', '.join(TABLES)}")
+        raise DataError(
+            f"folder {folder} contains no file that ends in {', '.join(TABLES)}; save the tables in "
+            "one of these formats, or name another folder"
+        )
 
     @classmethod
     def _of_several(cls, paths: Sequence[Path]) -> TableFiles:

@@ -33,7 +33,9 @@ def read_toml(path: Path) -> Section:
         # A TOML file is always encoded in UTF-8, whatever the locale.
         return _parse_toml(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read the config {path}: {error.strerror}; check the path and its permissions"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
 
@@ -183,5 +185,7 @@ def find_configs(name: str) -> list[Path]:
     if not there:
         return [find_config(name)]
     if not (found := next(filter(None, (sorted(each.glob("*.toml")) for each in there)), None)):
-        raise ConfigError(f"the folder {there[0]} contains no config: no file ends in .toml")
+        raise ConfigError(
+            f"the folder {there[0]} contains no config: no file ends in .toml; name another folder"
+        )
     return found

@@ -167,7 +167,7 @@ def checked_options(
         first_line = str(error).partition("\n")[0]
         raise ConfigError(
             f"optimizer {name} with local.options {shown(dict(options))} failed in a trial step: "
-            f"{first_line}"
+            f"{first_line}; correct local.options, or choose another optimizer"
         ) from error
     return fitted
 

@@ -326,4 +326,6 @@ def local_rule(described: Mapping[str, Any]) -> LocalRule:
     try:
         return kind(**arguments)
     except TypeError as error:  # a number is missing
-        raise ConfigError(f"local rule {name!r} lacks a number: {error}") from error
+        raise ConfigError(
+            f"local rule {name!r} lacks a number: {error}; add the number to the rule's description"
+        ) from error

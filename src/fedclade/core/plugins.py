@@ -300,7 +300,7 @@ def loaded(point: EntryPoint, what: str) -> Any:
         package = "a package" if point.dist is None else f"package {point.dist.name}"
         raise ConfigError(
             f"{what} {point.name!r} of {package} cannot be imported ({point.value}): "
-            f"{_in_a_line(error)}"
+            f"{_in_a_line(error)}; install a working version of the package, or uninstall it"
         ) from error
 
 
@@ -412,7 +412,9 @@ def call_own(what: str, function: Callable[..., T], *arguments: Any, **options: 
     except FedcladeError:
         raise
     except Exception as error:  # a user's function may raise anything
-        raise DataError(f"{what} failed: {_in_a_line(error)}") from error
+        raise DataError(
+            f"{what} failed: {_in_a_line(error)}; correct its code or its options"
+        ) from error
 
 
 def summary_of(thing: object) -> str:

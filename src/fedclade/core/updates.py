@@ -404,9 +404,9 @@ class Updates:
         """
         if name not in self.columns:
             raise UpdateError(
-                f"the updates have no column {name!r}; a column that a method adds is not "
-                "available if the run streams, if clients train on several parts of their data, or "
-                "if clients have differential privacy"
+                f"the updates have no column {name!r}; correct the name, or, if the algorithm adds "
+                "this column, change the settings that make it unavailable: stream = true, "
+                "training on several parts of a client's data, and differential privacy"
             )
         return self.columns[name]
 
@@ -535,8 +535,9 @@ class Updates:
         if deltas.ndim != 2 or len(deltas) != len(ids):
             shape = tuple(deltas.shape)
             raise UpdateError(
-                f"round {number}: expected one update for each of {len(ids)} clients, got a tensor "
-                f"of shape {shape}"
+                f"round {number}: updates should be a tensor with one row for each of {len(ids)} "
+                f"clients, got shape {shape}; correct the training steps or the middleware that "
+                "returned them"
             )
         norms = row_norms(deltas[:, :n_parameters])
         whole = torch.hypot(norms, row_norms(deltas[:, n_parameters:]))

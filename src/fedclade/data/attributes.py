@@ -35,7 +35,9 @@ def read_attributes(path: str | Path) -> Attributes:
     """
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"cannot read attributes of clients: there is no file {path}")
+        raise DataError(
+            f"cannot read attributes of clients: there is no file {path}; check the path"
+        )
     return _attributes_of(read_sheet(path).table, str(path))
 
 

@@ -81,7 +81,8 @@ class SplitRows:
         elif self.indices is not others.indices:
             raise DataError(
                 "cannot join two client tables: the examples of each client should be adjacent in "
-                "the pool in both tables or in neither, but they are adjacent in only one table"
+                "the pool in both tables or in neither, but they are adjacent in only one table; "
+                "set 'indices' in the splits of both tables"
             )
         return SplitRows(
             np.concatenate([self.starts, starts]),

@@ -124,7 +124,10 @@ def _read_parquet(path: Path) -> Table:
         with pq.ParquetFile(path.absolute()) as parquet:
             return parquet.read()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        raise DataError(
+            f"cannot read {path}, which should be a Parquet file: {error}; check its permissions, or "
+            "save the table again"
+        ) from error
 
 
 class Rows:

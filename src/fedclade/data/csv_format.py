@@ -136,7 +136,9 @@ class CsvFile:
         except UnicodeError as error:
             raise _report_undecodable(path, encoding) from error
         except OSError as error:
-            raise DataError(f"cannot read {path}: {error}") from error
+            raise DataError(
+                f"cannot read {path}: {error}; check the path and its permissions"
+            ) from error
         assumed: list[str] = []
         if detected.separator not in (separator, DEFAULT_SEPARATORS[path.suffix.lower()]):
             assumed.append(f"separator {detected.separator!r}")
@@ -171,7 +173,7 @@ class CsvFile:
                 raise DataError(
                     f"{self.path} is empty; remove it, or write its header and rows"
                 ) from error
-            hint = ""
+            hint = "; correct the file"
             if "Expected" in str(error) and "columns" in str(error):
                 hint = (
                     f"; cells are taken to be separated by {self.format.separator!r}; set "
@@ -179,7 +181,9 @@ class CsvFile:
                 )
             raise DataError(f"cannot read {self.path}: {error}{hint}") from error
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"cannot read {self.path}: {error}") from error
+            raise DataError(
+                f"cannot read {self.path}: {error}; check the file and its permissions"
+            ) from error
         if any(pa.types.is_binary(kind) for kind in table.schema.types):  # bytes that are no UTF-8
             raise _report_undecodable(self.path, codec)
         return table

@@ -286,7 +286,8 @@ def _decode_images(
             ValueError,
         ) as error:  # Pillow has no class for its own errors
             raise DataError(
-                f"{where}: cannot decode column {column!r} in row {row}: {error}"
+                f"{where}: cannot decode column {column!r} in row {row}, which should be an image "
+                f"file: {error}; replace the image, or leave the row out"
             ) from error
         if pixels.shape[:2] != tuple(size):
             raise DataError(

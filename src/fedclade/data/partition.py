@@ -235,7 +235,8 @@ def _run_partitioner(name: str, pool: Pool, clients: int, seed: int, **options: 
                 parts.append(rows["index"][:].astype(np.int64))
         except ValueError as error:
             raise _NotDrawnError(
-                f"flwr-datasets found no partition of {pool.name} with these settings: {error}"
+                f"flwr-datasets found no partition of {pool.name} with these settings: {error}; "
+                "set fewer clients, or change the options of the partition"
             ) from error
     return Parts(parts)
 

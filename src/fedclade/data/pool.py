@@ -461,8 +461,9 @@ class Pool:
         """
         if isinstance(quarter_turns, int) and quarter_turns and self.x.ndim < 3:
             raise DataError(
-                f"cannot rotate the inputs of pool {self.name!r} by {quarter_turns} quarter turns: "
-                f"an input of shape {list(self.x.shape[1:])} is not an image"
+                f"cannot rotate the inputs of pool {self.name!r} by {quarter_turns} times 90°, "
+                f"since an input of shape {list(self.x.shape[1:])} is not an image; set "
+                "quarter_turns = 0"
             )
         try:
             x = self.x[torch.from_numpy(indices)]
@@ -473,6 +474,7 @@ class Pool:
             return x
         except (TypeError, ValueError, IndexError, RuntimeError) as error:
             raise DataError(
-                f"cannot select inputs of pool {self.name!r}; expected int64 indices [n] below "
-                f"{len(self.x)} and a whole number of quarter turns: {error}"
+                f"cannot select inputs of pool {self.name!r}: {error}; indices should be an int64 "
+                f"array [n] of numbers below {len(self.x)}, and quarter_turns (rotations by 90°) a "
+                "whole number"
             ) from error

@@ -244,7 +244,7 @@ class DataSchema:
         try:
             return cls.read(values)
         except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+            raise ConfigError(f"the schema in {path} is invalid: {error}") from error
 
     @classmethod
     def read(cls, values: Any) -> DataSchema:

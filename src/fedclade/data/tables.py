@@ -87,7 +87,10 @@ def read_leaf(files: tuple[Path, ...]) -> LeafExamples:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"cannot read {file}, which should be LEAF JSON: {error}") from error
+            raise DataError(
+                f"cannot read {file}, which should be LEAF JSON: {error}; restore the file from a "
+                "copy, or make it again with LEAF"
+            ) from error
         try:
             data = content["user_data"]
             of_users = [(str(user), data[user]["x"], data[user]["y"]) for user in content["users"]]
@@ -316,7 +319,10 @@ def _read_parquet(file: Path, columns: Sequence[str]) -> Any:
             _require_columns(str(file), parquet.schema_arrow.names, columns)
             return parquet.read(columns=list(columns))
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"cannot read {file}, which should be a parquet file: {error}") from error
+        raise DataError(
+            f"cannot read {file}, which should be a parquet file: {error}; restore the file from a "
+            "copy, or download it again"
+        ) from error
 
 
 def _require_columns(where: str, there: Sequence[str], needed: Sequence[str]) -> None:

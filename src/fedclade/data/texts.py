@@ -272,15 +272,18 @@ def read_vectors(file: Path, vocabulary: tuple[str, ...]) -> NDArray[np.float32]
                         )
     except FileNotFoundError:
         raise DataError(
-            f"cannot read word vectors: there is no file {file}; it should have a word and the "
-            "numbers of its vector in each line"
+            f"cannot read word vectors: there is no file {file}; make this file, with a word and "
+            "the numbers of its vector in each line, or name another file"
         ) from None
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the word vectors in {file}: {error}") from error
+        raise DataError(
+            f"cannot read the word vectors in {file}: {error}; each line should have a word and the "
+            "numbers of its vector, separated by spaces, in UTF-8"
+        ) from error
     if width is None:
         raise DataError(
             f"{file} should have vectors of the {len(vocabulary)} words of the data, got no vector "
-            "of these words"
+            "of these words; choose another file of word vectors"
         )
     embedding = np.zeros((len(vocabulary), width), dtype=np.float32)
     for row, vector in found.items():

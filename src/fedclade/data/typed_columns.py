@@ -426,20 +426,21 @@ def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation)
     if not len(written):
         return
     row, text = column.example()
-    where = f"{sheet.where}: column {column.name!r} has {shown(text)} in row {row}"
+    where = f"{sheet.where}: column {column.name!r}"
     if notation.decimal is not None:
         other = next(mark for mark in DECIMAL_MARKS if mark != notation.decimal)
         if read_numbers(written, other) is not None:
             raise DataError(
-                f"{where}, which is not a number with decimal = {notation.decimal!r}; leave out "
-                "'decimal', or use the same decimal mark in all files"
+                f"{where} has {shown(text)} in row {row}, which is not a number with decimal = "
+                f"{notation.decimal!r}; leave out 'decimal', or use the same decimal mark in all "
+                "files"
             )
     if notation.dates is None:
         short = short_date_format(written.unique().to_pylist())
         if short is not None:
             raise DataError(
-                f"{where}, which looks like a date with a year of two digits; set the format of "
-                f"dates, such as dates = {short!r}"
+                f"{where} has {shown(text)} in row {row}, which looks like a date with a year of "
+                f"two digits; set the format of dates, such as dates = {short!r}"
             )
 
 
@@ -686,13 +687,11 @@ def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, repor
         )
     if 2 * len(unique) > len(texts):
         examples = " and ".join(shown(text) for text in unique[:2].to_pylist())
-        many = (
-            f"{what} has {len(unique):,} different texts in {len(texts):,} rows, such as {examples}"
-        )
         if is_value.all():
             raise DataError(
-                f"{many}, which are numbers or dates; convert the column to numbers or dates, or "
-                "to the categorical type of pandas"
+                f"{what} has {len(unique):,} different texts in {len(texts):,} rows, such as "
+                f"{examples}, which are numbers or dates; convert the column to numbers or dates, "
+                "or to the categorical type of pandas"
             )
         fix = "choose another target"
         if not is_target:
@@ -701,7 +700,8 @@ def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, repor
                 f"text = {name!r}"
             )
         raise DataError(
-            f"{many}, so it is an id, a name or a free text rather than a category; {fix}"
+            f"{what} has {len(unique):,} different texts in {len(texts):,} rows, such as "
+            f"{examples}, so it is an id, a name or a free text rather than a category; {fix}"
         )
     if len(unique) > MANY_CATEGORIES and not is_target:
         report.add(f"column {name!r} becomes {len(unique):,} columns, one for each text")

@@ -94,7 +94,7 @@ def require_images(pool: Pool, name: str) -> None:
     if pool.x.dtype != torch.uint8 or pool.x.dim() != 4:
         raise DataError(
             f"shift {name!r} needs images of type uint8 and shape [C, H, W], but inputs of "
-            f"{pool.name} are {pool.x.dtype} {list(pool.input_shape)}"
+            f"{pool.name} are {pool.x.dtype} {list(pool.input_shape)}; choose another shift"
         )
 
 
@@ -381,7 +381,7 @@ def anda(
         if pool.input_shape[0] not in (1, 3):
             raise DataError(
                 f"shift 'anda' needs images of 1 or 3 channels, but images of {pool.name} have "
-                f"{pool.input_shape[0]}"
+                f"{pool.input_shape[0]}; choose another shift"
             )
     purpose = f"anda {kind}"
     draw = rng.generator(seed, purpose, level)

@@ -408,6 +408,7 @@ def _make_folder(folder: Path) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"cannot create the client's folder {folder}: {error.strerror}"
+            f"cannot create the client's folder {folder}: {error.strerror}; set another folder in "
+            "the node config, or correct its permissions"
         ) from error
     return folder

@@ -170,8 +170,8 @@ def read_signs(content: Content, seed: int, layout: Layout, permuted: bool) -> S
     of = read_patterns(content, permuted)
     if dim < 1:
         raise UpdateError(
-            "the query requests the signs of a projection without dimensions; expected a value "
-            "'dim' of at least 1"
+            "the query requests the signs of a projection without dimensions; the server should "
+            "send a value 'dim' of at least 1"
         )
     return Signature(kind="signs", dim=dim, of=of).signs(seed, layout)
 
@@ -190,7 +190,10 @@ def read_patterns(content: Content, permuted: bool) -> tuple[str, ...]:
     """
     of = content.values.get("of", [])
     if not isinstance(of, list) or not all(isinstance(pattern, str) for pattern in of):
-        raise UpdateError(f"'of' in a query should be a list of name patterns, got {shown(of)}")
+        raise UpdateError(
+            f"'of' in a query should be a list of name patterns of parameters, got {shown(of)}; "
+            "install the same version of fedclade on server and clients"
+        )
     if of and permuted:
         raise UpdateError(
             "the query compares the updates of selected parameters ('of'), but this client "
@@ -750,7 +753,7 @@ class ClientHandler:
         if content.get("compares", bool):
             raise NotDisclosedError(
                 f"{FORBIDS} counts of the examples for which each model is best, since the client "
-                f"has {because}"
+                f"has {because}; choose an algorithm that does not request these counts"
             )
 
     def _held(self, federation: Federation) -> Federation:
@@ -929,7 +932,8 @@ class ClientHandler:
         if content.get("own", bool) or models_of_mixture(content):
             raise UpdateError(
                 "the query requests a sum of models that clients store, or of the models of a "
-                "mixture; only updates of one model that the server sends can be added up"
+                "mixture, but only updates of one model that the server sends can be added up; "
+                "choose another algorithm, or leave network.secure_aggregation out"
             )
         replicates = content.get("replicates", int)
         signs = content.get("signs", bool)
@@ -982,15 +986,17 @@ class ClientHandler:
         split = content.get("split", str)
         if split not in get_args(Split):
             raise UpdateError(
-                f"unknown data split {split!r} in a query for scores; expected one of "
-                f"{', '.join(get_args(Split))}"
+                f"unknown data split {split!r} in a query for scores; the server should request one "
+                f"of {', '.join(get_args(Split))}"
             )
         names, mixture = read_mixture(content, self._federation.pool.schema.labels)
         rows = list(range(len(names or content.vectors)))
         if content.get("own", bool):
             rows = [OWN]
         if not rows:
-            raise UpdateError("the query for scores contains no model; expected at least one")
+            raise UpdateError(
+                "the query for scores contains no model; the server should send at least one"
+            )
         self._policy.check_models(len(rows))
         models = self._models(content, [str(row) for row in rows if row != OWN])
         if mixture is not None:
@@ -1025,7 +1031,10 @@ class ClientHandler:
         """
         count = len(content.vectors)
         if not count:
-            raise UpdateError("the query for a choice contains no model; expected at least one")
+            raise UpdateError(
+                "the query for the client's choice of a model contains no model; the server should "
+                "send at least one"
+            )
         self._policy.check_models(count)
         models = self._models(content, [str(row) for row in range(count)])
         query = ChoiceQuery([self._data.id] * count, models, range(count), "train")

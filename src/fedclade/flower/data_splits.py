@@ -333,12 +333,13 @@ def _decoded(stored: dict[str, Any]) -> _Record:
     answered = stored["answered"]
     if not isinstance(splits, list) or not isinstance(answered, list):
         raise ValueError(
-            "'splits' and 'answered' should be lists, got "
+            "'splits' and 'answered' in a client's record of data splits should be lists, got "
             f"{shown(stored['splits'])} and {shown(stored['answered'])}"
         )
     if any(not isinstance(digest, str) for digest in cast("list[Any]", answered)):
         raise ValueError(
-            f"'answered' should be a list of texts, got {shown(cast('list[Any]', answered))}"
+            "'answered' in a client's record of data splits should be a list of texts, got "
+            f"{shown(cast('list[Any]', answered))}"
         )
     return _Record(
         [_checked(split) for split in cast("list[dict[str, Any]]", splits)],
@@ -361,10 +362,14 @@ def _checked(stored: dict[str, Any]) -> DataSplit:
     """Read a split from JSON values; raise a ValueError if a value is missing or invalid."""
     names = [each.name for each in fields(DataSplit)]
     if {*stored} != {*names}:
-        raise ValueError(f"a split should have the keys {', '.join(names)}, got {stored}")
+        raise ValueError(
+            "a split in a client's record of data splits should have the keys "
+            f"{', '.join(names)}, got {stored}"
+        )
     if any(type(value) is not int or value < 0 for value in stored.values()):
         raise ValueError(
-            f"the values of a split should be whole numbers of at least 0, got {stored}"
+            "the values of a split in a client's record of data splits should be whole numbers of "
+            f"at least 0, got {stored}"
         )
     return DataSplit(**stored)
 

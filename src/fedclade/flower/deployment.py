@@ -128,7 +128,10 @@ def drawn_by_clients(clients: GridClients, count: int) -> Tensor:
                 )
             return models
     reasons = "; ".join(f"client {client}: {reason}" for client, reason in sorted(why.items()))
-    raise UpdateError(f"no client has sent the initial models: {reasons}")
+    raise UpdateError(
+        f"the run cannot start, since no client has sent the initial models: {reasons}; remove "
+        "these causes, and start the run again"
+    )
 
 
 def _drawn_by(client: int, clients: GridClients, count: int, digest: str) -> Tensor:
@@ -162,7 +165,8 @@ def _drawn_by(client: int, clients: GridClients, count: int, digest: str) -> Ten
         )
         if not bool((models.norm(dim=1) <= LARGEST_NORM).all()):  # false for NaN, too
             raise UpdateError(
-                f"the initial models are not finite, or have norms above {LARGEST_NORM:g}"
+                f"the initial models are not finite, or have norms above {LARGEST_NORM:g}; "
+                "initialise the model of all clients with smaller, finite numbers"
             )
         return models
 
@@ -297,7 +301,8 @@ class NetworkedClients(Deployment):
         requires = algorithm.requires
         if requires.simulation:
             raise ConfigError(
-                f"{type(algorithm).__name__} runs only in a simulation, since {requires.simulation}"
+                f"{type(algorithm).__name__} runs only in a simulation, since "
+                f"{requires.simulation}; choose another algorithm, or run a simulation"
             )
         network = self.network
         registry = self.registry
@@ -563,7 +568,7 @@ def _check_keeps_best(settings: RunSettings, algorithm: Algorithm, layout: Layou
         return
     raise ConfigError(
         f"keep_best = true is not possible: over a network clients store {what}, of which only the "
-        "state after the last round exists, so the server cannot restore the best round. Leave "
+        "state after the last round exists, so the server cannot restore the best round; leave "
         "keep_best out, or run a simulation"
     )
 

@@ -185,7 +185,10 @@ class HttpInbox(Inbox):
         most = MOST_OBJECTS + largest // SMALLEST_PIECE
         names = [each.object_id for each in islice(iterate_object_tree(tree), most + 1)]
         if len(names) > most:
-            raise UpdateError(f"the reply should consist of at most {most} objects, got more")
+            raise UpdateError(
+                f"the reply should consist of at most {most} objects, got more; install the same "
+                "version of fedclade on server and clients"
+            )
         contents: dict[str, bytes] = {}
         taken = 0
         # Fetch the message itself first. A node sends it last, so if it has not arrived, fetching
@@ -197,14 +200,21 @@ class HttpInbox(Inbox):
             contents[name] = content
             taken += len(content)
             if taken > allowed:
-                raise UpdateError(f"the reply takes more than {allowed} bytes")
+                raise UpdateError(
+                    f"the reply takes more than {allowed} bytes, the limit for a reply to this "
+                    "request, so the server ignores it"
+                )
         if (unpacked := _unpacked(contents)) > allowed:
             raise UpdateError(
-                f"the reply takes {unpacked} bytes once it is unpacked, expected at most {allowed}"
+                f"the reply takes {unpacked} bytes once it is unpacked, expected at most {allowed}; "
+                "install the same version of fedclade on server and clients"
             )
         answer = inflate_object_from_contents(message, contents)
         if not isinstance(answer, Message):
-            raise UpdateError(f"the reply is a {type(answer).__name__}, expected a message")
+            raise UpdateError(
+                f"the client's reply is a Flower object of type {type(answer).__name__}, expected a "
+                "Message, so the server ignores it"
+            )
         return answer
 
     def _fetch_object(self, name: str) -> bytes | None:
@@ -216,10 +226,14 @@ class HttpInbox(Inbox):
                 PullObjectRequest(node=node, run_id=run, object_id=name)
             )
         except httpx.HTTPStatusError as error:
-            raise UpdateError(f"a part of the reply cannot be fetched: {error}") from error
+            raise UpdateError(
+                f"a part of the client's reply cannot be fetched from the SuperLink: {error}; see "
+                "the log of the SuperLink for the cause"
+            ) from error
         if not found.object_found:
             raise UpdateError(
-                "a part of the reply was announced, but the SuperLink does not have it"
+                "the SuperLink has announced a part of the client's reply that it does not have, so "
+                "the server ignores the reply; see the log of the SuperLink for the cause"
             )
         return found.object_content if found.object_available else None
 
@@ -259,7 +273,7 @@ def _unpacked(contents: Mapping[str, bytes]) -> int:
     if values > wire.LARGEST_VALUES:
         raise UpdateError(
             f"the reply takes {values} bytes without its vectors, expected at most "
-            f"{wire.LARGEST_VALUES}"
+            f"{wire.LARGEST_VALUES}; install the same version of fedclade on server and clients"
         )
     return values + vectors
 
@@ -429,7 +443,8 @@ class Exchange:
                 size = _vector_bytes(reply.content)
                 if size > request.largest:
                     raise UpdateError(
-                        f"the reply has vectors of {size} bytes, expected at most {request.largest}"
+                        f"the reply has vectors of {size} bytes, expected at most "
+                        f"{request.largest} for this request, so the server ignores the reply"
                     )
                 self._meter.bytes_up += size
                 return verified(reply.content, request)

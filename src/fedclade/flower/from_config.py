@@ -715,8 +715,12 @@ def _data_folder(folder: str | None, path: str, rule: str) -> Path:
         If there is no data folder, or the path leaves it.
     """
     if folder is None or Path(path).is_absolute() or ".." in Path(path).parts:
-        place = folder or "no data-dir in the node config; set data-dir"
-        raise DataError(f"{rule} inside a node's data folder ({place}), got {shown(path)}")
+        place = folder or "not set"
+        raise DataError(
+            f"{rule} inside a node's data folder (data-dir in its node config: {place}), got "
+            f"{shown(path)}; in the run config, give a path without '..' that is relative to this "
+            "folder"
+        )
     return Path(folder).expanduser().absolute()
 
 

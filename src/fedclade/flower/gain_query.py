@@ -185,7 +185,10 @@ def measure_network_gains(
             if any(row):  # a row of zeros stands for no reply
                 replies[client] = _Reply.read(row)
     if not replies:
-        raise UpdateError("no client has replied to the query for gains on its test rows")
+        raise UpdateError(
+            "no client has replied to the query for gains on its test rows; keep the SuperNodes "
+            "connected until the run has ended"
+        )
     metric = task.metrics[0]
     deployed = OWN if has_own or without_cluster else CLUSTER
     measured: list[ClientGains] = []

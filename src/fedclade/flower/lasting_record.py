@@ -129,11 +129,15 @@ class LastingRecord(Generic[R]):
             stored = json.loads(text)
             if stored.keys() != expected:
                 raise ValueError(
-                    f"the record has keys {sorted(stored)}, expected {sorted(expected)}"
+                    f"{self._kind.what} should have the keys {sorted(expected)}, got "
+                    f"{sorted(stored)}"
                 )
             version = stored.pop("format")
             if type(version) is not int or version != FORMAT:
-                raise ValueError(f"the record has format {version!r}, expected {FORMAT}")
+                raise ValueError(
+                    f"{self._kind.what} has format {version!r}, but this version of fedclade reads "
+                    f"format {FORMAT}; use the version that wrote it"
+                )
             return self._kind.decoded(stored)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self._damage_error(where, error) from error

@@ -236,7 +236,7 @@ def read_mixture(content: Content, labels: int | None) -> tuple[list[str], Mixtu
     if labels is None:
         raise UpdateError(
             "the query contains label frequencies ('rates'), but the examples of this client's "
-            "task do not have one label each"
+            "task do not have one label each; use fedem in place of fedrc"
         )
     return names, Mixture(
         by_label,

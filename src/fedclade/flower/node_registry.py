@@ -132,7 +132,10 @@ class SavedClients:
                 agreed = DataSchema.load(folder / SCHEMA)
                 digest = agreed.digest
             if kept.get("agreed", "") != digest:
-                raise ValueError(f"{SCHEMA} is not the schema that the clients agreed on")
+                raise ValueError(
+                    f"{SCHEMA} in the run folder was changed: it is not the schema that the clients "
+                    f"agreed on; restore {SCHEMA} from a copy"
+                )
             statistics = None
             if (found := kept.get("statistics")) is not None:
                 columns, labels = (len(found.get(name, [])) for name in ("means", "labels"))
@@ -455,7 +458,8 @@ class NodeRegistry:
             self._unverified.add(one.node)
             self._connected.discard(one.node)
             raise UpdateError(
-                "the reply is signed by another key than the one that the client registered with"
+                "the reply is signed by another key than the one that the client registered with, so "
+                "the server ignores the client until it registers again"
             )
 
     def wait(self, count: int, seconds: float) -> None:
@@ -609,7 +613,11 @@ class NodeRegistry:
         if "proposal" not in answer.values:
             registration = Registration.read(answer, node)
             if self.agreed is not None and registration.encoding != self.agreed.digest:
-                raise UpdateError("the client's data is not encoded by the agreed schema")
+                raise UpdateError(
+                    "the client's data is not encoded by the schema that the clients of this run "
+                    "agreed on, so the client cannot join; its app should encode the data by the "
+                    "schema in the server's request, as fedclade.flower.client_app does"
+                )
             self._waiting.append(registration)
             return
         number, proposal = read_proposal(answer)
@@ -620,7 +628,8 @@ class NodeRegistry:
         if self.settled:
             raise UpdateError(
                 "the client's data has named columns or texts, but the clients of this run have no "
-                "schema for such data, so the client cannot join"
+                "schema for such data, so the client cannot join; load its data in the same form as "
+                "the other clients' data"
             )
         self._proposals[node] = _NodeProposal(number, proposal)
 

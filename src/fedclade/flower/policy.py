@@ -140,7 +140,8 @@ def _decoded(stored: Mapping[str, Any]) -> Usage:
     """Read a client's counts of replies from JSON values; raise a ValueError if one is no count."""
     if any(type(value) is not int or value < 0 for value in stored.values()):
         raise ValueError(
-            f"the counts should be whole numbers of at least 0, got {shown(dict(stored))}"
+            "the count of a client's replies should contain only whole numbers of at least 0, got "
+            f"{shown(dict(stored))}"
         )
     return Usage(**stored)
 

@@ -79,7 +79,10 @@ class Registration:
         """
         signer = content.signer
         if signer is None:
-            raise UpdateError("the registration is not signed by the client's key")
+            raise UpdateError(
+                "the registration is not signed by the client's key, so the client cannot join; run "
+                "the client as a fedclade.flower.client_app, which signs every reply"
+            )
         try:
             schema = read_schema(content.json("schema"))
         except (TypeError, ValueError, OverflowError) as error:
@@ -171,17 +174,21 @@ def read_schema(kept: Mapping[str, Any]) -> DataSpec:
         whole = all(type(number) is int and number >= lowest for number in numbers)
         if not whole or math.prod(numbers) > LARGEST_MODEL:
             raise ValueError(
-                f"{name} is {shown(numbers)}, expected whole numbers of at least {lowest} with a "
-                "product of at most 2**24"
+                f"{name!r} of a client's data is {shown(numbers)}, expected whole numbers of at "
+                f"least {lowest} with a product of at most 2**24"
             )
     if named.task not in get_args(TaskKind):
         raise ValueError(
-            f"task is {shown(named.task)}, expected one of {', '.join(get_args(TaskKind))}"
+            f"'task' of a client's data is {shown(named.task)}, expected one of "
+            f"{', '.join(get_args(TaskKind))}"
         )
     if scaled is not None:
         mean, std = (float(number) for number in scaled)
         if not (math.isfinite(mean) and math.isfinite(std)):
-            raise ValueError(f"scaled is {shown(scaled)}, expected two finite numbers")
+            raise ValueError(
+                "'scaled' of a client's data, the mean and standard deviation of pixels, is "
+                f"{shown(scaled)}, expected two finite numbers"
+            )
         scaled = mean, std
     data = clean(str(named.data), LONGEST_NAME)
     return DataSpec(data, shape, named.outputs, named.task, named.vocabulary_size, scaled)
@@ -194,7 +201,9 @@ def _number(content: Content, name: str) -> int | None:
     """
     number = content.get(name, int)
     if number > LARGEST_NUMBER:
-        raise UpdateError(f"{name!r} should be at most {LARGEST_NUMBER}, got {number}")
+        raise UpdateError(
+            f"the registration is malformed: {name!r} should be at most {LARGEST_NUMBER}, got {number}"
+        )
     return None if number < 0 else number
 
 
@@ -202,7 +211,10 @@ def _digest(content: Content, name: str) -> str:
     """Return a digest in a message; raise an UpdateError if the value is no digest."""
     digest = content.get(name, str)
     if not _DIGEST.fullmatch(digest):
-        raise UpdateError(f"{name!r} should be a digest in hexadecimal, got {shown(digest)}")
+        raise UpdateError(
+            f"the registration is malformed: {name!r} should be a digest in hexadecimal, got "
+            f"{shown(digest)}"
+        )
     return digest
 
 

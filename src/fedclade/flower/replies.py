@@ -124,7 +124,10 @@ def read_repeated(content: Content, size: int, expected: Mapping[str, Any]) -> f
     """
     for name, sent in expected.items():
         if (got := content.get(name, type(sent))) != sent:
-            raise UpdateError(f"the reply has the {name} {shown(got)}, expected {sent!r}")
+            raise UpdateError(
+                f"the reply has the {name} {shown(got)}, expected {sent!r} as in the request, so the "
+                "server ignores it"
+            )
     if (reported := examples(content, "size")) != size:
         raise UpdateError(
             f"the update is from {reported} training examples, expected {size} by the query and "
@@ -133,7 +136,8 @@ def read_repeated(content: Content, size: int, expected: Mapping[str, Any]) -> f
     loss = content.get("loss", float) if "loss" in content.values else None
     if loss is not None and not abs(loss) <= LARGEST_LOSS:  # true for NaN, too
         raise UpdateError(
-            f"the training loss is {loss:g}, expected a magnitude of at most {LARGEST_LOSS:g}"
+            f"the training loss is {loss:g}, expected a magnitude of at most {LARGEST_LOSS:g}; if "
+            "training diverges, lower local.lr"
         )
     return loss
 
@@ -331,8 +335,9 @@ def read_scores(
             or not all(type(value) is kind for value in column)
         ):
             raise UpdateError(
-                f"expected three lists for {models} models, scores of {lengths[0]} numbers, losses "
-                f"of {models} numbers and examples of {models} whole numbers, got {shown(columns)}"
+                f"a reply with scores should have three lists for {models} models, scores of "
+                f"{lengths[0]} numbers, losses of {models} numbers and examples of {models} whole "
+                f"numbers, got {shown(columns)}"
             )
     flat, losses, counts = cast("tuple[list[float], list[float], list[int]]", tuple(columns))
     scores = [flat[start : start + len(metrics)] for start in range(0, len(flat), len(metrics))]
@@ -346,8 +351,9 @@ def read_scores(
             )
     if len(set(counts)) > 1 or not set(counts) <= {known or min(counts)}:
         raise UpdateError(
-            f"the models have scores on {shown(sorted(set(counts)))} examples, expected "
-            f"{known or 'the same number'} for all models"
+            f"the client reports scores of the models on {shown(sorted(set(counts)))} examples, "
+            f"expected {known or 'the same number'} for all models, since all are scored on the same "
+            "data"
         )
     return list(zip(scores, losses, counts, strict=True))
 
@@ -451,7 +457,9 @@ def read_statistics(values: Mapping[str, Any], columns: int, labels: int) -> Sta
         (read.means.isfinite() & (read.squares >= 0) & read.squares.isfinite()).all()
     ):
         raise UpdateError(
-            f"{count} training examples cannot have these statistics: {shown(as_values(read))}"
+            f"{count} training examples cannot have these statistics: {shown(as_values(read))}; "
+            "means should be finite, sums of squares finite and at least 0, and counts of labels at "
+            "least 0 and together at most the number of examples"
         )
     return read
 

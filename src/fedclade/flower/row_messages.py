@@ -91,7 +91,10 @@ def read_row(query: RowQuery, content: Content, shape: tuple[int, ...]) -> Tenso
     name = query.reply_name or query.kind
     content.has_only((name,) if shape else ())
     if query.round_number and (number := content.get("round", int)) != query.round_number:
-        raise UpdateError(f"the reply has the round {shown(number)}, expected {query.round_number}")
+        raise UpdateError(
+            f"the reply has the round {shown(number)}, expected {query.round_number} as in the "
+            "request, so the server ignores it"
+        )
     row = (
         _read_vector(content, name, shape, query.dtype)
         if shape
@@ -121,7 +124,7 @@ def _read_number(content: Content, name: str, dtype: torch.dtype) -> Tensor:
         return torch.tensor(value, dtype=dtype)
     except (OverflowError, RuntimeError, ValueError) as error:
         raise UpdateError(
-            f"{name} should be a number of type {dtype}, got {shown(value)}"
+            f"{name!r} of the reply should be a number of type {dtype}, got {shown(value)}"
         ) from error
 
 
@@ -134,5 +137,7 @@ def _read_vector(content: Content, name: str, shape: tuple[int, ...], dtype: tor
         return wire.read_vector(content.vector(name), shape, dtype, name)
     bits = wire.read_vector(content.vector(name), shape, torch.uint8, name)
     if bool((bits > 1).any()):
-        raise UpdateError(f"{name} should contain only 0 and 1, got {int(bits.max())}")
+        raise UpdateError(
+            f"vector {name!r} of the reply should contain only 0 and 1, got {int(bits.max())}"
+        )
     return bits.bool()

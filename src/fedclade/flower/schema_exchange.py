@@ -173,7 +173,7 @@ class Proposer:
         if (kind := content.get("what", str)) != "hello":
             raise UpdateError(
                 f"the query {shown(kind)} does not contain the schema that all clients agree on, "
-                "by which this client must encode its data"
+                "by which this client must encode its data; the server does not follow the protocol"
             )
         text = write_proposal(self._proposal)
         return wire.record(
@@ -315,7 +315,8 @@ def write_agreed(schema: DataSchema) -> str:
     text = schema.to_json()
     if len(text) > LONGEST_SCHEMA:
         raise UpdateError(
-            f"the agreed schema has {len(text):,} characters, expected at most {LONGEST_SCHEMA:,}"
+            f"the agreed schema has {len(text):,} characters, expected at most {LONGEST_SCHEMA:,}; "
+            "leave columns out, lower vocabulary_size, or declare a smaller schema on the server"
         )
     return text
 

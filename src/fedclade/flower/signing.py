@@ -311,7 +311,10 @@ def signed(answer: RecordDict, message: Message, key: Key) -> RecordDict:
     """
     record = message.content.get(_REQUEST)
     if not isinstance(record, ConfigRecord):
-        raise UpdateError("the request contains no nonce, which every request must have")
+        raise UpdateError(
+            "the request contains no nonce, which every request must have, so this client does not "
+            "reply; run the server with fedclade.flower.federate or server_app"
+        )
     nonce = typed(dict(record), "nonce", str)
     signature = key.private.sign(_transcript(Content.of(answer), Request.of(message, nonce)))
     values = ConfigRecord(
@@ -332,7 +335,10 @@ def verified(answer: RecordDict, request: Request) -> Content:
     content = Content.of(answer)
     record = answer.get(_SIGNATURE)
     if not isinstance(record, ConfigRecord):
-        raise UpdateError("the reply is not signed")
+        raise UpdateError(
+            "the reply is not signed, so the server ignores it; run the client as a "
+            "fedclade.flower.client_app, which signs every reply"
+        )
     values = dict(record)
     if not secrets.compare_digest(typed(values, "nonce", str).encode(), request.nonce.encode()):
         raise UpdateError(
@@ -348,7 +354,8 @@ def verified(answer: RecordDict, request: Request) -> Content:
         public.verify(bytes.fromhex(typed(values, "signature", str)), _transcript(content, request))
     except (ValueError, InvalidSignature) as error:
         raise UpdateError(
-            f"the reply has no valid signature by the key {shown(key)} for this request"
+            f"the reply has no valid signature by the key {shown(key)} for this request, so the "
+            "server ignores it; the reply may have been changed on its way"
         ) from error
     return replace(
         content, signer=Signer(public.public_bytes_raw().hex(), typed(values, "lasts", bool))

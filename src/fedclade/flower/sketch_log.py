@@ -112,8 +112,8 @@ def _read_projection(stored: Mapping[str, Any]) -> Projection:
     )
     if type(stored["seed"]) is not int or not has_names:
         raise ValueError(
-            "a projection should have 'dim', 'seed' (a whole number) and 'of' (a list of name "
-            f"patterns of parameters), got {shown(dict(stored))}"
+            "in a record of sent sketches, a projection should have 'dim', 'seed' (a whole number) "
+            f"and 'of' (a list of name patterns of parameters), got {shown(dict(stored))}"
         )
     return Projection(stored["seed"], stored["dim"], tuple(cast("list[str]", names)))
 
@@ -124,7 +124,10 @@ def _decoded(stored: Mapping[str, Any]) -> Sketched:
     Raise a ValueError if a value is malformed.
     """
     if not isinstance(stored["projections"], list):
-        raise ValueError(f"'projections' should be a list, got {shown(stored['projections'])}")
+        raise ValueError(
+            "in a record of sent sketches, 'projections' should be a list, got "
+            f"{shown(stored['projections'])}"
+        )
     projections = tuple(_read_projection(each) for each in stored["projections"])
     counts = [stored["sketches"], *(projection.dim for projection in projections)]
     if any(type(count) is not int or count < 0 for count in counts):

@@ -90,7 +90,7 @@ class Content:
         if not isinstance(values, ConfigRecord) or not isinstance(vectors, ArrayRecord):
             raise UpdateError(
                 f"a message of fedclade should have the record {_VALUES!r}, got the records "
-                f"{shown(sorted(record))}"
+                f"{shown(sorted(record))}; run both sides with the apps of fedclade.flower"
             )
         if (theirs := values.get("protocol")) != PROTOCOL:
             raise UpdateError(
@@ -101,7 +101,8 @@ class Content:
         for name, array in vectors.items():
             if array.stype != RAW:
                 raise UpdateError(
-                    f"array {shown(name)} has the type {shown(array.stype)}, expected {RAW!r}"
+                    f"vector {shown(name)} of the message has the type {shown(array.stype)}, "
+                    f"expected {RAW!r}"
                 )
         return cls(dict(values), {name: array.data for name, array in vectors.items()})
 
@@ -119,13 +120,17 @@ class Content:
         """
         text = self.get(name, str)
         if len(text) > longest:
-            raise UpdateError(f"{name!r} has {len(text)} characters, expected at most {longest}")
+            raise UpdateError(
+                f"{name!r} in the message has {len(text)} characters, expected at most {longest}"
+            )
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UpdateError(f"{name!r} is not JSON: {error}") from error
+            raise UpdateError(f"{name!r} in the message is not JSON: {error}") from error
         if not isinstance(found, dict):
-            raise UpdateError(f"{name!r} should be a JSON object, got {shown(found)}")
+            raise UpdateError(
+                f"{name!r} in the message should be a JSON object, got {shown(found)}"
+            )
         return found
 
     def has_only(self, names: Collection[str]) -> None:
@@ -151,7 +156,10 @@ def typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
     """Return the value ``name`` of a message; raise an UpdateError if not of type ``kind``."""
     value = values.get(name)
     if type(value) is not kind:  # for isinstance, True is an int
-        raise UpdateError(f"{name!r} should be of type {kind.__name__}, got {shown(value)}")
+        raise UpdateError(
+            f"a value that was received or stored is malformed: {name!r} should be of type "
+            f"{kind.__name__}, got {shown(value)}"
+        )
     return cast(T, value)
 
 

@@ -106,15 +106,22 @@ def check_work_travels(query: TrainQuery) -> None:
     work = query.work
     if type(work.steps) not in KNOWN_STEPS:
         known = ", ".join(steps.__name__ for steps in KNOWN_STEPS)
-        raise _not_sent(work.steps, f"clients in a network know only the steps {known}")
+        raise _not_sent(
+            work.steps,
+            f"clients in a network know only the steps {known}; use one of these steps, or run a "
+            "simulation",
+        )
     if type(work.data) not in KNOWN_DATA:
-        raise _not_sent(work.data, "clients in a network train on their current data")
+        raise _not_sent(
+            work.data,
+            "clients in a network can train only on their current data; run a simulation instead",
+        )
     own = stores_model(work)
     if work.reply != reply_of(own=own, shares=shares_model(work)):
         raise _not_sent(
             work.reply,
             "clients in a network reply with their update (Delta) or, if they store a LocalModel, "
-            "with DistanceToAnchor or NoReply",
+            "with DistanceToAnchor or NoReply; use one of these replies, or run a simulation",
         )
     purpose = query.round.purpose
     start, store = start_and_store(own=own, purpose=purpose, in_splits=work.splits is not None)
@@ -127,7 +134,8 @@ def check_work_travels(query: TrainQuery) -> None:
         if stated != needed:
             raise _not_sent(
                 stated,
-                f"with the purpose {purpose!r} a client in a network uses {needed} in its place",
+                f"with the purpose {purpose!r} a client in a network uses {needed} in its place; use "
+                f"{needed} in the query, or run a simulation",
             )
 
 

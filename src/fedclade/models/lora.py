@@ -218,8 +218,8 @@ def save_adapter(
     ranks = sorted({len(tensor) for tensor in pairs.values()})
     if len(ranks) != 1:
         raise ModelError(
-            f"an adapter should have low-rank pairs lora_A and lora_B of one rank, got ranks "
-            f"{ranks}"
+            f"an adapter should have low-rank pairs lora_A and lora_B of one rank, got ranks {ranks}; "
+            "save the trained parameters of a model that fedclade.LoRA has adapted"
         )
     config: dict[str, Any] = {
         "peft_type": "LORA",

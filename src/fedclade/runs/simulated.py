@@ -139,7 +139,10 @@ class Simulation(Deployment):
         """Check that private clients disclose no statistics of their data, such as means."""
         columns = self.federation.pool.columns
         if settings.privacy and columns is not None and columns.are_scaled_together:
-            raise refusal_to_reveal("sums of their data (standardize = 'federated')")
+            raise refusal_to_reveal(
+                "sums of their data, by which inputs or targets are scaled (data.standardize or "
+                "data.standardize_target = 'federated')"
+            )
         encoding = self.federation.encoding
         if settings.privacy and encoding is not None and encoding.fills_by:
             raise ConfigError(

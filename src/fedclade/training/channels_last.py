@@ -47,11 +47,12 @@ class ChannelsLastLoop(LoopEngine):
         if work.rule is not None:  # a rule needs gradients, and a fused step has none
             raise CannotTrainTogether(
                 f"local rule {work.rule.name} replaces plain optimizer steps, but engine 'channels "
-                "last' supports plain steps only"
+                "last' supports plain steps only (engine loop supports local rules)"
             )
         if work.private is not None:
             raise CannotTrainTogether(
-                "engine 'channels last' fuses optimizer steps, which DP-SGD does not allow"
+                "engine 'channels last' fuses optimizer steps, which DP-SGD does not allow (engine "
+                "loop supports DP-SGD)"
             )
         if work.module not in self._copies:
             self._copies[work.module] = fitted(work.module)

@@ -404,7 +404,7 @@ def refuse_half_precision(work: Workload) -> None:
         dtype = str(work.layout.parameters[0].dtype).removeprefix("torch.")
         raise CannotTrainTogether(
             f"the model's parameters are {dtype}, but engines that train clients together support "
-            "float32 and float64 only"
+            "float32 and float64 only (engine loop supports half precision, too)"
         )
 
 

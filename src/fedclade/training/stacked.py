@@ -155,23 +155,24 @@ class StackedEngine:
         if work.rule is not None:
             raise CannotStack(
                 f"local rule {work.rule.name} replaces plain optimizer steps, but the stacked engine "
-                "supports plain steps only"
+                "supports plain steps only (engine loop supports local rules)"
             )
         if work.task.over_batch:
             raise CannotStack(
                 f"the loss {work.task.loss_name} is defined over the whole batch of one client, but "
-                "the stacked engine computes the loss of each example"
+                "the stacked engine computes the loss of each example (engine loop supports both)"
             )
         optimizer = LocalOptimizer.of(work.spec, work.lr)
         if not optimizer.is_element_wise:
             raise CannotStack(
                 f"optimizer {work.spec.optimizer} is not known to treat each entry of a parameter "
-                "independently of the other entries, as the stacked engine requires"
+                "independently of the other entries, as the stacked engine requires (engine loop "
+                "supports every optimizer)"
             )
         if work.spec.precision != "float32":
             raise CannotStack(
                 "stacked layers compute in the data type of the parameters, not in "
-                f"{work.spec.precision} (local.precision)"
+                f"{work.spec.precision} (local.precision), which engine loop supports"
             )
         refuse_half_precision(work)
         module = work.module

@@ -214,7 +214,8 @@ class VmapEngine:
         """
         if work.fixed:
             raise CannotTrainTogether(
-                "engine vmap cannot exclude parameters from training, but this method's steps do so"
+                "engine vmap cannot exclude parameters from training, but this method's steps do so "
+                "(engine loop can)"
             )
         module = work.module
         layout = work.layout
@@ -227,7 +228,7 @@ class VmapEngine:
         if not optimizer.is_plain:
             raise CannotMapError(
                 f"optimizer {spec.optimizer} changes parameters in place; engine vmap supports "
-                "only plain SGD"
+                "only plain SGD (engine loop supports every optimizer)"
             )
         if work.private is not None:
             return self._privately(work, work.private, out)
@@ -345,7 +346,7 @@ def _refuse_what_cannot_be_mapped(module: nn.Module, layout: Layout) -> None:
         if changes and name not in layout.resting:
             raise CannotMapError(
                 f"layer {name!r} ({type(layer).__name__}) changes its buffers in training, which "
-                "engine vmap does not support"
+                "engine vmap does not support (engine loop does)"
             )
 
 
@@ -435,11 +436,13 @@ def _refusing(module: nn.Module, others: Named) -> Generator[None]:
     except (RuntimeError, NotImplementedError) as error:
         first_line = str(error).partition("\n")[0] or type(error).__name__
         raise CannotMapError(
-            f"{kind} cannot be trained for several clients at once by torch.func.vmap: {first_line}"
+            f"{kind} cannot be trained for several clients at once by torch.func.vmap: {first_line} "
+            "(engine loop trains one client at a time)"
         ) from error
     if before != _versions(module, others):
         raise CannotMapError(
-            f"{kind} changes its buffers in training, which engine vmap does not support"
+            f"{kind} changes its buffers in training, which engine vmap does not support (engine loop "
+            "does)"
         )
 
 

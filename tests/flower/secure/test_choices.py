@@ -62,7 +62,9 @@ def test_choices_are_counted_as_scores_are():
 
 
 def test_a_choice_is_from_some_models_and_not_from_too_many():
-    with pytest.raises(UpdateError, match="the query for a choice contains no model"):
+    with pytest.raises(
+        UpdateError, match="the query for the client's choice of a model contains no model"
+    ):
         choose(handler_of(policy=CHOICE))
     with pytest.raises(
         PolicyError, match=r"forbids 2 models in one query; it allows at most 1 .max-models"

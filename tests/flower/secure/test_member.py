@@ -225,7 +225,9 @@ def test_nor_do_clients_that_insist_and_want_less():
         room.parties[client].state.config_records["fedclade.secure"]["stage"] = "masked"
         with pytest.raises(
             UpdateError,
-            match=re.escape(f"this client refuses a sum {too_few_insist(7, client=0, least=8)}"),
+            match=re.escape(
+                f"this client refuses a sum of too few honest clients, {too_few_insist(7, client=0, least=8)}"
+            ),
         ):
             asked_of(room, client, "agree", active=bitmap({0, *range(3, 9)}, range(9)))
 
@@ -259,7 +261,9 @@ def test_a_server_cannot_say_that_another_client_insists_on_sums():
         asked(room, "shares", min_honests=[0, 2, 2, 2, 0])
     with pytest.raises(
         UpdateError,
-        match=re.escape(f"this client refuses a sum {too_few_insist(1, client=1, least=3)}"),
+        match=re.escape(
+            f"this client refuses a sum of too few honest clients, {too_few_insist(1, client=1, least=3)}"
+        ),
     ):
         asked(room, "shares", min_honests=[0, 2, 0, 0, 0])
     with pytest.raises(

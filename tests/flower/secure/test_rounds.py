@@ -322,8 +322,9 @@ def test_so_does_one_that_deals_shares_of_another_secret(
     of_group(room, [], [0] * 5, setting=setting)
     assert setting.barred == {
         1: (
-            "client 1 has dealt invalid shares of its secret: the shares do not "
-            f"give the {what} that the client has committed to"
+            "client 1 has dealt invalid shares of its secret: together, the shares do not "
+            f"give the {what} that the client has committed to; the client does not follow the protocol, and is left "
+            "out of further sums"
         )
     }
     of_group(room, [0, 2, 3, 4], [0] * 5, setting=setting)
@@ -637,9 +638,9 @@ def test_clients_with_a_list_of_the_others_keys_take_part():
     room.parties[3] = Party(3, peers=peers)
     updates = summed(room, [0] * 4)
     assert updates.ids == ()
-    assert (
-        updates.left_out[0]
-        == "the keys of client 3 for the sum are not signed by this client's own key"
+    assert updates.left_out[0] == (
+        "the keys of client 3 for the sum are not signed by this client's own key, so they cannot be used; the client, "
+        "or the server that has passed the keys on, does not follow the protocol"
     )
     assert (
         updates.left_out[3]

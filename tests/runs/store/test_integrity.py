@@ -99,7 +99,9 @@ def test_a_manifest_that_lacks_a_file_is_found(folder):
     del manifest["sha256"]["tree/tree.safetensors"]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert_damaged(
-        folder, f"the run folder {folder} is damaged: manifest.json lacks tree/tree.safetensors"
+        folder,
+        f"the run folder {folder} is damaged: manifest.json should list tree/tree.safetensors, a file of every run "
+        "folder",
     )
 
 
@@ -281,11 +283,12 @@ DAMAGES = {
     ),
     "no nodes": (
         json_change("tree/tree.json", lambda tree: tree.update(nodes=[])),
-        "the tree should have a root, got no node",
+        "the parameter tree should have at least one node, the root, got no node",
     ),
     "cached of others": (
         node(1, members=[0, 1, 2]),
-        "cached of node 1 should be a matrix with a row for each member, got the shape [2, 28]",
+        "tensor 'cached' of node 1 of the parameter tree should be a matrix with a row for each member, got the shape "
+        "[2, 28]",
     ),
     "a layout of words": (
         json_change("tree/tree.json", lambda tree: tree.update(layout="flat")),
@@ -353,7 +356,8 @@ def test_tensors_of_another_size_are_refused(folder):
     save_file({**tensors, "1/params": torch.zeros(5)}, folder / "tree/tree.safetensors")
     assert_damaged(
         resealed(folder),
-        "params of node 1 should be floating-point numbers of the shape [28], got the shape [5]",
+        "tensor 'params' of node 1 of the parameter tree should be floating-point numbers of the shape [28], got the "
+        "shape [5]",
     )
 
 

@@ -198,19 +198,20 @@ def test_dropout_of_a_transformer_belongs_to_each_client():
     [
         (
             lambda: Attends(output, batch_first=False),
-            r"'attention' \(MultiheadAttention\) has the option batch_first=False, but",
+            r"'attention' \(MultiheadAttention\) cannot be stacked: the layer has the option batch_first=False, but",
         ),
         (
             lambda: Attends(output, add_bias_kv=True),
-            r"\(MultiheadAttention\) has the option add_bias_kv=True, but",
+            r"\(MultiheadAttention\) cannot be stacked: the layer has the option add_bias_kv=True, but",
         ),
         (
             lambda: Attends(output, add_zero_attn=True),
-            r"\(MultiheadAttention\) has the option add_zero_attn=True, but",
+            r"\(MultiheadAttention\) cannot be stacked: the layer has the option add_zero_attn=True, but",
         ),
         (
             lambda: Text(batch_first=False),
-            r"'encoder.layers.0.self_attn' \(MultiheadAttention\) has the option batch_first=False",
+            r"'encoder.layers.0.self_attn' \(MultiheadAttention\) cannot be stacked: the layer has the option "
+            "batch_first=False",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""One of each that fedclade takes from other packages; pyproject.toml gives them their names."""
+"""Objects that this package adds to fedclade, one file for each; pyproject.toml names them."""

@@ -1,4 +1,7 @@
-"""An algorithm: a frozen dataclass whose fields are the keys of ``[algorithm]``, and its record, the entry point."""
+"""An algorithm: a frozen dataclass whose fields are keys of ``[algorithm]``, and its record.
+
+The entry point names the record, ``METHOD``.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +20,13 @@ class UpdateKMeans(fedclade.FedAvg):
     r: int = 1
     n_clusters: int = 2
 
-    # with fewer clients than n_clusters a config is refused
+    # n_clusters is the number of clusters: a config with fewer clients is refused.
     requires = replace(fedclade.FedAvg.requires, clusters_from="n_clusters")
 
     def step(
         self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
-        """Train every cluster; in round r train all clients, and split them."""
+        """Train every cluster. In round r, train all clients and split them into clusters."""
         if this_round.number != self.r:
             return super().step(state, cohort, clients, this_round)
         parts = fedclade.train_clusters(state, clients.ids, clients, this_round)
@@ -34,7 +37,8 @@ class UpdateKMeans(fedclade.FedAvg):
             [c for c, at in zip(updates.ids, labels, strict=True) if at == label]
             for label in set(labels)
         ]
-        # A newcomer's update is compared with these, at the model at which these were computed.
+        # A client that joins later trains the model that the tree stores as params, and its update
+        # is compared with these updates, which were computed at the same model.
         cached = [updates.signatures_of(members) for members in groups]
         start = state.tree.nodes[0].params
         tree = tree.split(0, groups, params=start, cached=cached, round_number=self.r, criteria={})

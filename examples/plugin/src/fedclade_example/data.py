@@ -1,7 +1,8 @@
-"""A data source: a function whose parameters are keys of ``[data]``; ``seed`` and ``data_dir`` are the run's.
+"""A data source: a function whose parameters are keys of ``[data]``.
 
-It returns a pool of examples, which a partition shares out, or clients with data of their own: a ``Federation``, or a
-mapping of names to ``(train, test)``.
+The parameters ``seed`` and ``data_dir``, if the function has them, are the seed and the data folder
+of the run. The function returns a pool of examples, which a partition distributes among clients; or
+clients with their data: a ``Federation``, or a mapping of names to ``(train, test)``.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ from fedclade import Pool
 
 
 def blobs(*, labels: int = 4, examples: int = 2000, seed: int = 0) -> Pool:
-    """Points of a plane around one centre for each label."""
+    """Return points of a plane, which are normally distributed around a centre for each label."""
     draw = np.random.default_rng(seed)
     y = draw.integers(labels, size=examples)
     angles = 2 * np.pi * y / labels

@@ -1,7 +1,7 @@
-"""A model: a function that returns a ``nn.Module``.
+"""A model: a function that returns an ``nn.Module``.
 
-It is given ``input_shape``, ``outputs``, ``task`` and ``vocabulary_size`` of the data, if it has parameters of these
-names. All others are keys of ``[model]``.
+If the function has parameters named ``input_shape``, ``outputs``, ``task`` or ``vocabulary_size``,
+fedclade passes these values of the data. All other parameters are keys of ``[model]``.
 """
 
 import math
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def bottleneck(input_shape: tuple[int, ...], outputs: int, *, width: int = 8) -> nn.Module:
-    """Two layers with few units between them."""
+    """Return a perceptron with one small hidden layer of ``width`` units."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(input_shape), width), nn.ReLU(), nn.Linear(width, outputs)
     )

@@ -1,6 +1,7 @@
-"""A partition: a function of a pool, a number of clients and a seed; what it takes by name are keys of ``[data]``.
+"""A partition: a function of a pool, a number of clients and a seed.
 
-It returns indices into the pool for each client, all of them in ``pool.train``, and none twice.
+Its keyword parameters are keys of ``[data]``. It returns an array for each client with indices of
+examples in the pool. Each index is in ``pool.train``, and no index occurs twice.
 """
 
 import numpy as np
@@ -9,7 +10,10 @@ from fedclade import Pool
 
 
 def by_distance(pool: Pool, clients: int, seed: int, *, shuffled: float = 0.0) -> list[np.ndarray]:
-    """Sort examples by their distance from the origin, some of them shuffled, and cut them into equal parts."""
+    """Sort examples by distance from the origin, and give each client one of the equal parts.
+
+    ``shuffled`` is the expected share of examples that are at random places instead.
+    """
     draw = np.random.default_rng(seed)
     distance = pool.inputs(pool.train).flatten(1).norm(dim=1).numpy()
     some = draw.random(len(distance)) < shuffled

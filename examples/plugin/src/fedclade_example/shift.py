@@ -1,7 +1,8 @@
-"""A shift: a function of a pool, a number of clusters and a seed; what it takes by name are keys of ``[data]``.
+"""A shift: a function of a pool, a number of clusters and a seed.
 
-It returns a ``View`` for each cluster: where the pool has label y, its clients see ``label_map[y]``; or they see images
-turned by so many ``quarter_turns``.
+Its keyword parameters are keys of ``[data]``. It returns a ``View`` for each cluster, which
+describes the examples that clients of the cluster see. For example, they see label ``label_map[y]``
+in place of the pool's label y, or images that are rotated by 90° ``quarter_turns`` times.
 """
 
 import torch
@@ -10,6 +11,6 @@ from fedclade import Pool, View
 
 
 def label_roll(pool: Pool, clusters: int, seed: int, *, step: int = 1) -> list[View]:
-    """Each cluster counts its labels from another one on."""
+    """Shift the labels of cluster k by ``k * step``, modulo the number of labels."""
     labels = torch.arange(pool.outputs)
     return [View(label_map=(labels + k * step) % pool.outputs) for k in range(clusters)]

@@ -1,4 +1,7 @@
-"""A task: a ``Task``, or a function that returns one. A config's ``[task]`` may set another loss or other metrics."""
+"""A task: a ``Task``, or a function that returns one.
+
+The section ``[task]`` of a config can replace its loss or its metrics.
+"""
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -7,11 +10,11 @@ from fedclade.tasks import Task
 
 
 def smooth_labels() -> Task:
-    """Classification whose labels are right nine times out of ten."""
-    # the first metric counts
+    """Return a classification task with label smoothing of 0.1."""
+    # Methods and reports use the first metric.
     return Task("classification", loss=smoothed, metrics=("f1", "accuracy"))
 
 
 def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each example, ``[B]``, from outputs ``[B, labels]`` and targets ``[B]``."""
+    """Return the loss of each example, ``[B]``, for outputs ``[B, labels]`` and targets ``[B]``."""
     return cross_entropy(outputs, targets, label_smoothing=0.1, reduction="none")

@@ -33,25 +33,30 @@ INTRODUCTION = """\
 # The papers' tables and figures, measured again
 
 This page answers one question: does fedclade reproduce the results of three papers on clustered federated learning?
-The papers are Sattler et al. 2019 (method CFL), Briggs et al. 2020 (FL+HC) and Duan et al. 2020 (FedGroup). The table
-has a row for each experiment, which is a table, a figure or a statement of a paper. The link in a row leads to a page
-with the paper's numbers next to ours, and a picture. Two more pages summarize all experiments: [the results in
-sentences](reproduce/sentences.md) and [what we could not confirm](reproduce/unconfirmed.md), with reasons.
+The papers are Sattler et al. 2019 (method [CFL](methods/cfl.md)), Briggs et al. 2020 ([FL+HC](methods/fl_hc.md)) and
+Duan et al. 2020 ([FedGroup](methods/fedgroup.md)). The table has a row for each experiment, which is a table, a figure
+or a statement of a paper. The link in a row leads to a page with the paper's numbers next to ours, and a picture. Two
+more pages summarize all experiments: [the results in sentences](reproduce/sentences.md) and [what we could not
+confirm](reproduce/unconfirmed.md), with reasons.
 
-The command `fedclade reproduce NAME` measures an experiment again and prints the same result; `fedclade reproduce
---list` lists the experiments. Both need the package `fedclade-papers`. All pages are written from the files in the
+To measure an experiment again, run the command at the end of its page. It is `fedclade reproduce NAME` with the scale
+and the changed settings of the result, and prints a table like the one on the page. `fedclade reproduce --list` lists
+the experiments. These commands need the package `fedclade-papers`, which is installed from a clone of the repository:
+`pip install -c constraints.txt -e ".[all]" -e packages/fedclade-papers`. All pages are written from the files in the
 folder `results/`.
 
 The columns of the table are:
 
 - **experiment**: name of the experiment, for the command line.
 - **source**: the paper, and the place in the paper.
-- **scale**: *paper* starts from the paper's settings; *laptop* changes some of them to save time on two CPU cores.
+- **scale**: set of values of all settings from which the measurement starts: *paper*, the values of the paper, or
+  *laptop*, in which some are changed to save time on two CPU cores.
 - **changed settings**: settings with values other than in the paper, as "paper's value → our value". After "also"
   follow settings whose values only the experiment's page shows. "3 of 16 cells" means that we measured 3 of the 16
-  cells of the paper's table.
+  cells of the paper's table. The names are those of the command; for example, `cohort` states [how many clients of a
+  cluster train in a round](methods/fl_hc.md#configuration).
 - **rows**: number of rows on the experiment's page with each verdict; a row compares one number of the paper with
-  ours.
+  ours. If several rows of a page show the same run, they are counted as one row.
 - **claims**: number of statements of the paper with each verdict.
 - **time**: duration of the measurement.
 
@@ -60,10 +65,10 @@ A dash means that there is nothing to count. Each row has one of these verdicts:
 - *reached*: the difference is within the experiment's tolerance.
 - *exceeded* or *short*: our number is better or worse than the paper's by more than the tolerance.
 - *off*: our number differs by more than the tolerance, in a quantity for which neither direction is better.
-- *short* or *off as seeds differ*: there are at least three seeds, and they differ so much that the paper's number
-  could be the result of one more seed (95 % prediction interval).
+- *short as seeds differ* or *off as seeds differ*: as above, but there are at least three seeds, and their results
+  differ so much that the paper's number could be the result of one more seed (95 % prediction interval).
 
-A run that several rows show is counted once. Each claim has one of these verdicts:
+Each claim has one of these verdicts:
 
 - *seen*: we observed everything that the statement says. If it states a number or a range, our number, rounded as in
   the paper, equals the number or is in the range.

@@ -88,7 +88,8 @@ class Advert:
         if not right:
             raise UpdateError(
                 f"the keys of client {self.client} for the sum are not signed by this client's own "
-                "key"
+                "key, so they cannot be used; the client, or the server that has passed the keys on, "
+                "does not follow the protocol"
             )
 
     def _transcript(self, context: bytes) -> bytes:

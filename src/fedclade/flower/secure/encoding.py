@@ -71,7 +71,7 @@ def read_bitmap(bits: bytes, members: Sequence[int]) -> list[int]:
     if bitmap(set(chosen), members) != bits:
         raise UpdateError(
             f"a bitmap of {len(bits)} bytes does not have one bit for each of {len(members)} "
-            "clients"
+            "clients of the sum; the server, which has sent it, does not follow the protocol"
         )
     return chosen
 

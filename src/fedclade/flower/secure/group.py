@@ -468,7 +468,9 @@ class Group:
         secret = combined(chosen, is_right)
         if secret is None:
             raise BadSharesError(
-                client, f"the shares do not give the {what} that the client has committed to"
+                client,
+                f"together, the shares do not give the {what} that the client has committed to; the "
+                "client does not follow the protocol, and is left out of further sums",
             )
         return secret
 

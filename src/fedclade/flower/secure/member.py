@@ -151,7 +151,8 @@ class SumState:
         request = content.get("what", str)
         if stored.get("instance") != content.get("instance", str):
             raise UpdateError(
-                f"the request {request!r} is about a sum that this client has not joined"
+                f"the request {request!r} is about a sum that this client has not joined, or has "
+                "forgotten in a restart of its SuperNode, so it sends no reply"
             )
         if stored["stage"] != stage:
             raise UpdateError(
@@ -202,7 +203,10 @@ class SumState:
             If Flower keeps no state for the client.
         """
         if state is None:
-            raise UpdateError("a client can join a sum only if Flower keeps a state for the client")
+            raise UpdateError(
+                "a client can join a sum only if Flower keeps a state for the client; run the client "
+                "as a Flower ClientApp"
+            )
         self.stage = stage
         if stage in ("masked", "unmask"):
             self.masking = b""
@@ -410,11 +414,13 @@ class Member:
         strangers = sorted(set(active) - set(part.members_of(part.dealt)))
         if strangers:
             raise UpdateError(
-                f"the requested sum contains clients that have dealt no shares: {shown(strangers)}"
+                f"the requested sum contains clients that have dealt no shares: {shown(strangers)}; "
+                "the server does not follow the protocol"
             )
         if len(active) < part.quorum:
             raise UpdateError(
-                f"the requested sum has {len(active)} clients, expected at least {part.quorum}"
+                f"the requested sum has {len(active)} clients, expected at least {part.quorum}, so "
+                "this client does not agree to it"
             )
         self._policy.check_group(len(active), terms.colluders)
         min_honest_of = dict(zip(part.insisting, part.min_honests, strict=True))
@@ -506,7 +512,10 @@ class Member:
         public_keys = [public for advert in adverts for public in advert.keys]
         signers = {advert.signer for advert in adverts}
         if len(set(public_keys)) != len(public_keys) or len(signers) != len(adverts):
-            raise UpdateError("two clients of the sum have the same public key")
+            raise UpdateError(
+                "two clients of the sum have the same public key, so this client refuses the sum; "
+                "give each client a key of its own"
+            )
         for advert in adverts:
             advert.check(terms.context)
 
@@ -569,7 +578,8 @@ class Member:
             )
         if part.client not in dealt:
             raise UpdateError(
-                "the request is about a sum in which this client has not dealt shares"
+                "the request is about a sum in which this client has not dealt shares, so this client "
+                "sends no update; the server does not follow the protocol"
             )
         if not is_complete and len(sources) > MOST_SOURCES * graph.holders:
             raise UpdateError(
@@ -625,7 +635,8 @@ class Member:
             if not is_signed(statements.masked(partner, digest), part.signer(partner), signature):
                 raise UpdateError(
                     f"client {partner} has not signed that it has masked its update with the same "
-                    "clients as this client"
+                    "clients as this client, so this client refuses the sum; the server may have "
+                    "shown the clients different lists"
                 )
 
     def _check_agreements(self, part: SumState, content: Content) -> None:
@@ -647,7 +658,8 @@ class Member:
             )
         if len(clients) < part.quorum:
             raise UpdateError(
-                f"{len(clients)} clients have agreed to the sum, expected at least {part.quorum}"
+                f"{len(clients)} clients have agreed to the sum, expected at least {part.quorum}, so "
+                "this client sends no shares to unmask it"
             )
         statement = part.statements.agreed(part.active)
         for client, signature in zip(clients, signatures, strict=True):
@@ -754,7 +766,8 @@ def check_protection(min_honests: Mapping[int, int], colluders: int) -> None:
     unprotected = without_protection(min_honests, colluders)
     if unprotected:
         raise UpdateError(
-            f"this client refuses a sum {too_few_insist(unprotected, min_honests, colluders)}"
+            "this client refuses a sum of too few honest clients, "
+            f"{too_few_insist(unprotected, min_honests, colluders)}"
         )
 
 
@@ -766,7 +779,10 @@ def check_training(content: Content, terms: Terms) -> None:
     is_same_model = model_of(content.vectors) == terms.model
     is_same_anchor = anchor_of(content.vectors) == terms.anchor
     if not (is_same_training and is_same_question and is_same_model and is_same_anchor):
-        raise UpdateError("the training request differs from the training in the terms of the sum")
+        raise UpdateError(
+            "the training request differs from the training in the terms of the sum that this client "
+            "has joined, so it sends no update; the server does not follow the protocol"
+        )
 
 
 def add_masks(part: SumState, numbers: Masked) -> Masked:
@@ -821,5 +837,8 @@ def sent_in_clear(updates: Updates) -> Tensor:
 def _sign(statement: bytes, key: Key | None) -> bytes:
     """Sign a statement with the client's key; raise an UpdateError if the client has no key."""
     if key is None:
-        raise UpdateError("a client needs a signature key to join a sum, and this client has none")
+        raise UpdateError(
+            "a client needs a signature key to join a sum, and this client has none; run the client "
+            "as a fedclade.flower.client_app, which makes the key"
+        )
     return key.private.sign(statement)

@@ -407,7 +407,8 @@ class _Part:
         if beyond := int((np.abs(entries) > clients * self.steps).sum()):
             raise RejectedSumError(
                 f"{beyond} of {len(entries)} entries of the {self.name} are larger than a sum of "
-                f"{clients} updates can be"
+                f"{clients} updates can be, so the sum is not used: a mask was not removed, or a "
+                "client did not follow the protocol"
             )
         rotated = entries.astype(np.float64) * self._unit
         mean_norm = _norm(rotated) / weight
@@ -419,7 +420,8 @@ class _Part:
         if mean_norm > longest:
             raise RejectedSumError(
                 f"the mean {self.name} has norm {mean_norm:.3g}, but each client should clip it to "
-                f"at most {self.clip:.3g} (network.secure_norm)"
+                f"at most {self.clip:.3g} (network.secure_norm), so the sum is not used: a client "
+                "did not follow the protocol"
             )
         # With a small total weight the tolerance for rounding is large relative to C. The mean is
         # scaled down to norm C, so that no client can exploit the tolerance.

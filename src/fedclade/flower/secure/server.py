@@ -158,7 +158,10 @@ def read_masked(
     for name, sent in expected.items():
         got = content.get(name, type(sent))
         if got != sent:
-            raise UpdateError(f"the reply has the {name} {shown(got)}, expected {sent!r}")
+            raise UpdateError(
+                f"the reply has the {name} {shown(got)}, expected {sent!r} as in the request, so the "
+                "server ignores it"
+            )
     vectors = ["masked"]
     if clear:
         vectors.append("clear")
@@ -401,7 +404,9 @@ class _SecureQuery:
 
         def read_checked(client: int, content: Content) -> T:
             if content.get("instance", str) != group_of[client].terms.instance:
-                raise UpdateError("the reply belongs to another sum than the request")
+                raise UpdateError(
+                    "the reply belongs to another sum than the request, so the server ignores it"
+                )
             if not trains:
                 content.has_only(())
             return read(client, content)
@@ -517,7 +522,8 @@ class _SecureQuery:
             statement = statements[group].masked(client, digest)
             if not is_signed(statement, self._public_keys[client], signature):
                 raise UpdateError(
-                    "the masked update is not signed for this sum by the client's key"
+                    "the masked update is not signed for this sum by the client's key, so the server "
+                    "leaves it out of the sum"
                 )
             group.signed[client] = (digest, signature)
             return reply
@@ -544,7 +550,9 @@ class _SecureQuery:
         def read(client: int, content: Content) -> bytes:
             signature = content.get("signature", bytes)
             if not is_signed(statements[group_of[client]], self._public_keys[client], signature):
-                raise UpdateError("the agreement to the sum is not signed by the client's key")
+                raise UpdateError(
+                    "the agreement to the sum is not signed by the client's key, so it does not count"
+                )
             return signature
 
         for client, signature in self._request(group_of, "agree", values, read):

@@ -116,7 +116,8 @@ class SpentQuestions:
         with self._record.alone():
             if after and (not path.exists() or path.read_text() != f"{ticket} {after}"):
                 raise UpdateError(
-                    f"the request {stage!r} of a sum was received twice, or the sum has ended"
+                    f"the request {stage!r} of a sum was received twice, or the sum has ended, so "
+                    "this client does not reply: a second reply could reveal its update"
                 )
             appear(path, lambda beside: beside.write_text(f"{ticket} {stage}"), private=True)
 
@@ -143,8 +144,9 @@ def _decoded(stored: dict[str, Any]) -> dict[str, int]:
     for question, count in counts.items():
         if type(count) is not int or (count < 1 and count != _SPENT):
             raise ValueError(
-                f"the number of sums for request {shown(question)} should be a whole number of at "
-                f"least 1, or {_SPENT} after an agreement to a sum, got {shown(count)}"
+                "in the list of the sums that a client has joined, the number of sums for request "
+                f"{shown(question)} should be a whole number of at least 1, or {_SPENT} after an "
+                f"agreement to a sum, got {shown(count)}"
             )
     return counts
 

@@ -300,7 +300,8 @@ def listed(content: Content, name: str, kind: type[T]) -> list[T]:
         type(value) is kind for value in cast("list[Any]", values)
     ):
         raise UpdateError(
-            f"{name!r} should be a list of values of type {kind.__name__}, got {shown(values)}"
+            f"the message is malformed: {name!r} should be a list of values of type "
+            f"{kind.__name__}, got {shown(values)}"
         )
     return list(cast("Sequence[T]", values))
 

@@ -130,7 +130,8 @@ def _rounds_of_file(path: Path) -> tuple[int, int]:
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise ValueError(
-            f"the name of a file of rows should be like 000001-000256.jsonl, got {path.name}"
+            "the name of a file of rows in a checkpoint should be like 000001-000256.jsonl, got "
+            f"{path.name}"
         )
     return int(match[1]), int(match[2])
 
@@ -204,7 +205,8 @@ def read_members(folder: Path, name: str) -> list[int]:
     """
     if not _MEMBERS_NAME.fullmatch(name):
         raise ValueError(
-            f"members should be a list of client ids, or the name of a file with them, got {name!r}"
+            "in the tree of a checkpoint, members should be a list of client ids, or the name of a "
+            f"file with them, got {name!r}"
         )
     return np.load(folder / name, allow_pickle=False).tolist()
 

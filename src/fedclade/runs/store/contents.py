@@ -670,5 +670,7 @@ def _value_of(hint: Any, value: Any) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {inner[0](key): _value_of(inner[1], entry) for key, entry in value.items()}
     if hint is int and not isinstance(value, int):
-        raise ValueError(f"a field of an event should be a whole number, got {shown(value)}")
+        raise ValueError(
+            f"in the events of a run, a number should be a whole number, got {shown(value)}"
+        )
     return value

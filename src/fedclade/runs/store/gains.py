@@ -250,7 +250,10 @@ def read_gains(folder: Path) -> Gains | None:
     if expected != _sum_of(content):
         raise ValueError(f"{path.name} was changed: its SHA-256 differs from the recorded SHA-256")
     if content["format"] != _FORMAT:
-        raise ValueError(f"{path.name} has format {content['format']}, expected {_FORMAT}")
+        raise ValueError(
+            f"{path.name} has format {content['format']}, but this version of fedclade reads format "
+            f"{_FORMAT}; use the version that wrote the file"
+        )
     return Gains(
         metric=Metric(**content["metric"]),
         round=content["round"],
@@ -314,7 +317,10 @@ def _interval_as_json(interval: Interval) -> list[float | None]:
 
 def _read_interval(entry: Sequence[float | None]) -> Interval:
     if len(entry) != 3:
-        raise ValueError(f"{GAINS}: an interval should have 3 numbers, got {len(entry)}")
+        raise ValueError(
+            f"{GAINS}: an interval should have 3 numbers (value, lower and upper limit), got "
+            f"{len(entry)}"
+        )
     return Interval(_number_or_nan(entry[0]), entry[1], entry[2])
 
 

@@ -59,7 +59,10 @@ def load_export(path: str | Path, model: nn.Module) -> nn.Module:
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
-        raise ModelError(f"the model in {path} does not fit into this {kind}: {error}") from error
+        raise ModelError(
+            f"the model in {path} does not fit into this {kind}, which should have tensors of the "
+            f"same names and shapes: {error}"
+        ) from error
     _remove_unit_hook(model)
     data = card.get("data", {})
     if data.get("target_mean"):

@@ -422,7 +422,7 @@ def _check_format(folder: Path) -> None:
     try:
         names = check_manifest(folder / _MANIFEST, FORMAT)
         if missing := sorted(set(_FILES) - set(names)):
-            raise RunError(f"{_MANIFEST} lacks {missing[0]}")
+            raise RunError(f"{_MANIFEST} should list {missing[0]}, a file of every run folder")
     except RunError as error:
         raise RunError(f"the run folder {folder} is damaged: {error}; {REMEDY}") from error
 

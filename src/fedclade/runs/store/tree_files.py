@@ -80,13 +80,13 @@ def read_similarities(path: Path, nodes: int) -> tuple[SimilarityMatrix, ...]:
                 alpha = _read_array(arrays, name).astype(np.float64)
                 if clients.ndim != 1 or alpha.shape != (len(clients),) * 2 or not len(clients):
                     raise ValueError(
-                        f"{name} should have a row and a column for each of {len(clients)} "
-                        f"clients, got the shape {list(alpha.shape)}"
+                        f"the matrix of similarities {name} should have a row and a column for each "
+                        f"of {len(clients)} clients, got the shape {list(alpha.shape)}"
                     )
                 if not 0 <= node < nodes or node in found:
                     raise ValueError(
-                        f"{name} should be the only matrix of its node, and the node should be "
-                        f"from 0 to {nodes - 1}, got node {node}"
+                        f"the matrix of similarities {name} should be the only matrix of its node, "
+                        f"and the node should be from 0 to {nodes - 1}, got node {node}"
                     )
                 found[node] = SimilarityMatrix(node, number, tuple(clients.tolist()), alpha)
     return tuple(found.values())
@@ -101,8 +101,8 @@ def _read_array(arrays: zipfile.ZipFile, name: str) -> np.ndarray[Any, np.dtype[
     largest = LARGEST_KEPT**2 * 8 + 4096
     if info.file_size > largest:
         raise ValueError(
-            f"{name} should have at most {largest:,} bytes, for {LARGEST_KEPT:,} clients, got "
-            f"{info.file_size:,} bytes"
+            f"the array of similarities {name} should have at most {largest:,} bytes, for "
+            f"{LARGEST_KEPT:,} clients, got {info.file_size:,} bytes"
         )
     content = io.BytesIO(arrays.read(info))
     version = np.lib.format.read_magic(content)
@@ -113,8 +113,8 @@ def _read_array(arrays: zipfile.ZipFile, name: str) -> np.ndarray[Any, np.dtype[
     shape, by_columns, dtype = header(content)
     if dtype.kind not in "if" or (by_columns and len(shape) > 1):
         raise ValueError(
-            f"{name} should contain integers or floats in row-major order, got the type {dtype} "
-            f"(column-major: {by_columns})"
+            f"the array of similarities {name} should contain integers or floats in row-major "
+            f"order, got the type {dtype} (column-major: {by_columns})"
         )
     return np.frombuffer(content.read(), dtype).reshape(shape)
 
@@ -335,11 +335,14 @@ def _check_tree(tree: ParameterTree) -> None:
         If nodes, parents, members or tensors are inconsistent.
     """
     if not tree.nodes:
-        raise ValueError("the tree should have a root, got no node")
+        raise ValueError("the parameter tree should have at least one node, the root, got no node")
     size = tree.nodes[0].params.shape
     for place, node in enumerate(tree.nodes):
         if node.id != place:
-            raise ValueError(f"the node at index {place} should have the id {place}, got {node.id}")
+            raise ValueError(
+                f"the node at index {place} should have the id {place}, got {node.id}, so the nodes "
+                "of the parameter tree are not in the order of their ids"
+            )
         if (node.parent is None) != (place == 0) or (
             node.parent is not None and node.parent >= place
         ):
@@ -357,15 +360,15 @@ def _check_tree(tree: ParameterTree) -> None:
                 tensor.dim() != 1 or tensor.shape != size or not tensor.is_floating_point()
             ):
                 raise ValueError(
-                    f"{name} of node {place} should be floating-point numbers of the shape "
-                    f"{list(size)}, got the shape {list(tensor.shape)}"
+                    f"tensor {name!r} of node {place} of the parameter tree should be floating-point "
+                    f"numbers of the shape {list(size)}, got the shape {list(tensor.shape)}"
                 )
         if node.cached is not None and (
             node.cached.dim() != 2 or len(node.cached) != len(node.members)
         ):
             raise ValueError(
-                f"cached of node {place} should be a matrix with a row for each member, got the "
-                f"shape {list(node.cached.shape)}"
+                f"tensor 'cached' of node {place} of the parameter tree should be a matrix with a "
+                f"row for each member, got the shape {list(node.cached.shape)}"
             )
 
 
@@ -451,5 +454,7 @@ def _build_slots(described: Mapping[str, Any]) -> tuple[tuple[Slot, ...], tuple[
 
 def _read_dtype(name: str) -> torch.dtype:
     if name not in _DTYPES:
-        raise ValueError(f"unknown tensor type {name!r}; expected one such as 'float32'")
+        raise ValueError(
+            f"unknown tensor type {name!r} in the layout of a model; expected one such as 'float32'"
+        )
     return getattr(torch, name)

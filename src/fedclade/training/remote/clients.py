@@ -490,7 +490,8 @@ class RayClients(Workers):
                 if isinstance(error.cause, Exception):
                     raise error.cause from error
                 raise EngineError(
-                    f"a Ray actor failed while it processed its part of a query: {how(error)}"
+                    f"a Ray actor failed while it processed its part of a query: {how(error)}; use "
+                    "--engine auto to see the error without Ray"
                 ) from error
             else:
                 self._note(query, slot, places, reply)

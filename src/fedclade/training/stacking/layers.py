@@ -26,8 +26,8 @@ A parameter that several layers share has one stacked form.
 class Refused(Exception):  # noqa: N818  (not an error of the user's)
     """Error for a layer with an option that stacked layers do not support.
 
-    The message names the option and the values that are supported, as in ``the option
-    add_zero_attn=True, but the stacked engine supports only False``.
+    The message names the option and the values that are supported, as in ``the layer has the
+    option add_zero_attn=True, but the stacked engine supports only False``.
     """
 
 
@@ -73,7 +73,10 @@ class StackedEmbedding(Stacked):
         super().__init__()
         for option in ("max_norm", "scale_grad_by_freq", "sparse"):
             if getattr(layer, option):
-                raise Refused(f"the option {option}, which the stacked engine does not support")
+                raise Refused(
+                    f"the layer has the option {option}, which engine loop supports, but the stacked "
+                    "engine does not"
+                )
         self._weight = cast(StackedParameter, find(layer.weight))
         self._padding = layer.padding_idx
 
@@ -94,8 +97,8 @@ class StackedConv(Stacked):
         super().__init__()
         if layer.padding_mode != "zeros":
             raise Refused(
-                f"the option padding_mode={layer.padding_mode!r}, but the stacked engine supports "
-                "only 'zeros'"
+                f"the layer has the option padding_mode={layer.padding_mode!r}, but the stacked "
+                "engine supports only 'zeros' (engine loop supports all modes)"
             )
         self._weight = cast(StackedParameter, find(layer.weight))
         self._bias = find(layer.bias)
@@ -137,7 +140,8 @@ class StackedBatchNorm(Stacked):
         super().__init__()
         if layer.momentum is None:
             raise Refused(
-                "the option momentum=None, but the stacked engine supports only numbers as momentum"
+                "the layer has the option momentum=None, but the stacked engine supports only "
+                "numbers as momentum (engine loop supports None, too)"
             )
         self._weight = find(layer.weight)
         self._bias = find(layer.bias)
@@ -264,12 +268,19 @@ class StackedAttention(Stacked):
     def __init__(self, layer: nn.MultiheadAttention, find: Find, active: Active) -> None:
         super().__init__()
         if not layer.batch_first:
-            raise Refused("the option batch_first=False, but the stacked engine supports only True")
+            raise Refused(
+                "the layer has the option batch_first=False, but the stacked engine supports only "
+                "True (engine loop supports both)"
+            )
         if layer.bias_k is not None:
-            raise Refused("the option add_bias_kv=True, but the stacked engine supports only False")
+            raise Refused(
+                "the layer has the option add_bias_kv=True, but the stacked engine supports only "
+                "False (engine loop supports both)"
+            )
         if layer.add_zero_attn:
             raise Refused(
-                "the option add_zero_attn=True, but the stacked engine supports only False"
+                "the layer has the option add_zero_attn=True, but the stacked engine supports only "
+                "False (engine loop supports both)"
             )
         apart = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
         self._packed = find(layer.in_proj_weight)
@@ -425,10 +436,14 @@ class StackedRecurrent(Stacked):
         super().__init__()
         if layer.bidirectional:
             raise Refused(
-                "the option bidirectional=True, but the stacked engine supports only False"
+                "the layer has the option bidirectional=True, but the stacked engine supports only "
+                "False (engine loop supports both)"
             )
         if layer.proj_size:
-            raise Refused("the option proj_size, but the stacked engine supports only proj_size=0")
+            raise Refused(
+                "the layer has the option proj_size, but the stacked engine supports only "
+                "proj_size=0 (engine loop supports every value)"
+            )
         kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         self._layers: list[list[StackedParameter | None]] = []
         for depth in range(layer.num_layers):

@@ -104,7 +104,12 @@ class StackedModule:
                 module, {id(tensors[name]): tensors[name] for name in layout.frozen}
             )
         except Exception as error:  # a user's module may contain anything
-            raise CannotStack.of("", module, f"cannot be copied: {error}") from error
+            raise CannotStack.of(
+                "",
+                module,
+                f"cannot be copied, as the stacked engine requires: {error} (engine loop needs no "
+                "copy)",
+            ) from error
         swap = _Swap(copied, layout, self.active)
         self.module = swap.module
         self._parameters = tuple(swap.parameters.values())
@@ -161,7 +166,7 @@ class StackedModule:
                     slot.name,
                     self.module,
                     "is a buffer that differs between the models, but the stacked engine stores it "
-                    "only once for all clients",
+                    "only once for all clients (engine loop can train these clients)",
                 )
             self.module.get_buffer(slot.name).copy_(
                 _round_integers(values[0], slot).view(slot.shape)
@@ -230,7 +235,8 @@ class StackedModule:
                 raise CannotStack.of(
                     name,
                     layer,
-                    "has no stacked form that computes a gradient for each example, as DP-SGD requires",
+                    "has no stacked form that computes a gradient for each example, as DP-SGD "
+                    "requires (engine loop can train this layer)",
                 )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -334,7 +340,7 @@ class StackedModule:
                     slot.name,
                     self.module,
                     "is a buffer that training changes, but the stacked engine stores it only once "
-                    "for all clients",
+                    "for all clients (engine loop can train these clients)",
                 )
             updates[:, slot.start : slot.stop] = buffer.flatten() - before
         for name in self._unsent:
@@ -343,7 +349,7 @@ class StackedModule:
                     name,
                     self.module,
                     "is a buffer that training changes, but the stacked engine stores it only once "
-                    "for all clients",
+                    "for all clients (engine loop can train these clients)",
                 )
         if not side_by_side:
             out[places] = updates
@@ -443,7 +449,10 @@ class _Swap:
             if id(value) not in known:
                 kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
                 raise CannotStack.of(
-                    name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form"
+                    name,
+                    layer,
+                    f"has a {kind} of its own, {tensor!r}, but no stacked form (engine loop can train "
+                    "this layer)",
                 )
 
     def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
@@ -457,11 +466,13 @@ class _Swap:
         if (before and not are_of_inputs) or any(
             vars(layer)[hooks] for hooks in ("_forward_hooks", "_backward_hooks")
         ):
-            raise CannotStack.of(name, layer, "has hooks, which a stacked layer would not run")
+            raise CannotStack.of(
+                name, layer, "has hooks, which engine loop runs, but the stacked engine would not"
+            )
         try:
             stacked = LAYERS[type(layer)](layer, self._find, self._active)
         except Refused as refused:
-            raise CannotStack.of(name, layer, f"has {refused}") from refused
+            raise CannotStack.of(name, layer, f"cannot be stacked: {refused}") from refused
         for hook in before.values():
             stacked.register_forward_pre_hook(hook)
         # Attributes such as hidden_size, which a user's forward may read.
@@ -476,8 +487,8 @@ class _Swap:
             return None
         if id(tensor) not in self._slots:
             raise Refused(
-                "a parameter that is computed from other parameters (a parametrization), which the "
-                "stacked engine does not support"
+                "the layer has a parameter that is computed from other parameters (a "
+                "parametrization), which the stacked engine does not support"
             )
         return self.parameters.setdefault(
             id(tensor), StackedParameter(self._slots[id(tensor)], tensor.requires_grad)
