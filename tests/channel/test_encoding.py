@@ -115,7 +115,10 @@ def test_the_length_is_known_beforehand(encoding, expected):
 def test_another_length_is_refused_with_both_numbers(encoding, change):
     data = encode(torch.ones(300), encoding, 290)
     got = (data + b"\0")[: len(data) + change] if change > -1000 else b""
-    told = f"the update has {len(got)} bytes, expected {len(data)} bytes in the encoding '{encoding}' for 300 entries, of which 290 are parameters"
+    told = (
+        f"the update has {len(got)} bytes, expected {len(data)} bytes in the encoding "
+        f"'{encoding}' for 300 entries, of which 290 are parameters"
+    )
     with pytest.raises(UpdateError, match=told):
         decode(got, 300, encoding, 290)
 
