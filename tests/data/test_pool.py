@@ -279,6 +279,16 @@ def test_masked_indices_are_refused():
         replace(POOL, train=np.ma.masked_array([0, 1], mask=[False, True]))
 
 
+def test_images_are_rotated_by_whole_quarter_turns():
+    images = Pool.of_examples(
+        "images", torch.eye(6).repeat(6, 1, 1, 1), POOL.y, POOL.train, POOL.test
+    )
+    (turned,) = images.inputs(np.array([1]), 1)
+    assert torch.equal(turned[0], torch.eye(6).flip(0))
+    with pytest.raises(DataError, match=r"cannot select inputs of pool 'images': rot90\(\)"):
+        images.inputs(np.array([1]), "x")  # type: ignore[arg-type]
+
+
 def test_inputs_that_are_no_images_are_not_rotated():
     """They were: an example became a column."""
     table = Pool.of_examples("table", torch.eye(6), POOL.y, POOL.train, POOL.test)
@@ -301,7 +311,7 @@ def test_inputs_that_are_no_images_are_not_rotated():
         ),
         (
             {"indices": np.array([0]), "quarter_turns": "x"},
-            "cannot select inputs of pool 'six': rot90()",
+            "cannot rotate the inputs of pool 'six' by x times 90°",
         ),
     ],
 )

@@ -459,7 +459,7 @@ class Pool:
             If an index is out of range, ``quarter_turns`` is not a whole number, or inputs that are
             not images should be rotated.
         """
-        if isinstance(quarter_turns, int) and quarter_turns and self.x.ndim < 3:
+        if quarter_turns and self.x.ndim < 3:
             raise DataError(
                 f"cannot rotate the inputs of pool {self.name!r} by {quarter_turns} times 90°, "
                 f"since an input of shape {list(self.x.shape[1:])} is not an image; set "
