@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heapreplace
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -217,18 +218,27 @@ def deal(
         copies[order], return_index=True, return_inverse=True, return_counts=True
     )
     grouped = np.split(order[np.argsort(number, kind="stable")], np.cumsum(occurrences)[:-1])
-    in_turn = draw.permutation(len(sizes)).tolist()
+    by_frequency = np.lexsort((first, -occurrences))
+    repeated = by_frequency[occurrences[by_frequency] > 1]
     dealt: list[list[int]] = [[] for _ in sizes]
     left_over: list[int] = []
-    for value in np.lexsort((first, -occurrences)):
-        place = max(in_turn, key=lambda place: sizes[place] - len(dealt[place]))
-        room = sizes[place] - len(dealt[place])
-        dealt[place] += grouped[value][:room].tolist()
-        left_over += grouped[value][room:].tolist()
+    # Entries are the negative room of a part, its place in a random order, and its number.
+    rooms = [
+        (-sizes[place], turn, place) for turn, place in enumerate(draw.permutation(len(sizes)))
+    ]
+    heapify(rooms)
+    for value in repeated:
+        negative_room, turn, place = rooms[0]
+        fitting = grouped[value][:-negative_room].tolist() if negative_room else []
+        dealt[place] += fitting
+        left_over += grouped[value][len(fitting) :].tolist()
+        heapreplace(rooms, (negative_room + len(fitting), turn, place))
+    # Examples without copies fill the parts, and then the copies that are left over.
+    others = [*order[occurrences[number] == 1].tolist(), *left_over]
     for size, part in zip(sizes, dealt, strict=True):
         missing = size - len(part)
-        part += left_over[:missing]
-        del left_over[:missing]
+        part += others[:missing]
+        del others[:missing]
     return [np.array(part, dtype=np.int64) for part in dealt]
 
 
