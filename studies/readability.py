@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import copy
 import json
 import random
@@ -249,9 +250,11 @@ def _signature_of(node: Function | ast.ClassDef, lines: Sequence[str]) -> str:
 
 
 def errors_below(root: Path) -> list[Sample]:
-    """Return each statement that raises an error with a text.
+    """Return each statement that raises an error of the project with a text.
 
-    Constants in a text are replaced by their values, since users never see the names.
+    Constants in a text are replaced by their values, since users never see the names. Errors of
+    Python's own classes are left out, since users do not see them alone: a caller inserts their
+    text into an error of the project, which adds the file and the remedy.
     """
     trees = {
         path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(root.rglob("*.py"))
@@ -294,6 +297,9 @@ class _InsertConstants(ast.NodeTransformer):
 
 def _has_text(node: ast.AST) -> TypeGuard[ast.Raise]:
     if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
+        return False
+    raised = node.exc.func
+    if isinstance(raised, ast.Name) and hasattr(builtins, raised.id) and raised.id != "type":
         return False
     return any(_is_text(part) or isinstance(part, ast.JoinedStr) for part in ast.walk(node.exc))
 

@@ -188,15 +188,21 @@ def test_a_proposal_without_summaries_is_one_of_an_earlier_version():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"missing": "mode"}, "the proposed schema is malformed: missing should .*, got 'mode'"),
-        ({"summaries": [1]}, r"the proposed schema is malformed: summaries should .*, got \[1\]"),
+        (
+            {"missing": "mode"},
+            "the schema that the server proposes is malformed: missing should .*, got 'mode'",
+        ),
+        (
+            {"summaries": [1]},
+            r"the schema that the server proposes is malformed: summaries should .*, got \[1\]",
+        ),
         (
             {"summaries": {"height": [1, 0, 2.0]}},
-            "the proposed schema is malformed: summaries should .*, got {'height'",
+            "the schema that the server proposes is malformed: summaries should .*, got {'height'",
         ),
         (
             {"summaries": {"age": 3}},
-            "the proposed schema is malformed: the summary of column 'age' should .*, got 3",
+            "the schema that the server proposes is malformed: the summary of column 'age' should .*, got 3",
         ),
         ({"summaries": {"age": [1, 2]}}, r"column 'age' should .*, got \[1, 2\]"),
         ({"summaries": {"age": [-1, 0, 2.0]}}, r"column 'age' should .*, got \[-1, 0, 2.0\]"),

@@ -707,33 +707,38 @@ def test_a_proposal_survives_a_message():
     [
         (
             {"schema": 3},
-            "the proposed schema is malformed: a schema should be a table with keys such as inputs and labels, got 3",
+            "the schema that the server proposes is malformed: a schema should be a table with keys "
+            "such as inputs and labels, got 3",
         ),
         (
             {"schema": {}},
-            "the proposed schema is malformed: a schema should have inputs or words, got neither",
+            "the schema that the server proposes is malformed: a schema should have inputs or words, got neither",
         ),
         (
             {"schema": {"words": ["a", "a"]}},
             "words of a schema should be different names, got 'a' more than once",
         ),
-        ({"is_fixed": 1}, "the proposed schema is malformed: is_fixed should .*, got 1 and"),
+        (
+            {"is_fixed": 1},
+            "the schema that the server proposes is malformed: is_fixed should .*, got 1 and",
+        ),
         (
             {"vocabulary_size": -1},
-            "the proposed schema is malformed: is_fixed should .*, got False and -1",
+            "the schema that the server proposes is malformed: is_fixed should .*, got False and -1",
         ),
         (
             {"word_counts": [0]},
-            r"the proposed schema is malformed: word_counts should .*, got \[0\]",
+            r"the schema that the server proposes is malformed: word_counts should .*, got \[0\]",
         ),
         (
             {"word_counts": [2**60]},
-            r"the proposed schema is malformed: word_counts should .*, got \[1152921504606846976\]",
+            r"the schema that the server proposes is malformed: word_counts should .*, got \[1152921504606846976\]",
         ),
         ({"word_counts": []}, "the proposed schema has 0 word counts, expected 1"),
         (
             {"more": 1},
-            "the proposed schema should have the keys schema, is_fixed, word_counts and vocabulary_size, got",
+            "the schema that the server proposes should have the keys schema, is_fixed, word_counts "
+            "and vocabulary_size, got",
         ),
     ],
 )
@@ -756,7 +761,10 @@ def test_a_malformed_proposal_shuts_out_its_client_alone():
     spoil(grid, 2, "hello", worded(proposal="{}"))
     run = federated(grid, "fedavg", network=network_of(grid, clients=2), **SETTINGS)
     assert accuracy(run) == 1.0
-    assert "it has not registered: the proposed schema should have the keys" in refusals(run)[0]
+    assert (
+        "it has not registered: the schema that the server proposes should have the keys"
+        in refusals(run)[0]
+    )
 
 
 def test_one_that_says_it_encodes_otherwise_is_refused():

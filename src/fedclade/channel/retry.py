@@ -114,7 +114,10 @@ class Absence(Middleware):
         return replace(updates, left_out={**away, **updates.left_out})
 
     def _rows(self, query: RowQuery, ask: Ask) -> Tensor:
-        """Return one row of numbers for each client; the rows of absent clients are zero."""
+        """Query the clients that can be reached for rows of numbers, and return a row for each client.
+
+        The rows of clients that cannot be reached (``away``) are zero.
+        """
         places = [place for place, client in enumerate(query.ids) if client not in self.away]
         if not places:
             return query.no_rows(self._spec)

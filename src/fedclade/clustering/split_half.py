@@ -184,10 +184,11 @@ class Across:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """Partition of the clients with the largest gain, and the data for tests of this partition.
+    """Best partition of the clients, which has the largest gain, and the data for its tests.
 
-    Each client has made an update from each of two or more splits of its data. The tests shuffle
-    the clients of one split (:class:`Across`).
+    Each client has made an update from each of two or more parts of its data. The tests keep the
+    updates from one part, and assign the updates from another part to the clients in random orders
+    (:class:`Across`).
     """
 
     labels: Labels  # best partition [n], found on both halves; zeros if one cluster is best

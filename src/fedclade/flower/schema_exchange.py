@@ -224,19 +224,21 @@ def read_proposal(content: Content) -> tuple[int | None, Proposal]:
     values: dict[str, Any] = {"missing": MISSING, "summaries": {}, **told}
     if sorted(values) != PROPOSAL_KEYS:
         raise UpdateError(
-            "the proposed schema should have the keys schema, is_fixed, word_counts and "
+            "the schema that the server proposes should have the keys schema, is_fixed, word_counts and "
             f"vocabulary_size, got {shown(sorted(told))}"
         )
     try:
         schema = DataSchema.read(values["schema"])
     except ConfigError as error:
-        raise UpdateError(f"the proposed schema is malformed: {clean(str(error))}") from error
+        raise UpdateError(
+            f"the schema that the server proposes is malformed: {clean(str(error))}"
+        ) from error
     counts: Any = values["word_counts"]
     size: Any = values["vocabulary_size"]
     is_fixed: Any = values["is_fixed"]
     if type(is_fixed) is not bool or type(size) is not int or size < 0:
         raise UpdateError(
-            "the proposed schema is malformed: is_fixed should be true or false, and "
+            "the schema that the server proposes is malformed: is_fixed should be true or false, and "
             "vocabulary_size a whole number of at least 0, got "
             f"{shown(is_fixed)} and {shown(size)}"
         )
@@ -244,7 +246,7 @@ def read_proposal(content: Content) -> tuple[int | None, Proposal]:
         _is_count(count) for count in cast("list[Any]", counts)
     ):
         raise UpdateError(
-            "the proposed schema is malformed: word_counts should be a list of whole numbers of at "
+            "the schema that the server proposes is malformed: word_counts should be a list of whole numbers of at "
             f"least 1 and at most {MOST_EXAMPLES}, got {shown(counts)}"
         )
     word_counts = tuple(cast("list[int]", counts))
@@ -257,7 +259,7 @@ def read_proposal(content: Content) -> tuple[int | None, Proposal]:
     missing: Any = values["missing"]
     if missing not in get_args(Missing):
         raise UpdateError(
-            "the proposed schema is malformed: missing should be one of "
+            "the schema that the server proposes is malformed: missing should be one of "
             f"{', '.join(get_args(Missing))}, got {shown(missing)}"
         )
     proposal = Proposal(
@@ -282,7 +284,7 @@ def _read_summaries(values: Any, schema: DataSchema) -> dict[str, ColumnSummary]
     names = {column.name for column in schema.inputs}
     if not isinstance(values, Mapping) or not names.issuperset(cast("Mapping[str, Any]", values)):
         raise UpdateError(
-            "the proposed schema is malformed: summaries should be a JSON object with the names of "
+            "the schema that the server proposes is malformed: summaries should be a JSON object with the names of "
             f"input columns as keys, got {shown(values)}"
         )
     values = cast("Mapping[str, Any]", values)
@@ -304,7 +306,7 @@ def _read_summary(name: str, value: Any) -> ColumnSummary:
         if are_counts and is_number:
             return ColumnSummary(count, empty, float(centre))
     raise UpdateError(
-        f"the proposed schema is malformed: the summary of column {shown(name)} should be a list "
+        f"the schema that the server proposes is malformed: the summary of column {shown(name)} should be a list "
         "of three numbers: the counts of filled and of empty cells, and the mean or median, got "
         f"{shown(value)}"
     )

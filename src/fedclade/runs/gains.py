@@ -162,7 +162,10 @@ class _Predictor:
 
 @dataclass(eq=False)
 class _Judge:
-    """Evaluator that scores the deployed and the simpler models on each client's test rows."""
+    """Evaluator that scores the run's models and those of its references on clients' test rows.
+
+    References are one model for all clients, and a model of each client alone.
+    """
 
     run: Run
     federation: Federation

@@ -35,11 +35,13 @@ class Held:
 
 
 class Stages:
-    """Data of all clients in each stage, which is gathered when a query first needs the stage.
+    """Data of all clients in each stage of a run, gathered when a query needs the stage.
 
-    The data of the latest stage that a query has used so far takes at most ``budget`` bytes. Data
-    of earlier stages takes at most the rest of the budget. When a query for a later stage arrives,
-    all data that was gathered before is released.
+    A stage is a number of rounds in which the clients' data does not change (see
+    :class:`~fedclade.data.Drift`). The newest stage of which a query has asked so far takes at most
+    ``budget`` bytes. When a query asks for a still newer stage, the data of all other stages is
+    released. Queries may ask for an earlier stage again; its data is then gathered again, and takes
+    at most what the newest stage leaves of the budget.
 
     Parameters
     ----------
