@@ -477,11 +477,13 @@ class Group:
     def _too_few_shares(self, client: int, what: str) -> UpdateError:
         """Return the error for a secret of which too few holders have sent shares.
 
-        The error is a BadSharesError if only a malicious dealer can explain why too few shares are
-        readable. Two other explanations are excluded first: up to c colluding holders may have
-        reported readable shares as unreadable, and holders may have dropped out. So more than c
-        holders must have reported unreadable shares. In addition, the holders that have replied
-        must be enough to reconstruct the secret if all their shares were readable.
+        The error is a BadSharesError if the dealer is to blame that too few shares are readable.
+        Two other explanations are excluded first: colluding holders may have reported readable
+        shares as unreadable, and holders may have dropped out. So more holders must have reported
+        unreadable shares than are assumed to collude: the c of the terms, but at most the number of
+        holders without which the secret can still be reconstructed. (If this number is below c,
+        colluding holders alone can have an honest client left out.) In addition, the holders that
+        have replied must be enough to reconstruct the secret if all their shares were readable.
         """
         shares = self.shares.get(client, {})
         needed = self.graph.needed
