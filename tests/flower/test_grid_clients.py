@@ -563,8 +563,8 @@ def test_who_has_lost_its_model_is_sent_the_initial_one_again(tmp_path: Path):
 
     run = federated(grid, Local(), rounds=4, on_round=lose, evaluate_every=4)
     assert reasons(run) == {
-        BAD: f"{KEEPS_NONE}: client {BAD} has not trained one, or has lost its stored tensors; it can take part again "
-        "once it has trained a model of its own"
+        BAD: f"{KEEPS_NONE}: client {BAD} has not trained one, or has lost its stored tensors; "
+        "in the next round it starts again from the model that the server sends"
     }
     assert [row["clients_trained"] for row in run.metric_rows] == [4, 4, 3, 4]
     assert [row["bytes_down"] // (LAYOUT.size * 4) for row in run.metric_rows] == [4, 0, 0, 1]

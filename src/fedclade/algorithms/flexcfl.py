@@ -157,7 +157,10 @@ class ShiftQuery(RowQuery):
         return float((before - now).abs().sum()) > self.share * float(before.sum())
 
     def false_row(self, row: Tensor, key: int) -> Tensor:
-        """Return the false reply of a simulated adversary: in every round, its labels have shifted."""
+        """Return the false reply of a simulated adversary, in place of the true reply ``row``.
+
+        The adversary claims in every round that its labels have shifted.
+        """
         return torch.ones_like(row)
 
 

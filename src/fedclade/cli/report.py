@@ -111,7 +111,7 @@ def validate(
 ) -> None:
     """Check a config and open its data, without training; report all errors of the config at once.
 
-    Data of your own is always opened, a data set of fedclade only with --data-dir.
+    Your own data is opened unless --without-data is set; a data set of fedclade only with --data-dir.
     """
     path = find_config(config)
     console = new_console()

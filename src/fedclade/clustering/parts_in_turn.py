@@ -236,7 +236,10 @@ class AcrossParts(Across):
     def compute_gains(self, orders: Labels) -> NDArray[np.float64]:
         """Compute the gain G of the partitions into 1 to K clusters, for permuted clients.
 
-        The gain is the mean over the parts that are left out in turn.
+        G states how much better the clusters' mean updates predict the updates from an unseen part
+        than the mean of all clients does. It is computed with each part as the unseen part in turn;
+        the result is the mean. In the unseen part, updates are assigned to the clients in the order
+        of a permutation, to test whether the true order has a larger gain.
 
         Parameters
         ----------

@@ -500,7 +500,7 @@ class SuiteComparison(ComparisonFiles):
 
     @property
     def columns(self) -> Mapping[str, Sequence[str]]:
-        """Texts of each column of the overview (one per scenario), by the column's heading."""
+        """Texts of the overview, by the heading of a column: for each scenario, a text per config."""
         cells = self._cells(write_with_interval)
         columns: dict[str, list[str]] = {"config": list(cells)}
         for place, heading in enumerate(self._scenario_headings):

@@ -505,7 +505,7 @@ class WholeModels:
         if OWN_MODEL not in kept:
             raise UpdateError(
                 f"{KEEPS_NONE}: client {client} has not trained one, or has lost its stored tensors; "
-                "it can take part again once it has trained a model of its own"
+                "in the next round it starts again from the model that the server sends"
             )
         return kept[OWN_MODEL]
 

@@ -715,10 +715,10 @@ ROUNDS_BETWEEN_HALVES = 7
 
 @dataclass(frozen=True, eq=False)
 class _Replicates:
-    """Data for the test of one cluster: updates that members made from splits of their data.
+    """Data for the test of one cluster: several updates of each member, from parts of its data.
 
-    The updates of one member's splits replicate each other, and the test compares how similar the
-    updates are within and between members.
+    The updates of one member replicate each other, as its parts have the same distribution. The
+    test compares how similar updates of one member and of different members are.
 
     Parameters
     ----------
@@ -727,10 +727,11 @@ class _Replicates:
     clients
         Number of members that replied; if ``updates`` is None, of members with enough examples.
     splits
-        Number of equal splits of each member; 0 for a test at a trained model.
+        Number of parts of each member's data in the test of the cluster's first rounds; 0 for a
+        later test, at a trained model, which determines the number itself.
     repeated
-        Number and evidence of the cluster's tests at trained models so far; None for a test by
-        equal splits.
+        The cluster's tests at trained models so far, with their sum of e-values; None for the test
+        of the first rounds.
     """
 
     updates: Updates | None

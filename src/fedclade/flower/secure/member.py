@@ -505,9 +505,10 @@ class Member:
         ]
         if len(adverts) > terms.clients or not is_listed:
             raise UpdateError(
-                f"the list of keys should have at most {terms.clients} clients, and contain this "
-                "client with its own keys, got keys of clients "
-                f"{shown([advert.client for advert in adverts])}"
+                "the list of the clients' keys that the server has sent should have at most "
+                f"{terms.clients} clients, and contain this client with its own keys, got keys of "
+                f"clients {shown([advert.client for advert in adverts])}; the server does not follow "
+                "the protocol, so this client refuses the sum"
             )
         public_keys = [public for advert in adverts for public in advert.keys]
         signers = {advert.signer for advert in adverts}
