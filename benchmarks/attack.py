@@ -2,8 +2,9 @@
 
 Each client is an app on a ``LocalGrid``, so every message is serialised as in a network. The server
 has the default limits (``network.largest_weight``, ``network.largest_norm``), or no limits with
-``--open``. The data are scikit-learn's digits; there are two groups of clients, one with two labels
-swapped. The malicious client has the data of one group and trains on it, but sends a false reply:
+``--open``. The data are scikit-learn's digits; in each of two groups of clients, another pair of
+labels is swapped. The malicious client has the data of one group and trains on it, but sends a
+false reply:
 
 - ``size``: it claims 10⁹ examples, and sends its update with the sign flipped;
 - ``scale``: it sends 1,000 times its update;
@@ -226,8 +227,7 @@ def main() -> int:
         f"honest clients' accuracy in %, mean of {arguments.seeds} seeds; limits {'off' if arguments.open else 'on'}"
     )
     print(
-        f"{'':8}{'without the liar':>18}{'it is honest':>14}"
-        + "".join(f"{name:>9}" for name in lies)
+        f"{'':8}{'without attacker':>18}{'all honest':>14}" + "".join(f"{name:>9}" for name in lies)
     )
     lost = 0.0
     for method in arguments.methods:

@@ -1,7 +1,9 @@
-"""What smaller encodings of updates cost: ARI, accuracy and bytes of clustered methods by the encoding.
+"""Measure how encodings of updates affect ARI, accuracy and bytes of clustered methods.
 
-Runs each config with every seed; what clients answer is encoded and decoded on the way, with error feedback or without.
-Permuted clients send P times their update, so that a block of entries with one scale is a draw from the whole model.
+The script runs each config with every seed and every encoding, with and without error feedback. The
+updates are encoded and decoded between the clients and the server. In runs with a permutation,
+clients permute the entries of their updates, so that a block of entries with a common scale
+contains entries of the whole model.
 
     python benchmarks/encoding.py --data-dir DIR
 """
@@ -40,7 +42,7 @@ CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgrou
 
 @dataclass(frozen=True)
 class Way:
-    """How updates travel."""
+    """Encoding of updates, with or without error feedback and permutation."""
 
     encoding: str
     feedback: bool = False
@@ -61,7 +63,7 @@ WAYS = (
 
 
 class Encoding(Middleware):
-    """Encodes, counts and decodes updates as they travel."""
+    """Middleware that encodes updates, counts their bytes, and decodes them."""
 
     queries = (TrainQuery,)
 
@@ -72,7 +74,7 @@ class Encoding(Middleware):
         self.bytes_up = 0
 
     def after(self, query: TrainQuery, reply: Updates) -> Updates:
-        """Return the updates as they arrive."""
+        """Return the updates that the server receives."""
         pairs = zip(reply.ids, reply.required_deltas, strict=True)
         rows = torch.stack([self._sent(client, query.round.purpose, row) for client, row in pairs])
         sizes = [int(size) for size in reply.sizes.tolist()]
@@ -81,7 +83,7 @@ class Encoding(Middleware):
         )
 
     def _sent(self, client: int, purpose: str, update: Tensor) -> Tensor:
-        """Send an update there; return what arrives."""
+        """Encode a client's update, and return the decoded update."""
         size, way = len(update), self._way
         key = client, purpose
         if way.feedback and key not in self._feedback:
@@ -124,11 +126,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("configs", nargs="*", default=CONFIGS)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("configs", nargs="*", default=CONFIGS, help="configs to run")
+    parser.add_argument("--data-dir", type=Path, help="folder with the data set")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="as of fedclade run"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a key of the configs, as for fedclade run",
     )
     arguments = parser.parse_args()
 

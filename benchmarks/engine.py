@@ -1,9 +1,11 @@
-"""Samples/s of local training: every engine, against one client after another and against one big batch.
+"""Measure samples per second of local training with every engine.
 
-Each client trains on batches of 10, on made-up data of the right shape. ``loop`` is the plain loop with all threads;
-``central`` is the same module on one heap of examples, in batches of 32, 128 or 512 (on a GPU also 1,000), whichever is
-fastest: the practical limit of the machine. All are timed by turns, in one process; the table has the medians. On a GPU
-``step by step`` is the stacked engine without CUDA graphs. ``own mlp`` is ``mlp`` as a user may write it.
+Each client trains in batches of 10, on random data of the right shape. The engines are compared
+with two bounds. ``loop`` trains one client after another, with all threads. ``central`` trains the
+same module on the examples of all clients together, in batches of 32, 128 or 512 (on a GPU also
+1,000), whichever is fastest; this is a practical limit of the machine. All are timed alternately in
+one process, and the table has the medians. On a GPU, ``step by step`` is the stacked engine without
+CUDA graphs. ``own mlp`` is the model ``mlp`` as a user may write it.
 
     python benchmarks/engine.py --json engine.json
     python benchmarks/engine.py --quick
@@ -43,11 +45,11 @@ CLIENTS = (20, 100)
 WIDTH = 150
 
 Speed = Callable[[], float]
-"""Trains, and returns samples/s."""
+"""Function that trains once, and returns samples per second."""
 
 
 class OwnMLP(nn.Module):
-    """The model ``mlp`` as a user may write it, with a forward of its own."""
+    """The model ``mlp`` as a user may write it, with its own ``forward``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,10 +66,14 @@ class Subject:
 
     Parameters
     ----------
-    shape, outputs
-        Of the inputs, which are tokens if there is a vocabulary; and of the model.
+    shape
+        Shape of an input.
+    outputs
+        Number of outputs of the model.
     steps, quick_steps
-        Of a client in a round; fewer with ``--quick``.
+        Steps of a client in a round, without and with ``--quick``.
+    vocabulary
+        Number of tokens, if inputs are tokens; otherwise 0.
     """
 
     shape: tuple[int, ...]
@@ -85,7 +91,7 @@ class Subject:
         )
 
     def examples(self, n: int, device: str) -> tuple[Tensor, Tensor]:
-        """Make up n inputs and labels."""
+        """Draw n random inputs and labels."""
         draw = torch.Generator().manual_seed(0)
         inputs = (
             torch.randint(1, self.vocabulary, (n, *self.shape), generator=draw)
@@ -106,7 +112,7 @@ SUBJECTS = {
 
 
 def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[str, Speed], str]:
-    """Return everything that is timed for a model, warmed up, and the name of the engine that ``auto`` takes."""
+    """Return the functions to time for a model, after a warm-up, and the choice of ``auto``."""
     module = SUBJECTS[name].module(name).to(device)
     layout, spec = Layout.of(module), LocalTraining(batch_size=BATCH, lr=LR)
     models = layout.flatten(module)[None]
@@ -151,11 +157,11 @@ def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[
             continue
         taken = str(engine.resolved) if kind == "auto" else taken
         speeds[kind] = lambda engine=engine: timed(lambda: engine.train(task()), clients * each)
-    if device == "cuda":  # the stacked engine may record its steps, and launch them as one
+    if device == "cuda":  # the other stacked engine may record its steps as CUDA graphs
         step_by_step = StackedEngine()
         step_by_step.train(task())
         speeds["step by step"] = lambda: timed(lambda: step_by_step.train(task()), clients * each)
-    some = data[:10]  # one after another, so that ten tell as much as a hundred
+    some = data[:10]  # clients train one after another, so ten clients are enough
     speeds["loop"] = lambda: timed(lambda: [plain(x, y, BATCH) for x, y in some], len(some) * each)
     for size in CENTRAL_BATCHES[device]:
         heap = max(size, min(2048, len(inputs) // size * size))
@@ -172,12 +178,13 @@ def synchronize(device: str) -> None:
 
 
 def measured(speeds: Mapping[str, Speed], repeats: int, quick: bool) -> dict[str, float]:
-    """Return the medians of interleaved repeats, and ``auto`` as a multiple of the two bounds."""
+    """Return the medians of alternating repeats, and ``auto`` as a multiple of the two bounds."""
     seen: dict[str, list[float]] = {kind: [] for kind in speeds}
     for repeat in range(repeats):
-        # In another order each time: who comes after one that went through the same data finds it in the cache.
+        # The order changes, because an engine that runs after another one finds its data in the
+        # processor's cache.
         for kind, speed in Random(repeat).sample(sorted(speeds.items()), len(speeds)):
-            # much the slowest, and nothing is compared with it
+            # vmap is much slower than the others, so with --quick it is timed only once.
             if not (quick and kind == "vmap" and repeat):
                 seen[kind].append(speed())
     found = {kind: median(values) for kind, values in seen.items()}
@@ -213,13 +220,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument(
-        "--clients", nargs="+", type=int, help="20 and 100 by default, with --quick 20 alone"
+        "--models",
+        nargs="+",
+        choices=SUBJECTS,
+        default=list(SUBJECTS),
+        help="models to measure (default: all)",
     )
-    parser.add_argument("--repeats", type=int, help="5 by default, with --quick 3")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument(
+        "--clients",
+        nargs="+",
+        type=int,
+        help="numbers of clients (default: 20 100, with --quick only 20)",
+    )
+    parser.add_argument(
+        "--repeats", type=int, help="number of repeats (default: 5, with --quick 3)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="threads of torch"
+    )
+    parser.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"), help="device (default: cpu)"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="fewer repeats, fewer steps, 20 clients: under 50 s"
     )

@@ -1,9 +1,9 @@
-"""Speed of all engines in two versions of fedclade: ``engine.py`` of each version, by turns.
+"""Compare the speed of all engines in two versions of fedclade.
 
-Each version is measured by its own ``benchmarks/engine.py``, since the modules that it imports may
-have other names. The two versions take turns, so that a machine whose speed drifts does so for
-both. The table has the best of all turns, in samples/s of local training. Other options are those of
-``engine.py``; without any, ``--quick`` is used.
+Each version is measured by its own ``benchmarks/engine.py``, because names of modules may differ.
+The two versions run alternately, so that changes of the machine's speed affect both. The table has
+the best of all turns, in samples per second of local training. Further options are passed to
+``engine.py``; without any, ``--quick`` is passed.
 
     git worktree add ../before COMMIT
     python benchmarks/engine_versions.py ../before --turns 3
@@ -47,12 +47,14 @@ def best_of(turns: list[Speeds]) -> Speeds:
 
 
 def main() -> None:
-    """Measure both versions by turns, and print a Markdown table."""
+    """Measure both versions alternately, and print a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("other", type=Path, help="a checkout of another version")
-    parser.add_argument("--turns", type=int, default=3, help="of each version (default: 3)")
+    parser.add_argument("other", type=Path, help="checkout of another version")
+    parser.add_argument(
+        "--turns", type=int, default=3, help="measurements of each version (default: 3)"
+    )
     arguments, options = parser.parse_known_args()
     options = options or ["--quick"]
     others: list[Speeds] = []

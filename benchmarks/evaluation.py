@@ -1,8 +1,10 @@
-"""Milliseconds of an evaluation: all clients in one call, against one client after another.
+"""Measure the time of an evaluation of all clients in one call, and of one client after another.
 
-``loop`` is what evaluation is by definition: for each client its model is loaded, its examples are fetched from the
-pool, and the model is run on them, up to 1024 at a time. ``evaluate`` is :meth:`SimulatedClients.evaluate`, which keeps
-what it has fetched. Images are random, of MNIST's shape. Both are timed in turn, in one process; the table has medians.
+``loop`` evaluates one client after another: it loads the client's model, fetches its examples from
+the pool, and runs the model on up to 1024 examples at a time. ``evaluate`` is
+:meth:`SimulatedClients.evaluate`, which stores examples that it has fetched. Images are random and
+have the shape of MNIST images. Both are timed alternately in one process, and the table has
+medians.
 
     python benchmarks/evaluation.py
     python benchmarks/evaluation.py --model mlp --clients 10000 --cases "one model"
@@ -41,18 +43,21 @@ WIDTH = 110
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked.
+    """Clients and models of an evaluation.
 
     Parameters
     ----------
     clients
-        How many; with --clients, those of the cases that name a thousand.
+        Number of clients.
     models
-        How many, dealt to clients in turn; or, if ``everyone``, each client is asked about each of them.
+        Number of models, which are assigned to clients in turn.
     examples
-        Of each client, in the training split. Without a number, all clients share a test set.
+        Number of examples of each client, which are in its training split. None: all clients share
+        a test set.
     views
-        In how many ways clients see the labels.
+        Number of different label maps of the clients.
+    everyone
+        Whether each client evaluates all models.
     """
 
     clients: int
@@ -100,7 +105,7 @@ def one_after_another(
     rows: Sequence[int],
     split: Split,
 ) -> tuple[list[float], list[float]]:
-    """Return each client's accuracy and mean cross-entropy."""
+    """Evaluate one client after another; return accuracies and mean cross-entropies."""
     accuracies: list[float] = []
     losses: list[float] = []
     module.eval()
@@ -116,7 +121,7 @@ def one_after_another(
 def measured(
     case: Case, model: str, device: str, memory: int | None, repeats: int
 ) -> tuple[float, float]:
-    """Return the seconds of both, and check that they agree."""
+    """Return the seconds of ``loop`` and ``evaluate``, and check that their results are equal."""
     federation = federation_of(case)
     module = build_model(model, input_shape=(1, 28, 28), outputs=LABELS).to(device)
     clients = SimulatedClients(federation, module, device, memory=memory)
@@ -142,7 +147,7 @@ def measured(
     ]
     accuracies, losses = one_after_another(federation, clients, module, ids, models, rows, split)
     evaluation = clients.evaluate(ids, models, rows, split)  # also the warm-up
-    # An image whose two best logits are the same but for rounding may go either way.
+    # If the two largest logits of an image are equal up to rounding, predictions may differ.
     np.testing.assert_allclose(
         evaluation.scores[:, 0], accuracies, atol=2 / (case.examples or TEST_IMAGES)
     )
@@ -161,13 +166,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="mclr")
-    parser.add_argument("--clients", type=int, default=1_000, help="those with sets of their own")
-    parser.add_argument("--cases", default="", help="only those whose names have this in it")
-    parser.add_argument("--memory", type=memory_bytes, help="such as 4GB; with 1B nothing is kept")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--model", default="mclr", help="the model (default: mclr)")
+    parser.add_argument(
+        "--clients",
+        type=int,
+        default=1_000,
+        help='clients in "one model, own sets" and "own models, own sets" (default: 1000)',
+    )
+    parser.add_argument("--cases", default="", help="run only cases whose names contain this text")
+    parser.add_argument(
+        "--memory",
+        type=memory_bytes,
+        help="memory for stored examples, such as 4GB; 1B: no examples are stored",
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="number of repeats (default: 3)")
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="threads of torch"
+    )
+    parser.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"), help="device (default: cpu)"
+    )
     parser.add_argument("--json", type=Path, help="write the medians, in seconds, to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

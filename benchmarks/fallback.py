@@ -1,8 +1,12 @@
-"""Whether CFL, or replicated clustering, with a fall-back does as well as FedAvg, and as without it.
+"""Compare CFL and replicated clustering with a fall-back with FedAvg, and with the leaves' models.
 
-Each run is one line of a JSON file, so that an interrupted call goes on where it stopped. CFL runs with its defaults,
-and eagerly: with thresholds that split what should stay together. The leaves are those of a run without the fall-back,
-which changes nothing in their training. "One by one" serves each client with what does best on its own validation data.
+A *fall-back* is a model for all clients that trains in addition to the clusters' models. CFL runs
+with its defaults, and as "eager cfl" with thresholds that also split clusters which should stay
+together. The column "leaves" has the accuracy of the leaves' models, which the fall-back does not
+change. "One by one" chooses for each client the model with the best score on the client's own
+validation data.
+
+Each run is stored as one line of a JSON file, and an interrupted call continues where it stopped.
 
     python benchmarks/fallback.py --data-dir DIR --out fallback.jsonl --seeds 5
     python benchmarks/fallback.py --out fallback.jsonl --table
@@ -65,13 +69,16 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
 }
 COLUMNS = ("fedavg", "leaves", "one by one", "fallback", "oracle")
 SLACK = 0.3
-"""Points that the fall-back may be below another method."""
+"""Percentage points by which the fall-back may be less accurate than another method."""
 FIRST_SEED = 3
-"""The rule by which clients choose was chosen on seeds 0 to 2."""
+"""First seed of the runs; the rule of the choice was developed on seeds 0 to 2."""
 
 
 def federation_of(task: str, seed: int, data_dir: Path | None) -> Federation:
-    """Return 20 clients of MNIST with 300 images each, if the task says no other number; a fifth is for validation."""
+    """Return 20 clients with MNIST images, of which a fifth is validation data.
+
+    Each client has 300 images, unless the task specifies another number.
+    """
     settings = {
         "clients": 20,
         "samples_per_client": 300,
@@ -83,7 +90,7 @@ def federation_of(task: str, seed: int, data_dir: Path | None) -> Federation:
     )
     if "power law" not in task:
         return federation
-    # density size^-2.5, from 50
+    # The density of sizes is proportional to size^-2.5, from 50 images on.
     drawn = 50 * (1 - np.random.default_rng(seed).random(len(federation))) ** (-1 / 1.5)
     sizes = np.minimum(drawn, 1000).astype(int).tolist()
     kept = [
@@ -94,7 +101,7 @@ def federation_of(task: str, seed: int, data_dir: Path | None) -> Federation:
 
 
 def lines_of(task: str, seed: int, data_dir: Path | None, missing: Sequence[str]) -> Iterator[Line]:
-    """Run a task and seed in the ways that are missing."""
+    """Run a task with a seed, and yield a line for each missing method."""
     if not missing:
         return
     federation = federation_of(task, seed, data_dir)
@@ -126,7 +133,11 @@ def lines_of(task: str, seed: int, data_dir: Path | None, missing: Sequence[str]
 
 
 def by_leaf_and_one_by_one(run: Run, federation: Federation, seed: int) -> tuple[float, float]:
-    """Return the accuracy with every client's leaf, and with what does best on each client's own validation data."""
+    """Return the accuracy of the leaves' models, and of the choice "one by one".
+
+    The second is the accuracy if each client gets the model of the node, on the path from the root
+    to its leaf, that is best on the client's own validation data.
+    """
     clients = SimulatedClients(federation, module_for("mlp", federation.pool.schema, seed))
     paths = {client: [node.id for node in run.tree.path(client)] for client in clients.ids}
     each = [(client, node) for client, path in paths.items() for node in path]
@@ -151,7 +162,7 @@ def _bytes(run: Run) -> int:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Return accuracies in %, the fall-back's worst differences, and what it cost, as Markdown."""
+    """Return a Markdown table of accuracies in %, the fall-back's worst differences, and bytes."""
     rows: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for line in lines:
         rows[line["task"], line["way"]].append(line)
@@ -195,8 +206,14 @@ def _estimate(values: Sequence[float | None]) -> str:
 
 def main() -> None:
     parser = jsonl.parser(__doc__, "fallback.jsonl")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument(
+        "--ways",
+        nargs="+",
+        default=list(WAYS),
+        choices=list(WAYS),
+        help="methods to run (default: all)",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for seed in range(FIRST_SEED, FIRST_SEED + (0 if arguments.table else arguments.seeds)):

@@ -1,6 +1,7 @@
-"""What drop-outs and corrupt updates cost: ARI and accuracy of clustered methods with faults and without.
+"""Measure how drop-outs and corrupt updates affect ARI and accuracy of clustered methods.
 
-Runs each config with every seed twice, once as it stands and once with faults drawn, and prints a table.
+The script runs each config with every seed twice, without faults and with random faults, and prints
+a table.
 
     python benchmarks/faults.py --data-dir DIR
 """
@@ -26,7 +27,7 @@ CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgrou
 
 
 def runs_of(config: Config, seeds: int, faults: Faults, data_dir: Path | None) -> list[Run]:
-    """Run a config with each seed; only the last round is evaluated."""
+    """Run a config with each seed, with an evaluation only after the last round."""
     found: list[Run] = []
     for seed in range(seeds):
         top = replace(config.top, seed=seed, evaluate_every=config.top.rounds)
@@ -36,7 +37,7 @@ def runs_of(config: Config, seeds: int, faults: Faults, data_dir: Path | None) -
 
 
 def left_out(runs: Sequence[Run]) -> Counter[str]:
-    """Count the answers that were left out, by whether they dropped out."""
+    """Count the clients that were left out because they dropped out, and for other reasons."""
     events = [event for run in runs for event in run.events if event["kind"] == "left_out"]
     return Counter(
         "absent" if why == "dropped out" else "bad" for e in events for why in e["clients"].values()
@@ -44,7 +45,7 @@ def left_out(runs: Sequence[Run]) -> Counter[str]:
 
 
 def row(name: str, runs: Sequence[Run]) -> list[str]:
-    """Return one line of the table."""
+    """Return a row of the table."""
     accuracies = [run.summary["accuracy"]["mean"] for run in runs]
     recovered = [run.summary["clusters"]["ari"] for run in runs]
     lost = left_out(runs)
@@ -60,13 +61,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("configs", nargs="*", default=CONFIGS)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--corrupt", type=float, default=0.01)
+    parser.add_argument("configs", nargs="*", default=CONFIGS, help="configs to run")
+    parser.add_argument("--data-dir", type=Path, help="folder with the data set")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="as of fedclade run"
+        "--dropout", type=float, default=0.1, help="probability of a drop-out (default: 0.1)"
+    )
+    parser.add_argument(
+        "--corrupt",
+        type=float,
+        default=0.01,
+        help="probability of a corrupt update (default: 0.01)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a key of the configs, as for fedclade run",
     )
     arguments = parser.parse_args()
 

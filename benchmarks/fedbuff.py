@@ -1,7 +1,9 @@
-"""Virtual time until FedAvg and FedBuff reach an accuracy: MNIST over 100 clients by Dirichlet(0.5).
+"""Measure the virtual time in which FedAvg and FedBuff reach an accuracy of 90 %.
 
-A client trains for |z| virtual seconds, z standard normal and drawn anew each time. A round of FedAvg lasts as long as
-the slowest of its cohort takes. FedBuff has 20 clients in training at any time.
+The data are MNIST on 100 clients, with label shares from Dirichlet(0.5). Each training of a client
+takes |z| virtual seconds, where z is a new draw from the standard normal distribution. A round of
+FedAvg takes as long as the slowest client of its cohort. With FedBuff, 20 clients train at any
+time.
 
     python benchmarks/fedbuff.py --data-dir DIR --seeds 3
 """
@@ -34,19 +36,19 @@ from fedclade.algorithms import Algorithm
 
 CLIENTS, AT_ONCE, TARGET = 100, 20, 0.9
 UPDATES = 800
-"""Of clients, in each run."""
+"""Number of updates of all clients in each run."""
 LOCAL = LocalTraining(epochs=2, batch_size=20, lr=0.05)
 CLOCK = FedBuff(concurrency=AT_ONCE)
 
 
 @dataclass(frozen=True)
 class Timed(FedAvg):
-    """FedAvg whose rounds are timed."""
+    """FedAvg that records the virtual seconds of each round."""
 
     def step(
         self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
-        """Train, and say how long the slowest took."""
+        """Run a round, and record the time of the slowest client."""
         state, log = super().step(state, cohort, clients, this_round)
         slowest = max(CLOCK.seconds_of(cohort, clients.sizes, this_round))
         return state, replace(log, numbers={"virtual_seconds": slowest})
@@ -56,11 +58,11 @@ METHODS: Mapping[str, tuple[Algorithm, int]] = {
     **{f"fedavg, cohort of {n}": (Timed(), n) for n in (AT_ONCE, 5)},
     **{f"fedbuff, K = {k}": (replace(CLOCK, buffer_size=k), k) for k in (5, 10, 20)},
 }
-"""Each with how many updates a round takes."""
+"""The methods, each with the number of updates in a round."""
 
 
 def run(algorithm: Algorithm, updates: int, seed: int, data_dir: Path | None) -> Run:
-    """Run a method until it has had all updates."""
+    """Run a method for ``UPDATES`` updates; ``updates`` is the number in each round."""
     federation = load_federation(
         "mnist",
         clients=CLIENTS,
@@ -82,18 +84,18 @@ def run(algorithm: Algorithm, updates: int, seed: int, data_dir: Path | None) ->
 
 
 def seconds_at(run: Run) -> list[float]:
-    """Return how far the virtual clock was after each round."""
+    """Return the virtual time after each round, in seconds."""
     of_rounds = [row["virtual_seconds"] for row in run.metric_rows]
     return list(accumulate(of_rounds)) if run.summary["algorithm"].endswith("Timed") else of_rounds
 
 
 def main() -> None:
-    """Print a table: virtual seconds, rounds and updates until the target is reached, of each seed."""
+    """Print a table of the virtual seconds and updates until each seed reaches the target."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--data-dir", type=Path, help="folder with MNIST")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     args = parser.parse_args()
     print(
         "| method | virtual seconds to target | updates to target | staleness, mean | accuracy at the end |"

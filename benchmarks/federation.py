@@ -1,11 +1,14 @@
-"""What a server spends on a round of many clients over Flower's grid: seconds, and memory at its peak.
+"""Measure CPU time and peak memory of a server in a round of many clients, over Flower's messages.
 
-The clients are scripted: they answer at once with an update made of their true cluster's direction and noise, encoded
-as the case says. Everything else is the real thing: CFL in ``fedclade.flower.federate``, which splits twice, over a
-``LocalGrid``, where every message goes through Flower's own serialisation. A round trains and evaluates all clients.
-Seconds are of CPU time, on one thread, since nothing waits here; what clients take inside their app is measured and
-left out, and Flower's work on a message is counted on both sides of it, as both are this process. Every case has a
-process of its own, whose memory is counted from after a short run of the same kind, in which libraries were loaded.
+The clients are scripted: without training, they reply with an update that is the direction of their
+true cluster plus noise, in the encoding of the case. Everything else is real: CFL in
+``fedclade.flower.federate``, which splits twice, and a ``LocalGrid``, where every message is
+serialised as in a network. Each round trains and evaluates all clients.
+
+Times are CPU seconds on one thread. The time in the clients' apps is measured separately and
+subtracted. Flower's work on a message is counted on both sides, because both are in this process.
+Each case runs in a separate process. Its memory is in addition to the memory after a short run of
+the same kind, which loads the libraries.
 
     python benchmarks/federation.py
     python benchmarks/federation.py --clients 20 --rounds 3
@@ -43,11 +46,11 @@ from fedclade.tasks import FittedTask
 
 CLIENTS, CLUSTERS, ROUNDS = 200, 4, 5
 HIDDEN = 503
-"""Of the MLP 784-503-10, which has 399,895 parameters."""
+"""Number of hidden units of the MLP 784-503-10, which has 399,895 parameters."""
 
 SKETCH = 1024
 SPLITS = (2, 3)
-"""Rounds in which every cluster splits: one into two, then two into four."""
+"""Rounds in which every cluster splits: one cluster into two, then two into four."""
 
 SCHEMA = DataSpec("scripted", (1, 28, 28), 10)
 KEPT, STREAMED = "all updates kept", "streamed, sketches of 1024"
@@ -65,16 +68,18 @@ def model(seed: int = 0) -> torch.nn.Module:
 
 @dataclass
 class ScriptedClients:
-    """Clients that answer from a script, all of them behind one app; they note how long that takes.
+    """App of all scripted clients, which measures its CPU time.
 
     Parameters
     ----------
     count
-        How many there are.
+        Number of clients.
     encoding
-        Of their updates.
+        Encoding of their updates.
     seconds
-        What they took so far.
+        CPU seconds of all replies so far.
+    layout
+        Layout of the model's parameters.
     """
 
     count: int
@@ -86,13 +91,13 @@ class ScriptedClients:
         draw = torch.Generator().manual_seed(0)
         size = self.layout.size
         pairs, own = torch.randn(2, CLUSTERS, size, generator=draw) / size**0.5
-        # two pairs, that split first
+        # Two pairs of clusters have a direction in common; the first split separates the pairs.
         self._directions = pairs.repeat_interleave(2, 0)[:CLUSTERS] + own
         self._noise = torch.randn(size + 8 * self.count, generator=draw) / size**0.5
         self._structure = wire.layout_digest(self.layout)
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message."""
+        """Reply to a message."""
         start = process_time()
         content, client = Content.of(message.content), int(context.node_config["partition-id"])
         answer = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate}
@@ -101,7 +106,7 @@ class ScriptedClients:
         return Message(record, reply_to=message)
 
     def _update(self, client: int) -> Tensor:
-        """Return the update of a client: no two have the same noise."""
+        """Return the update of a client; the noise differs between clients."""
         noise = self._noise[8 * client : 8 * client + self.layout.size]
         return torch.add(self._directions[client % CLUSTERS], noise, alpha=0.5)
 
@@ -146,7 +151,7 @@ class ScriptedClients:
 
 
 class TimedGrid(LocalGrid):
-    """A grid that notes how long pushing and pulling takes, the clients' own time included."""
+    """Grid that measures the CPU time of pushing and pulling messages, with the clients' time."""
 
     seconds = 0.0
 
@@ -158,7 +163,7 @@ class TimedGrid(LocalGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the answers to messages, each made now."""
+        """Return the replies to messages; the clients compute them in this call."""
         start = process_time()
         answers = super().pull_messages(message_ids)
         self.seconds += process_time() - start
@@ -166,7 +171,7 @@ class TimedGrid(LocalGrid):
 
 
 def status(name: str) -> int:
-    """Return one of the numbers of bytes that Linux tells of this process."""
+    """Return a field of ``/proc/self/status`` in bytes."""
     (line,) = (
         line
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -178,7 +183,11 @@ def status(name: str) -> int:
 def play(
     scripted: ScriptedClients, grid: TimedGrid, stream: bool, rounds: int, splits: Sequence[int]
 ) -> tuple[Run, list[tuple[float, float, float]]]:
-    """Run CFL; return the run, and the CPU seconds so far after every round: of all, of the grid, of the clients."""
+    """Run CFL; return the run, and the CPU seconds after each round.
+
+    The seconds of a round are those of the process, of the grid, and of the clients, since the
+    start.
+    """
     seen: list[tuple[float, float, float]] = []
     run = federate(
         grid,
@@ -196,7 +205,7 @@ def play(
 def measure(
     stream: bool, encoding: str, clients: int, rounds: int, splits: Sequence[int]
 ) -> dict[str, Any]:
-    """Run one case; return medians over its rounds but the first, and the memory at its peak."""
+    """Run one case; return medians over all rounds except the first, and the peak memory."""
     torch.set_num_threads(1)
     scripted = ScriptedClients(max(clients, 2 * CLUSTERS), encoding)
 
@@ -204,7 +213,7 @@ def measure(
         return TimedGrid({1 + k: LocalNode(scripted, {"partition-id": k}) for k in range(clients)})
 
     play(scripted, grid(2 * CLUSTERS), stream, 3, splits)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = status("VmRSS")
     run, seen = play(scripted, grid(clients), stream, rounds, splits)
     each = [
@@ -244,13 +253,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--clients", type=int, default=CLIENTS)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument(
-        "--splits", nargs="*", type=int, default=SPLITS, help="rounds; none for no split at all"
+        "--clients", type=int, default=CLIENTS, help=f"number of clients (default: {CLIENTS})"
     )
-    parser.add_argument("--encodings", nargs="+", choices=ENCODINGS, default=list(ENCODINGS))
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"number of rounds (default: {ROUNDS})"
+    )
+    parser.add_argument(
+        "--splits",
+        nargs="*",
+        type=int,
+        default=SPLITS,
+        help="rounds in which clusters split; without numbers, none (default: 2 3)",
+    )
+    parser.add_argument(
+        "--encodings",
+        nargs="+",
+        choices=ENCODINGS,
+        default=list(ENCODINGS),
+        help="encodings of updates to measure (default: all)",
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "flwr"))
     print(f"Python {platform.python_version()}, {versions}\n")

@@ -1,10 +1,12 @@
-"""What clients in a folder of Arrow files cost: to write, to open, in memory, and in a round of 1,000 of them.
+"""Measure time and memory of clients in a folder of Arrow files: to write, open, and train.
 
-Planted clusters of 10⁴ to 10⁶ clients, of 30 examples each in the mean, are written, and opened by a process of their
-own each. ``bytes/client`` are the arrays of ids, keys, examples and true clusters. Memory is split into the process's
-own (``own``: what opening the folder and making the clients ready added) and pages of the mapped files, which the
-system takes back when it needs them (``mapped``). ``fetch`` looks up what the cohort trains on, and ``round`` trains
-logistic regression on it, one epoch in batches of 20; both are medians, of cohorts that were not looked at before.
+The script writes folders with 10⁴ to 10⁶ clients in synthetic clusters, with 30 examples per client
+on average, and opens each in a separate process. ``bytes_per_client`` counts the arrays of ids,
+keys, examples and true clusters. Memory is divided into memory of the process that opening the
+folder and preparing the clients added (``own_mb``), and pages of mapped files, which the system can
+free if necessary (``mapped_mb``). ``fetch_ms`` is the time to read the examples of a cohort of
+1,000 clients, and ``round_ms`` the time to train logistic regression on them, one epoch in batches
+of 20. Both are medians over cohorts that were not read before.
 
     python benchmarks/federation_files.py --out DIR
     python benchmarks/federation_files.py --out DIR --clients 10000 100000
@@ -54,7 +56,7 @@ COLUMNS = {
 
 
 def built(clients: int, folder: Path) -> dict[str, Any]:
-    """Write a folder; return the seconds and the peak memory of that."""
+    """Write a folder; return the time and the peak memory."""
     start = perf_counter()
     write_planted(folder, PlantedSettings(clients=clients))
     return {
@@ -64,7 +66,7 @@ def built(clients: int, folder: Path) -> dict[str, Any]:
 
 
 def opened(clients: int, folder: Path) -> dict[str, Any]:
-    """Open a folder, and train cohorts; return what that took."""
+    """Open a folder, and train cohorts; return times and memory."""
     torch.set_num_threads(1)
     before, start = memory(), perf_counter()
     federation = open_folder(folder)
@@ -106,7 +108,7 @@ def opened(clients: int, folder: Path) -> dict[str, Any]:
 
 
 def memory() -> dict[str, float]:
-    """Return the memory of this process in MB, its own and of mapped files, as Linux tells them."""
+    """Return the memory of this process in MB: the fields ``Rss*`` of ``/proc/self/status``."""
     told = Path("/proc/self/status").read_text()
     return {name: int(size) / 1e3 for name, size in re.findall(r"(Rss\w+):\s+(\d+) kB", told)}
 
@@ -116,9 +118,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, required=True, help="folder for the data, which stays there"
+        "--out", type=Path, required=True, help="folder for the data, which is not deleted"
     )
-    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
+    parser.add_argument(
+        "--clients",
+        type=int,
+        nargs="+",
+        default=CLIENTS,
+        help="numbers of clients (default: 10000 100000 1000000)",
+    )
     chosen = parser.parse_args()
     table = Table(*COLUMNS, box=None)
     for clients in chosen.clients:
@@ -127,9 +135,8 @@ def main() -> None:
             if measured is built and folder.exists():
                 found |= dict.fromkeys(("build_s", "build_peak_mb"), float("nan"))
                 continue
-            with multiprocessing.get_context("spawn").Pool(
-                1
-            ) as process:  # which never tells less than it once had
+            # In a new process, because a process reports the largest memory that it ever had.
+            with multiprocessing.get_context("spawn").Pool(1) as process:
                 found |= process.apply(measured, (clients, folder))
         table.add_row(*(form.format(found[name]) for name, form in COLUMNS.items()))
     Console(width=160).print(table)

@@ -1,8 +1,9 @@
-"""Fuzz of configs: mutated ones are validated, and some of those that are valid are run; nothing may break.
+"""Fuzz test of configs: validate mutated configs, and run some of the valid ones.
 
-Every mutated config is checked as ``fedclade validate`` does, in this process. A sample of the valid ones that need no
-data is run by ``fedclade run`` on a few digits, each in a process of its own with little memory and time. What counts
-as broken: an error that is not fedclade's own, more than 20 s, and a folder that is neither a run nor can be continued.
+Each mutated config is checked as by ``fedclade validate``, in this process. A sample of the valid
+configs that need no data files is run by ``fedclade run`` on small data, each in a separate process
+with limits of memory and time. A failure is an error that is not of a class of fedclade, a call
+that takes more than 20 s, or a folder that is neither a run nor can be resumed.
 
     OMP_NUM_THREADS=1 python benchmarks/fuzz.py SEED [--configs 1000] [--runs 60] [--keep FOLDER]
 """
@@ -50,10 +51,10 @@ from fedclade.training.auto import ENGINES
 from fedclade.training.memory import memory_bytes
 
 SECONDS = 20
-"""What takes longer is a hang."""
+"""Seconds after which a call counts as a hang."""
 
 MEMORY = 6 * 2**30
-"""Address space of a run, most of which is torch's libraries."""
+"""Bytes of address space of a run, most of which the libraries of torch take."""
 
 NEEDS_NO_FILES = ("digits", "synthetic")
 
@@ -64,13 +65,13 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class Literal:
-    """A value as it stands in a TOML file, be it TOML or not."""
+    """Text of a value in a TOML file, which need not be valid TOML."""
 
     text: str
 
 
 def literals() -> list[str]:
-    """Return values that are hardly ever right, as TOML has them or as it does not."""
+    """Return texts of values that are seldom valid; some are not valid TOML."""
     numbers = [
         "0",
         "-1",
@@ -186,7 +187,10 @@ def literals() -> list[str]:
 
 
 def bases() -> list[tuple[str, Config]]:
-    """Return the configs to mutate: those that come with fedclade, and small ones with every key of every section."""
+    """Return the configs to mutate, by name.
+
+    They are the configs of fedclade, and small configs with every key of every section.
+    """
     shipped = [
         (str(file.stem), read_toml(file)) for file in sorted(config_folder().rglob("*.toml"))
     ]
@@ -195,7 +199,7 @@ def bases() -> list[tuple[str, Config]]:
 
 
 def small_config(algorithm: str) -> Config:
-    """Return a config with every section and key, which runs in a moment."""
+    """Return a config with every section and key, whose run takes a short time."""
     raw = {
         "rounds": 2,
         "data": {
@@ -213,12 +217,12 @@ def small_config(algorithm: str) -> Config:
 
 
 class Mutator:
-    """Makes bad configs out of good ones.
+    """Generator of mutated configs.
 
     Parameters
     ----------
     draw
-        Draws all of it.
+        Random generator of all mutations.
     """
 
     def __init__(self, draw: random.Random) -> None:
@@ -227,7 +231,7 @@ class Mutator:
         self._literals = literals()
 
     def file(self) -> tuple[str, bytes]:
-        """Return a mutated config: what was done to which, and its bytes."""
+        """Return a mutated config: a description of the mutations, and the bytes of the file."""
         name, config = self._draw.choice(self._bases)
         config = json.loads(json.dumps(config))
         done = [self._mutate(config) for _ in range(self._draw.choice((1, 1, 1, 2, 3)))]
@@ -240,7 +244,7 @@ class Mutator:
         return f"{name}: {', '.join(done)}", text.encode()
 
     def override(self) -> str:
-        """Return what may stand behind ``--set``."""
+        """Return an argument of ``--set``."""
         section, key = self._place(self._draw.choice(self._bases)[1])
         path = f"{section}.{key}" if section else key
         odd = (
@@ -259,7 +263,7 @@ class Mutator:
         return f"{path}={self._draw.choice(self._literals)}"
 
     def memory(self) -> str:
-        """Return what may stand behind ``--memory``."""
+        """Return an argument of ``--memory``."""
         unit = self._draw.choice(("", "B", "KB", "GB", "GiB", " MB", "XB", "é"))
         return self._draw.choice(self._literals).strip('"') + unit
 
@@ -275,7 +279,7 @@ class Mutator:
         return f"{section}.{key} = {_short(literal)}"
 
     def _near(self, config: Config) -> str:
-        """Put a value of the same type in the place of one, which is more often right."""
+        """Replace a value by another value of the same type, which is valid more often."""
         section, key = self._place(config)
         place = config[section] if section else config
         value = place.get(key)
@@ -368,7 +372,7 @@ class Mutator:
 
 
 def _marked(config: Config, literals: list[str]) -> Config:
-    """Return a config with a mark in the place of every literal, for which the texts are collected."""
+    """Return a config with marks in place of literals, whose texts are added to ``literals``."""
     marked: Config = {}
     for key, value in config.items():
         if isinstance(value, Literal):
@@ -383,12 +387,12 @@ def _short(text: str) -> str:
 
 
 class TooLongError(BaseException):
-    """The time is over; no ``except Exception`` stops it."""
+    """Time limit of a call; it is no subclass of Exception, so that no handler catches it."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TooLongError in what takes longer."""
+    """Raise TooLongError in the context after a number of seconds."""
 
     def over(*_: object) -> None:
         raise TooLongError
@@ -403,7 +407,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def outcome_of(call: Callable[[], object]) -> tuple[str, str]:
-    """Call something; return how it ended, and what was said."""
+    """Call a function; return the outcome, and the error message or traceback."""
     try:
         with time_limit(SECONDS), contextlib.redirect_stdout(io.StringIO()):
             call()
@@ -417,18 +421,21 @@ def outcome_of(call: Callable[[], object]) -> tuple[str, str]:
         )
     except SystemExit as left:
         return ("valid", "") if not left.code else ("traceback", f"exit status {left.code}")
-    except BaseException:  # whatever it is, it is what is looked for
+    except BaseException:  # any other error is a failure
         return "traceback", traceback.format_exc()
     return "valid", ""
 
 
 def validated(path: Path) -> tuple[str, str]:
-    """Do what ``fedclade validate`` does."""
+    """Call ``fedclade validate``; return the outcome."""
     return outcome_of(lambda: app(["validate", str(path)], standalone_mode=False))
 
 
 def tiny(path: Path) -> list[str] | None:
-    """Return overrides that let a valid config run in a moment; None for one that needs files, or is a scenario."""
+    """Return overrides with which a valid config runs in a short time.
+
+    The result is None if the config needs data files, or if it is a scenario.
+    """
     try:
         config = read_config(path)
     except FedcladeError:
@@ -453,7 +460,7 @@ def tiny(path: Path) -> list[str] | None:
 
 
 def warm_up() -> None:
-    """Import in this process what a run does: its children then have it, and their time is that of the run alone."""
+    """Import the modules that a run needs, so that child processes do not have to import them."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "warm-up.toml"
         path.write_text(tomli_w.dumps({**small_config("cfl"), "engine": "loop"}))
@@ -465,8 +472,8 @@ def warm_up() -> None:
 
 
 def run_it(path: Path, changes: list[str], out: Path, told: Path) -> None:
-    """Run a config in this process, within limits, and write down how it ended."""
-    os.setsid()  # so that whatever it starts can be ended with it
+    """Run a config in this process, with limits, and write the outcome to a file."""
+    os.setsid()  # so that its child processes can be killed with it
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     arguments = ["run", str(path), "--quiet", "--out", str(out), "--memory", "500MB"]
     arguments += [word for change in changes for word in ("--set", change)]
@@ -476,7 +483,7 @@ def run_it(path: Path, changes: list[str], out: Path, told: Path) -> None:
 
 
 def ran(path: Path, changes: list[str], out: Path) -> tuple[str, str]:
-    """Run a config in a process of its own; return how it ended, and what was said."""
+    """Run a config in a separate process; return the outcome, and the message or traceback."""
     told = out.with_suffix(".told")
     process = multiprocessing.get_context("fork").Process(
         target=run_it, args=(path, changes, out, told)
@@ -499,7 +506,10 @@ def ran(path: Path, changes: list[str], out: Path) -> tuple[str, str]:
 
 
 def half_written(folder: Path) -> str:
-    """Say what is wrong with what a run left; nothing if there is no folder, a run, or one that can be continued."""
+    """Return a description of the error in the folder of a run.
+
+    The result is empty if there is no folder, or if it is a run or can be resumed.
+    """
     beside = [str(path) for path in folder.parent.rglob(".*") if folder.name in str(path)]
     if beside:
         return f"left behind: {beside}"
@@ -510,7 +520,7 @@ def half_written(folder: Path) -> str:
             read_config(folder / "config.toml")
         else:
             Run.load(folder)
-    except Exception as error:  # whatever it is, nobody could go on with the folder
+    except Exception as error:  # with any error, the folder cannot be used
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -519,15 +529,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("seed", type=int, help="of all that is drawn")
-    parser.add_argument("--configs", type=int, default=1000, help="how many are validated")
+    parser.add_argument("seed", type=int, help="seed of all mutations")
     parser.add_argument(
-        "--runs", type=int, default=60, help="how many of the valid ones are run, at most"
+        "--configs", type=int, default=1000, help="number of mutated configs (default: 1000)"
     )
-    parser.add_argument("--keep", type=Path, help="folder for the configs that broke something")
+    parser.add_argument(
+        "--runs", type=int, default=60, help="largest number of configs to run (default: 60)"
+    )
+    parser.add_argument("--keep", type=Path, help="folder to which failing configs are copied")
     arguments = parser.parse_args()
     matplotlib.use("agg")
-    # or a run that is forked would wait for OpenMP's threads, which are not
+    # With more threads, a forked run would wait for OpenMP's threads, which do not exist in it.
     torch.set_num_threads(1)
     console, draw = Console(soft_wrap=True), random.Random(arguments.seed)
     mutator = Mutator(draw)

@@ -1,17 +1,20 @@
-"""Fuzz of the Python API: calls with wrong arguments; each is to be one error of fedclade's own, or to work.
+"""Fuzz test of the Python API: wrong calls must succeed or raise an error of fedclade's classes.
 
-A call begins as one that works, of a function, a class or a method that users call (``fedclade.__all__`` and what the
-documentation imports from rooms). One or two of its arguments are replaced by odd values: of a wrong type or shape, out
-of range, not finite, empty, huge, masked, sparse, without values, of unknown names, or objects that raise whatever is
-done with them; some calls have an argument that nobody knows, or lack one. Every argument of every target has its turn
-before one has a second; the seed decides the order and the values.
+The targets are functions, classes and methods that users call: those of ``fedclade.__all__``, and
+those that the documentation imports from fedclade's packages. Each call is a valid call in which
+one or two arguments are replaced by odd values: values of a wrong type or shape, out of range, not
+finite, empty, huge, masked, sparse or without data, unknown names, or objects that raise an
+exception in every operation. Some calls have an unknown argument, or lack an argument. Every
+argument of every target is used once before any is used again; the seed determines the order and
+the values.
 
-What counts as raw: an exception that is none of fedclade's own. Not raw are an exception of the odd object itself, and
-a ``TypeError`` that Python raises for the signature of a function without checks, before anything of it runs. A call
-that works is listed with ``--accepted``, to be read: some odd values are right.
+A *raw* exception is a failure: an exception of another class than fedclade's. Two exceptions do not
+count: those that an odd object raises itself, and a ``TypeError`` that Python raises for the
+signature of a function before the function runs. ``--accepted`` lists calls that succeed, so that
+you can check them: some odd values are valid.
 
-Calls run in a child process with little memory; one that takes longer than five minutes is a hang, and the child is
-replaced.
+Calls run in a child process with limited memory. A call that takes longer than five minutes is a
+hang, and the child process is replaced.
 
     OMP_NUM_THREADS=1 python benchmarks/fuzz_api.py --seed 1 [--calls 1200] [--only simulate] [--accepted]
 """
@@ -61,13 +64,13 @@ import fedclade.tasks
 from fedclade.core.errors import FedcladeError, shown
 
 SECONDS = 300
-"""A call that takes longer is a hang."""
+"""Seconds after which a call counts as a hang."""
 
 MEMORY = 10 * 2**30
-"""Address space of the child, of which torch's libraries take a part."""
+"""Bytes of address space of the child process, of which torch's libraries take a part."""
 
 LONG = ("epochs", "steps", "rounds", "pretrain_scale")
-"""Settings of which a billion is right, and takes long."""
+"""Ends of names of settings for which a billion is valid, but would take too long."""
 
 OUTCOMES = ("refused", "accepted", "own", "signature", "raw", "hang")
 
@@ -77,11 +80,11 @@ Given = dict[str, Any]
 
 
 class OddError(Exception):
-    """Raised by an odd object."""
+    """Exception that odd objects raise."""
 
 
 class Raising:
-    """An object that raises whatever is done with it, but for being shown."""
+    """Object that raises an exception in every operation except ``repr``."""
 
     def _raise(self, *_: object) -> Any:
         raise OddError("an odd object raised this")
@@ -92,11 +95,11 @@ class Raising:
     __contains__ = __add__ = __lt__ = _raise
 
 
-# The odd values
+# Odd values
 
 
 def odd_numbers() -> dict[str, Any]:
-    """Return numbers that are hardly ever right."""
+    """Return numbers that are seldom valid."""
     return {
         **{
             "-1": -1,
@@ -126,7 +129,7 @@ def odd_numbers() -> dict[str, Any]:
 
 
 def odd_texts() -> dict[str, Any]:
-    """Return texts that are hardly ever right."""
+    """Return texts that are seldom valid."""
     return {
         **{
             "''": "",
@@ -161,7 +164,7 @@ def odd_texts() -> dict[str, Any]:
 
 
 def odd_arrays() -> dict[str, Any]:
-    """Return arrays and tensors that are hardly ever right."""
+    """Return arrays and tensors that are seldom valid."""
     masked = np.ma.masked_array(np.arange(6.0).reshape(3, 2), mask=np.eye(3, 2))
     return {
         **{
@@ -199,7 +202,7 @@ def odd_arrays() -> dict[str, Any]:
 
 
 def odd_collections() -> dict[str, Any]:
-    """Return lists and tables that are hardly ever right."""
+    """Return lists and tables that are seldom valid."""
     nested: list[Any] = []
     for _ in range(200):
         nested = [nested]
@@ -244,7 +247,7 @@ def odd_collections() -> dict[str, Any]:
 
 
 def odd_objects() -> dict[str, Any]:
-    """Return objects that are hardly ever right."""
+    """Return objects that are seldom valid."""
     return {
         **{
             "None": None,
@@ -291,7 +294,7 @@ KINDS: Mapping[str, Callable[[], dict[str, Any]]] = {
 
 
 def kind_of(hint: Any) -> str | None:
-    """Return the kind of odd values that are nearest to what an argument takes; None if no kind is."""
+    """Return the kind of odd values that is most similar to the type of an argument, or None."""
     for member in (*get_args(hint), hint):
         origin = get_origin(member) or member
         if origin in (int, float, bool):
@@ -305,12 +308,12 @@ def kind_of(hint: Any) -> str | None:
     return None
 
 
-# The calls that work
+# Valid calls
 
 
 @cache
 def federation() -> fedclade.Federation:
-    """Return four clients of two kinds, one of whom comes later."""
+    """Return a federation of four clients of two kinds, and one newcomer."""
     draw = torch.Generator().manual_seed(0)
     data: dict[str, Any] = {}
     for client in range(5):
@@ -368,7 +371,7 @@ def simulated() -> Given:
 
 @dataclass(frozen=True)
 class Target:
-    """A function, a class or a method, with arguments that work; of a method the object comes with the call."""
+    """A function, a class or a method, with a function that returns valid arguments."""
 
     name: str
     call: Callable[..., Any]
@@ -378,7 +381,7 @@ class Target:
 def methods_of(
     name: str, make: Callable[[], Any], given: Mapping[str, Callable[[], Given]]
 ) -> list[Target]:
-    """Return methods of an object that is made for each call."""
+    """Return targets for methods of an object that is made for each call."""
 
     def target(method: str, arguments: Callable[[], Given]) -> Target:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -392,7 +395,7 @@ def methods_of(
 
 
 def settings_targets() -> list[Target]:
-    """Return the classes of settings and algorithms, which work without arguments or with few."""
+    """Return the classes of settings and algorithms, which need no or few arguments."""
     needed: Mapping[str, Callable[[], Given]] = {
         "DifferentialPrivacy": lambda: {"clip_norm": 1.0},
         "ExamplePrivacy": lambda: {"clip_norm": 1.0},
@@ -422,7 +425,7 @@ def settings_targets() -> list[Target]:
 
 
 def is_settings(value: object) -> bool:
-    """Return whether a class is of settings: all of its arguments are by name, or it is an algorithm."""
+    """Return whether a class is an algorithm, or has settings as keyword arguments only."""
     if not inspect.isclass(value) or issubclass(value, BaseException) or inspect.isabstract(value):
         return False
     parameters = inspect.signature(value).parameters.values()
@@ -434,7 +437,7 @@ def is_settings(value: object) -> bool:
 
 
 def data_targets() -> list[Target]:
-    """Return what makes federations and pools."""
+    """Return the functions and classes that make federations and pools."""
     pool, made = federation().pool, federation()
     sets = {"train": TensorDataset(torch.ones(6, 3), torch.arange(6) % 2)}
     sets["test"] = sets["train"]
@@ -502,7 +505,7 @@ def own_data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pair_federation(x: Any, y: Any, task: Any = None) -> Any:
-    """Make a federation of a client with a pair of arrays, and another one with plain examples."""
+    """Make a federation of a client with these arrays, and another client with valid examples."""
     return fedclade.federation({"a": (x, y), "b": own_data()}, task)
 
 
@@ -520,17 +523,17 @@ class Rows(torch.utils.data.Dataset[Any]):
 
 
 def rows_federation(x: Any, y: Any, task: Any = None) -> Any:
-    """Make a federation of a client with a data set whose examples are all alike."""
+    """Make a federation of a client with a data set of equal examples, and another client."""
     return fedclade.federation({"a": Rows(x, y), "b": own_data()}, task)
 
 
 def frame_arguments() -> Given:
-    """Return the arguments of a federation of a data frame."""
+    """Return the arguments of a federation from a data frame."""
     return {"frame": frame(), "client": "client", "target": "y"}
 
 
 def run_targets() -> list[Target]:
-    """Return what runs, and what a run can be asked for."""
+    """Return the functions that make runs, and functions and methods that use a run."""
     tree, late = run().tree, federation().newcomers
     number = itertools.count()
     saved = Path("saved")
@@ -643,7 +646,7 @@ KNOWN_AS = {
     "Faults": "faults",
     "Adversary": "adversary",
 }
-"""Settings that a run takes by a name; all others are algorithms."""
+"""Argument of ``simulate`` for each class of settings; all other classes are algorithms."""
 
 IN_RUNS = (
     "CFL",
@@ -660,7 +663,7 @@ IN_RUNS = (
 
 
 def settings_runs() -> list[Target]:
-    """Return runs of two rounds with one setting of an algorithm, of local training or the like changed."""
+    """Return runs of two rounds with one changed setting of an algorithm or another class."""
 
     def target(kind: str, name: str, hint: Any) -> Target:
         def call(value: Any) -> Any:
@@ -681,7 +684,7 @@ def settings_runs() -> list[Target]:
 
 
 def config_targets() -> list[Target]:
-    """Return what reads configs, tasks and sweeps, and the apps of a network."""
+    """Return the functions that read configs, tasks and sweeps, and the apps of a network."""
     own = Path("own.toml")
     if not own.exists():
         own.write_text('rounds = 1\n[model]\nname = "mclr"\n')
@@ -723,7 +726,7 @@ def all_targets() -> list[Target]:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: the target, and what is odd in it."""
+    """A call: its number, the index of its target, the replaced argument, and the seed."""
 
     number: int
     target: int
@@ -733,7 +736,7 @@ class Call:
 
 @dataclass
 class Result:
-    """What came of one call."""
+    """Outcome of a call."""
 
     number: int
     told: str
@@ -742,7 +745,7 @@ class Result:
 
 
 def arguments_of(target: Target) -> dict[str, Any]:
-    """Return the types of a target's arguments by name, those of options included."""
+    """Return the types of a target's arguments by name, also those of ``**options``."""
     signature = inspect.signature(target.call)
     taker = getattr(target.call, "__wrapped__", None) or target.call
     try:
@@ -760,7 +763,7 @@ def arguments_of(target: Target) -> dict[str, Any]:
 
 
 def odd_value(hint: Any, draw: np.random.Generator) -> tuple[str, Any]:
-    """Return an odd value and its name: half of the time one that is near to what is taken."""
+    """Return the name of an odd value, and the value; half of the values are of a similar type."""
     near = kind_of(hint)
     kind = near if near is not None and draw.random() < 0.5 else str(draw.choice(list(KINDS)))
     values = KINDS[kind]()
@@ -769,7 +772,7 @@ def odd_value(hint: Any, draw: np.random.Generator) -> tuple[str, Any]:
 
 
 def prepared(call: Call, targets: list[Target]) -> tuple[str, Given]:
-    """Return what is odd in a call, for people, and its arguments."""
+    """Return a description of a call, and its arguments."""
     draw = np.random.default_rng([call.seed, call.number])
     target = targets[call.target]
     known, given, told = arguments_of(target), target.given(), list[str]()
@@ -795,7 +798,7 @@ def prepared(call: Call, targets: list[Target]) -> tuple[str, Given]:
 
 
 def outcome_of(target: Target, given: Given) -> tuple[str, str]:
-    """Make a call; return what came of it, and what there is to tell."""
+    """Make a call; return the outcome, and the result, message or traceback."""
     quiet = io.StringIO()
     try:
         with (
@@ -822,7 +825,7 @@ def outcome_of(target: Target, given: Given) -> tuple[str, str]:
 
 
 def work(pipe: Connection, folder: str) -> None:
-    """Make the calls that come through a pipe, in a folder of one's own."""
+    """Make the calls that are received from a pipe, in a folder."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     torch.set_num_threads(1)
     os.chdir(folder)
@@ -830,14 +833,14 @@ def work(pipe: Connection, folder: str) -> None:
     pipe.send("ready")
     while (call := pipe.recv()) is not None:
         told, given = prepared(call, targets)
-        pipe.send(told)  # first, should it be the last that is heard
+        pipe.send(told)  # before the call, which may end the process
         outcome, detail = outcome_of(targets[call.target], given)
         pipe.send(Result(call.number, told, outcome, detail))
 
 
 @dataclass
 class Child:
-    """The process that makes the calls; it is replaced where it does not come back."""
+    """Child process that makes the calls, and is replaced if it hangs or dies."""
 
     folder: str
     pipe: Connection = field(init=False)
@@ -855,7 +858,7 @@ class Child:
         self.pipe.recv()
 
     def result(self, call: Call) -> Result:
-        """Make a call, and return what came of it."""
+        """Make a call in the process, and return its result."""
         told = ""
         try:
             self.pipe.send(call)
@@ -878,7 +881,7 @@ class Child:
 
 
 def calls(seed: int, count: int, only: str) -> Iterator[Call]:
-    """Return the calls of a seed: each argument of each target has its turn before one has a second."""
+    """Yield the calls of a seed; each argument of each target is used before any is repeated."""
     draw = np.random.default_rng(seed)
     targets = all_targets()
     places = [
@@ -897,22 +900,26 @@ def calls(seed: int, count: int, only: str) -> Iterator[Call]:
 
 
 def main() -> None:
-    """Make the calls, and print what came of them."""
+    """Make the calls, and print their outcomes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--calls", type=int, default=1200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="targets whose name has this in it")
-    parser.add_argument("--accepted", action="store_true", help="list the calls that worked, too")
-    parser.add_argument("--refused", action="store_true", help="list the errors, too")
+    parser.add_argument("--calls", type=int, default=1200, help="number of calls (default: 1200)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the calls (default: 0)")
+    parser.add_argument(
+        "--only", default="", help="call only targets whose names contain this text"
+    )
+    parser.add_argument("--accepted", action="store_true", help="also list calls that succeed")
+    parser.add_argument(
+        "--refused", action="store_true", help="also list calls that raise the expected errors"
+    )
     arguments = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     os.environ.pop("FEDCLADE_DATA_DIR", None)
     folder = tempfile.mkdtemp(prefix="fuzz-api-")
     counts: Counter[str] = Counter()
     before = Path.cwd()
-    os.chdir(folder)  # in which the arguments that work are made
+    os.chdir(folder)  # files of valid arguments are made in this folder
     listed = {"raw", "hang"}
     listed |= {"accepted"} if arguments.accepted else set()
     listed |= {"refused", "signature", "own"} if arguments.refused else set()

@@ -1,8 +1,9 @@
-"""Corrupted run folders: what reads them must say so in one line, or read them right; no traceback, no hang.
+"""Fuzz test of damaged run folders: each must be read correctly, or refused with one error line.
 
-Makes a few small runs, finished and unfinished, with sums and as older versions wrote them; then damages a copy for
-each seed (bits flipped, files cut, missing, swapped, keys missing or odd) and opens it with ``Run.load`` and the
-commands ``tree``, ``export``, ``report`` and ``resume``.
+The script makes a few small runs: finished and unfinished, with checksums, and without checksums as
+in an older format. For each seed, it damages a copy of a run (flipped bits; truncated, missing or
+swapped files; missing or odd keys), and opens it with ``Run.load`` and the commands ``tree``,
+``export``, ``report`` and ``resume``. Tracebacks and hangs are failures.
 
     python benchmarks/fuzz_folders.py --folders 500 --seed 0
 """
@@ -46,8 +47,9 @@ from fedclade.runs.store.manifest import write_manifest
 from fedclade.runs.store.run import FORMAT
 
 LIMIT = 20
-"""Seconds of the processor that each way of opening a folder may take, however busy the machine is; five times as long
-by the clock, for what waits and never works.
+"""Processor seconds that each command may take.
+
+It may take five times as many seconds by the clock, so that a command that only waits also ends.
 """
 
 ROUNDS = 4
@@ -55,7 +57,7 @@ ROUNDS = 4
 COMMANDS = ("load", "tree", "export", "report", "resume")
 
 OUTCOMES = ("read right", "refused", "read wrong", "traceback", "hang", "half-written")
-"""What can become of a folder; all but the first two must not be."""
+"""Outcomes of a command; all except the first two are failures."""
 
 ODD: tuple[Any, ...] = (
     *(
@@ -76,14 +78,14 @@ ODD: tuple[Any, ...] = (
     ),
     *([], [[]], {}, {"a": 1}, [1, 2, 3], "cfl", "../..", "javascript:alert(1)"),
 )
-"""What a value is replaced by."""
+"""Values that replace values of a file."""
 
 
 class TooLongError(BaseException):
-    """A command that takes longer than it may."""
+    """Time limit of a command."""
 
 
-# The runs that are damaged
+# Runs to damage
 
 
 def settings(algorithm: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
@@ -141,7 +143,7 @@ def make_bases(folder: Path) -> dict[str, Path]:
 
 
 def unsealed(folder: Path, to: Path) -> Path:
-    """Copy a folder as format 2 was: without sums."""
+    """Copy a folder to one in format 2, which has no checksums."""
     shutil.copytree(folder, to, ignore=shutil.ignore_patterns("manifest.json", "checkpoints"))
     summary = json.loads((to / "summary.json").read_text())
     (to / "summary.json").write_text(json.dumps({**summary, "format": 2}))
@@ -150,7 +152,10 @@ def unsealed(folder: Path, to: Path) -> Path:
 
 
 def seal(folder: Path) -> None:
-    """Bring the sums of a run up to date, as somebody would who changed it and means it; those of checkpoints stay."""
+    """Update the checksums of a run, so that its damage counts as an intended change.
+
+    The checksums of checkpoints are not updated.
+    """
     if (manifest := folder / "manifest.json").is_file():
         manifest.unlink()
         write_manifest(manifest, FORMAT)
@@ -162,7 +167,7 @@ def seal(folder: Path) -> None:
         )
 
 
-# What is done to them
+# Kinds of damage
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -215,7 +220,7 @@ def stray(path: Path, draw: np.random.Generator) -> None:
 
 
 def change(path: Path, draw: np.random.Generator) -> None:
-    """Remove something in a file, or put something odd in its place, so that the file itself stays one of its kind."""
+    """Remove or replace a value in a file, so that the file remains valid in its format."""
     readers: Mapping[str, Callable[[Path, np.random.Generator], None]] = {
         **{".json": change_json, ".jsonl": change_lines, ".toml": change_toml},
         **{".parquet": change_table, ".npz": change_arrays, ".safetensors": change_tensors},
@@ -235,7 +240,7 @@ def change_lines(path: Path, draw: np.random.Generator) -> None:
 def change_toml(path: Path, draw: np.random.Generator) -> None:
     try:
         path.write_text(tomli_w.dumps(changed(tomllib.loads(path.read_text()), draw)))
-    except (TypeError, AttributeError, ValueError):  # which TOML has no words for
+    except (TypeError, AttributeError, ValueError):  # TOML cannot express the value
         path.write_text("rounds = 'x'\n")
 
 
@@ -293,7 +298,7 @@ def change_tensors(path: Path, draw: np.random.Generator) -> None:
 
 
 def changed(value: Any, draw: np.random.Generator) -> Any:
-    """Return a value with one part of it removed or odd."""
+    """Return a copy of a value with one part removed or replaced by an odd value."""
     if isinstance(value, dict) and value and draw.random() < 0.9:
         key = choice(draw, sorted(value))
         if draw.random() < 0.25:
@@ -332,7 +337,19 @@ def choice(draw: np.random.Generator, among: list[Any]) -> Any:
 
 @dataclass
 class Damaged:
-    """A copy of a run that was damaged, and whether its sums tell."""
+    """A damaged copy of a run.
+
+    Parameters
+    ----------
+    name
+        Name of the original run.
+    folder
+        The copy.
+    told
+        Description of the damage.
+    sealed
+        Whether the checksums must show the damage.
+    """
 
     name: str
     folder: Path
@@ -351,7 +368,7 @@ def damaged(bases: Mapping[str, Path], folder: Path, seed: int) -> Damaged:
         damage, path = DAMAGES[draw.integers(len(DAMAGES))], choice(draw, files_of(folder))
         try:
             damage(path, draw)
-        except Exception:  # what is damaged already cannot be changed by its kind
+        except Exception:  # a file that is already damaged may not have a valid format
             flip(path, draw)
         told.append(f"{damage.__name__} {path.relative_to(folder)}")
     means_it = means_it and draw.random() < 0.8
@@ -359,16 +376,16 @@ def damaged(bases: Mapping[str, Path], folder: Path, seed: int) -> Damaged:
         seal(folder)
     sealed = not means_it and "format" not in name and name != "unfinished"
     return Damaged(
-        name, folder, "; ".join(told) + ("; sums brought up to date" if means_it else ""), sealed
+        name, folder, "; ".join(told) + ("; checksums updated" if means_it else ""), sealed
     )
 
 
-# What reads them
+# Commands that read them
 
 
 @dataclass
 class Result:
-    """What came of one folder."""
+    """Outcomes of all commands on one folder."""
 
     seed: int
     name: str
@@ -397,7 +414,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def called(*arguments: str) -> tuple[int, str]:
-    """Call the command line; return its exit status, and what it said of an error."""
+    """Call the command line; return its exit status, and its error output."""
     sys.argv = ["fedclade", *arguments]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -409,7 +426,7 @@ def called(*arguments: str) -> tuple[int, str]:
 
 
 def opened(command: str, it: Damaged, base: Path, beside: Path) -> tuple[str, str]:
-    """Open a folder in one way; return what came of it, and what there is to tell."""
+    """Open a folder with a command; return the outcome, and details."""
     page, model = beside / "page.html", beside / "model.safetensors"
     arguments = {
         "tree": ("tree", str(it.folder)),
@@ -433,7 +450,7 @@ def opened(command: str, it: Damaged, base: Path, beside: Path) -> tuple[str, st
         return "hang", ""
     except Exception:
         return "traceback", traceback.format_exc(limit=-4)
-    # warnings may stand before it
+    # Warnings may be printed before the error.
     told = any(line.startswith("error: ") for line in err.splitlines())
     if "Traceback" in err or code not in (0, 2) or (code == 2 and not told):
         return "traceback", err
@@ -458,7 +475,7 @@ def whole(model: Path, code: int, command: str) -> bool:
 
 
 def same_run(run: Run, base: Path) -> bool:
-    """Whether a run is what was written, but for what sums do not cover."""
+    """Return whether a run equals the original run, in all values that checksums cover."""
     if not (base / "summary.json").exists():
         return True
     other = Run.load(base)
@@ -476,9 +493,9 @@ def same_run(run: Run, base: Path) -> bool:
 
 
 def work(pipe: Connection, bases: Mapping[str, Path], folder: Path) -> None:
-    """Open folders by the seeds that come through a pipe."""
+    """Damage and open a folder for each seed that is received from a pipe."""
     torch.set_num_threads(1)
-    style.DPI = 20  # pictures are not looked at
+    style.DPI = 20  # the quality of pictures does not matter
     while (seed := pipe.recv()) is not None:
         beside = folder / f"{seed}-beside"
         beside.mkdir(parents=True)
@@ -496,7 +513,7 @@ def work(pipe: Connection, bases: Mapping[str, Path], folder: Path) -> None:
 
 @dataclass
 class Worker:
-    """A process that opens folders, and is replaced where it does not come back."""
+    """Child process that opens folders, and is replaced if it hangs or dies."""
 
     bases: Mapping[str, Path]
     folder: Path
@@ -511,12 +528,12 @@ class Worker:
         self.process.start()
 
     def give(self, seed: int) -> None:
-        """Let it open a folder."""
+        """Send a seed to the process."""
         self.seed, self.until = seed, time.monotonic() + 5 * LIMIT * (len(COMMANDS) + 1)
         self.pipe.send(seed)
 
     def result(self) -> Result | None:
-        """Return what came of the last folder; None as long as that is open."""
+        """Return the result of the last seed; None if the process has not finished."""
         assert self.seed is not None
         try:
             if self.pipe.poll(0.05):
@@ -530,7 +547,7 @@ class Worker:
         lost, self.seed = self.seed, None
         self.__post_init__()
         return Result(
-            lost, "?", "?", dict.fromkeys(COMMANDS, why), [f"the process was lost: {why}"]
+            lost, "?", "?", dict.fromkeys(COMMANDS, why), [f"the process was killed: {why}"]
         )
 
 
@@ -558,11 +575,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folders", type=int, default=500)
     parser.add_argument(
-        "--seed", type=int, default=0, help="the first of as many seeds as there are folders"
+        "--folders", type=int, default=500, help="number of damaged folders (default: 500)"
     )
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the first folder; others follow (default: 0)"
+    )
+    parser.add_argument("--processes", type=int, default=1, help="number of processes (default: 1)")
     arguments = parser.parse_args()
     seeds = list(range(arguments.seed, arguments.seed + arguments.folders))
     counts: dict[str, Counter[str]] = {command: Counter() for command in COMMANDS}

@@ -1,6 +1,7 @@
-"""What each speed-up of local training gains: the same training with it and without it, on one thread.
+"""Measure the gain of each speed-up of local training, on one thread.
 
-Each pair trains by turns in one process; the table has the samples/s of the fastest of some repeats, in CPU time.
+The same training runs alternately with and without the speed-up, in one process. The table has the
+samples per second of CPU time of the fastest repeat.
 
     OMP_NUM_THREADS=1 python benchmarks/gains.py
     OMP_NUM_THREADS=1 python benchmarks/gains.py --only attention
@@ -36,7 +37,7 @@ IMAGE, COLOUR, WORDS = (1, 28, 28), (3, 32, 32), (25,)
 VOCABULARY = 1000
 
 Way = tuple[Callable[[], Engine], Callable[[], AbstractContextManager[object]]]
-"""An engine, and what is switched off while it is made and trains."""
+"""An engine, and a context in which it trains, which may disable a speed-up."""
 
 
 class Transformer(nn.Module):
@@ -95,11 +96,11 @@ SUBJECTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Way, Way]] =
         for hidden in (16, 32, 128)
     },
 }  # fmt: skip
-"""What is measured: a model, its inputs, training with the speed-up, and without."""
+"""Speed-ups: each with a model, the shape of its inputs, and training with and without it."""
 
 
 def speeds(subject: str, repeats: int) -> tuple[float, float]:
-    """Return the samples/s with a speed-up and without."""
+    """Return the samples per second with a speed-up and without it."""
     build, shape, *ways = SUBJECTS[subject]
     draw = torch.Generator().manual_seed(0)
     each = STEPS * BATCH
@@ -135,10 +136,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", help="a part of the names of what is measured")
-    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument(
-        "--keep", action="store_true", help="keep the memory that is freed, as worker processes do"
+        "--only", default="", help="measure only speed-ups whose names contain this text"
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="number of repeats (default: 7)")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="do not return freed memory to the system, as in worker processes",
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)

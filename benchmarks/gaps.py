@@ -1,8 +1,9 @@
-"""What FL+HC's threshold = "auto" makes of clients that agree, and of clients that do not.
+"""Measure the clusters of FL+HC with ``threshold = "auto"``, with and without true clusters.
 
-Trains FedAvg and clusters all clients after several rounds. For every way to cluster, the table tells between which two
-merge heights the largest relative gap lies, and how many clusters were found: 1 where the gap is no wider than chance
-makes it. With clusters that are known, "right" is the share of cells whose ARI is at least 0.95.
+The script trains FedAvg, and clusters all clients after several rounds. For each metric and
+linkage, the table has the two merge heights between which the largest relative gap is, and the
+number of clusters; this is 1 if the gap is no larger than expected by chance. The column "right" is
+the share of seeds with an ARI of at least 0.95, or with one cluster if there are no true clusters.
 
     python benchmarks/gaps.py --data mnist --data-dir DIR --clients 20 100 --shifts none label_swap
 """
@@ -41,7 +42,7 @@ SPEC = LocalTraining(epochs=3, batch_size=20, lr=0.1)
 def updates_after(
     federation: Federation, model: str, rounds: Sequence[int], seed: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the updates of all clients ``[m, D]`` at the joint model, after so many rounds of FedAvg."""
+    """Yield the updates ``[m, D]`` of all clients at FedAvg's model after each number of rounds."""
     module = module_for(model, federation.pool.schema, seed)
     clients = SimulatedClients(federation, module)
     algorithm = FedAvg()
@@ -55,7 +56,7 @@ def updates_after(
 
 
 def found(updates: Tensor, metric: str, linkage: str, federation: Federation) -> tuple[str, bool]:
-    """Return the gap and the number of clusters in words, and whether they are the true ones."""
+    """Return a text with the gap and the number of clusters, and whether the clusters are right."""
     merges = agglomerate(compute_distances(updates, metric), linkage)
     heights = merges[:, 2]
     n_clusters, above = count_clusters_by_gap(heights), len(heights) + 1 - find_largest_gap(heights)
@@ -69,16 +70,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", default="digits")
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--samples", type=int, help="of each client; all there are if left out")
-    parser.add_argument("--model", default="mlp")
-    parser.add_argument("--clients", nargs="+", type=int, default=[20])
+    parser.add_argument("--data", default="digits", help="data set (default: digits)")
+    parser.add_argument("--data-dir", type=Path, help="folder with the data set")
     parser.add_argument(
-        "--shifts", nargs="+", choices=SHIFTS, default=["none", "label_swap", "label_permutation"]
+        "--samples", type=int, help="examples of each client (default: all examples are used)"
     )
-    parser.add_argument("--rounds", nargs="+", type=int, default=[1, 3, 5, 10])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--model", default="mlp", help="the model (default: mlp)")
+    parser.add_argument(
+        "--clients", nargs="+", type=int, default=[20], help="numbers of clients (default: 20)"
+    )
+    parser.add_argument(
+        "--shifts",
+        nargs="+",
+        choices=SHIFTS,
+        default=["none", "label_swap", "label_permutation"],
+        help="shifts of the data (default: none label_swap label_permutation)",
+    )
+    parser.add_argument(
+        "--rounds",
+        nargs="+",
+        type=int,
+        default=[1, 3, 5, 10],
+        help="rounds after which clients are clustered (default: 1 3 5 10)",
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     arguments = parser.parse_args()
     for clients in arguments.clients:
         for shift in arguments.shifts:

@@ -1,28 +1,29 @@
-"""Guard against changes of results: digests of some 160 short runs.
+"""Compare the results of about 160 short runs with earlier results, bit by bit, by digests.
 
 The runs cover every registered method, engine, rule of aggregation, kind of privacy and kind of
 adversary; signatures, streams, drift, availability, faults, newcomers, adapters, frozen, personal
 and common parts of models; the network and its messages, secure aggregation, and two Ray actors
-(``golden_runs/cases.py``). A digest of a run is over its config, summary, tables with all their
-columns, events, parameter tree with all models, similarities, what clients keep, and messages, and
-leaves out the clock alone. So equal digests mean that runs agree to the last bit.
+(``golden_runs/cases.py``). The digest of a run covers its config, summary, tables with all columns,
+events, parameter tree with all models, similarities, the stored values of clients, and messages. It
+does not cover times, nor values that depend on the machine or are random keys. So equal digests
+mean that runs agree to the last bit.
 
     python benchmarks/golden.py write golden.json [--jobs 2]
     python benchmarks/golden.py check golden.json [--only cfl] [--ignore messages]
     python benchmarks/golden.py check --against HEAD~3
     python benchmarks/golden.py figures
 
-``write`` and ``check`` are for work on one machine: rounding depends on the processor and on torch,
-so digests are not committed, and no rounding of values could make digests of two machines agree
-reliably, as some value is always near the edge of being rounded the other way. ``check --against``
-makes the digests of another commit from its source in a temporary worktree, with the cases and the
-digests of this one, and compares.
+``write`` and ``check`` must run on the same machine: rounding depends on the processor and on
+torch, so digests are not committed. Rounding the values before the digest would not help, because
+some value would always be near a boundary between two rounded values. ``check --against`` computes
+the digests of another commit from its source, in a temporary worktree, with the cases and the
+digest functions of the present checkout, and compares.
 
-What holds on every machine is committed: ``golden_runs/figures.json`` has the loss, score, clusters
-and bytes of each case, written by ``figures``. The slow tests (``tests/test_golden.py``) run each
-case twice, the second time interrupted and continued, and ask for equal digests, and for figures
-within a tolerance. They also plant errors (``golden_runs/planted.py``), each of which must change a
-digest.
+Results that are the same on every machine up to a tolerance are committed:
+``golden_runs/figures.json`` has the loss, score, clusters and bytes of each case, and is written by
+``figures``. The slow tests (``tests/test_golden.py``) run each case twice, the second time
+interrupted and continued, and require equal digests, and figures within a tolerance. They also
+plant errors (``golden_runs/planted.py``), each of which must change a digest.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ HERE = Path(__file__).parent
 FIGURES = HERE / "golden_runs" / "figures.json"
 
 Result = dict[str, Any]
-"""``digests`` by part, ``figures``, and the ``seconds`` of processor time of one case."""
+"""Results of one case: ``digests`` by part, ``figures``, and ``seconds`` of processor time."""
 
 
 def main() -> int:
-    """Do what the command line says; return 1 if a run differs."""
+    """Execute the command; return 1 if a run differs."""
     arguments = parse_arguments()
     if arguments.do == "figures":
         write_figures(arguments.only, arguments.jobs)
@@ -77,17 +78,31 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("do", choices=("write", "check", "figures"))
+    parser.add_argument(
+        "do",
+        choices=("write", "check", "figures"),
+        help="write digests, compare with digests, or write the committed figures",
+    )
     parser.add_argument("file", type=Path, nargs="?", help="JSON file of digests")
-    parser.add_argument("--against", help="commit to compare with, in place of a file")
+    parser.add_argument("--against", help="commit to compare with, instead of a file")
     parser.add_argument(
-        "--only", action="append", default=[], help="cases with this in their name; repeatable"
+        "--only",
+        action="append",
+        default=[],
+        help="run only cases whose names contain this text; can be repeated",
     )
     parser.add_argument(
-        "--ignore", action="append", default=[], help="part that may differ; repeatable"
+        "--ignore",
+        action="append",
+        default=[],
+        help="part of the digests that may differ; can be repeated",
     )
-    parser.add_argument("--jobs", type=int, default=1, help="processes that run cases")
-    parser.add_argument("--source", type=Path, help="folder that fedclade must come from")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="number of processes that run cases (default: 1)"
+    )
+    parser.add_argument(
+        "--source", type=Path, help="folder from which fedclade must have been imported"
+    )
     arguments = parser.parse_args()
     if arguments.source and arguments.source not in Path(fedclade.__file__).parents:
         parser.error(f"fedclade comes from {fedclade.__file__}, and not from {arguments.source}")
@@ -122,7 +137,7 @@ def write_with_source(source: Path, digests: Path, arguments: argparse.Namespace
     Raises
     ------
     SystemExit
-        If the cases do not run with it, such as where a name has changed since.
+        If the cases do not run with this source, for example because a name has changed since.
     """
     command = [sys.executable, __file__, "write", str(digests), "--jobs", str(arguments.jobs)]
     command += ["--source", str(source)]
@@ -149,7 +164,7 @@ def run_and_print(only: Sequence[str], jobs: int) -> dict[str, dict[str, str]]:
 
 
 def check_digests(known: Mapping[str, Mapping[str, str]], arguments: argparse.Namespace) -> int:
-    """Run cases, print which parts of each differ from what is known; return 1 if any does."""
+    """Run cases, and print the parts that differ from known digests; return 1 if any differs."""
     changed: list[str] = []
     cases = named(arguments.only)
     for case, result in run_cases(cases, arguments.jobs):
@@ -166,7 +181,10 @@ def check_digests(known: Mapping[str, Mapping[str, str]], arguments: argparse.Na
 def changed_parts(
     known: Mapping[str, str] | None, digests: Mapping[str, str], ignored: Sequence[str]
 ) -> list[str]:
-    """Return the parts that differ from what is known; ``all`` if the case is not known."""
+    """Return the names of parts that differ from known digests, except ignored parts.
+
+    If there are no known digests of the case, the result is a message instead.
+    """
     if known is None:
         return ["all: the case is not in the file"]
     names = sorted(known.keys() | digests.keys())
@@ -174,7 +192,7 @@ def changed_parts(
 
 
 def write_figures(only: Sequence[str], jobs: int) -> None:
-    """Write the committed figures anew; those of other cases than the named ones stay."""
+    """Compute the committed figures again, of all cases or only of the named cases."""
     figures = json.loads(FIGURES.read_text()) if only else {}
     for case, result in run_cases(named(only), jobs):
         figures[case.name] = result["figures"]
@@ -184,7 +202,10 @@ def write_figures(only: Sequence[str], jobs: int) -> None:
 
 
 def run_cases(cases: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Result]]:
-    """Run cases in so many processes, and yield each with its result, in their order."""
+    """Run cases in ``jobs`` processes, and yield each with its result.
+
+    The order is that of the cases, but with the cases on Ray at the end.
+    """
     logging.getLogger("fedclade").setLevel(logging.ERROR)
     on_ray = [case for case in cases if case.kind == "ray"]
     others = [case for case in cases if case.kind != "ray"]
@@ -192,11 +213,11 @@ def run_cases(cases: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Result]]
         for case in others:
             yield case, result_of(case)
     else:
-        # Spawned, as threads of torch and of Flower do not survive in a fork.
+        # Processes are spawned, because threads of torch and Flower do not survive a fork.
         pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
         with pool:
             yield from zip(others, pool.map(result_of, others), strict=True)
-    # Ray's actors are processes of their own, so these cases wait for the others.
+    # Ray's actors are further processes, so these cases run after the others.
     with ray_cluster() if on_ray else nullcontext():
         for case in on_ray:
             yield case, result_of(case)

@@ -1,10 +1,10 @@
 #!/bin/sh
-# On a GPU: check that all engines agree with the loop, then time them, in less than 8 minutes.
+# Check on a GPU that all engines agree with the engine 'loop', then measure their speed, in less than 8 minutes.
 #
 #     sh benchmarks/gpu.sh [FOLDER]
 #
-# FOLDER (default: gpu-results) gets the tables as text, and the timings as JSON. Engines are timed even if some do not
-# agree; then this ends with an error.
+# The tables (as text) and the timings (as JSON) are written to FOLDER (default: gpu-results). The speed is measured even
+# if some engines do not agree; the exit status is then 1.
 set -eu
 cd "$(dirname "$0")/.."
 out=${1:-gpu-results}

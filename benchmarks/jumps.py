@@ -1,4 +1,8 @@
-"""What splits do: accuracy of each cluster's clients around its split, and the separation gaps before and in the end.
+"""Print how splits change the accuracy of clients, and the separation gaps of the clusters.
+
+For each cluster that was split, the script prints the gap in the round of the split. For each
+final cluster, it prints the accuracy of its clients before and after the cluster was formed, and
+the gap after the last round. RUN is a run folder.
 
 python benchmarks/jumps.py RUN
 """
@@ -11,7 +15,7 @@ from fedclade import Node, Run
 
 
 def mean_accuracy(run: Run, node: Node, number: int) -> float:
-    """Return the mean accuracy of a cluster's clients after a round, whatever cluster they were in then."""
+    """Return the mean accuracy after a round of the clients that are in a cluster at the end."""
     values = [
         r["accuracy"]
         for r in run.client_rows
@@ -33,7 +37,8 @@ def main() -> None:
         before, after = (mean_accuracy(run, leaf, number) for number in (leaf.born, leaf.born + 1))
         gap = gaps[leaf.id, last]
         print(
-            f"cluster {leaf.id}: {before:.1%} to {after:.1%} after round {leaf.born}, gap {gap:.2f} in the end"
+            f"cluster {leaf.id}: {before:.1%} to {after:.1%} after round {leaf.born}, "
+            f"gap {gap:.2f} at the end"
         )
 
 

@@ -1,10 +1,16 @@
-"""Which newcomers come to their true cluster when they have no labels.
+"""Measure how many newcomers without labels are assigned to their true cluster.
 
-Runs each method on MNIST where clients differ in their images (rotations, FLUX's patterns), in which labels they have,
-or in what labels are called, which no image shows. Newcomers are held back, with 300 images or 40, and are sent to one
-of the run's models: as ``fedclade assign`` does, by updates or losses, which takes labels; by descriptors, to the leaf
-whose members' mean is nearest, as the root's model sees their images; and by entropy, to the leaf whose model is
-surest of its predictions. Of those in a true cluster that the run has found, the share that came to a leaf of it.
+Each method runs on MNIST with clients that differ in their images (rotations, FLUX's patterns), in
+the labels that they have, or in the meaning of labels, which images do not show. Newcomers, which
+do not take part in the run, have 300 or 40 images. They are assigned in three ways:
+
+- *labels*: by updates or losses, as ``fedclade assign`` does, which needs labels;
+- *descriptors*: to the leaf whose members' mean descriptor is nearest; a descriptor describes
+  images by the root's model;
+- *entropy*: to the leaf whose model predicts with the lowest entropy.
+
+The result is the share of newcomers that are assigned to a leaf of their true cluster. Only
+newcomers whose true cluster has a leaf are counted.
 
     python benchmarks/label_free.py --data-dir DIR --methods rcfl flux --seeds 1
 """
@@ -33,7 +39,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "label swap": {"shift": "label_swap", "clusters": 4},
 }
 STEP_SIZES = {"P(X) 5": 0.03}
-"""Of other kinds it is 0.1, at which no model learns coloured images."""
+"""Step sizes of some kinds. The others have 0.1, with which no model learns coloured images."""
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "rcfl": {},
@@ -45,7 +51,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 
 
 def configured(kind: str, method: str, seed: int, samples: int) -> dict[str, Any]:
-    """Return a config: the suite's, of 300 images a client."""
+    """Return a config with the settings of the suite, and 300 images for each client."""
     options = dict(METHODS[method])
     if method in ("ifca",):
         options["clusters"] = KINDS[kind].get("clusters", 6)
@@ -60,18 +66,18 @@ def configured(kind: str, method: str, seed: int, samples: int) -> dict[str, Any
 
 
 def by_labels(run: Run, _: Federation, newcomers: Federation) -> dict[int, int]:
-    """Return the leaf of each newcomer, by its updates or training losses."""
+    """Assign each newcomer to a leaf by its updates or training losses."""
     return {each.client: each.node for each in Arrival.of(run, newcomers).assignments()}
 
 
 def by_descriptors(run: Run, members: Federation, newcomers: Federation) -> dict[int, int]:
-    """Return the leaf whose members' mean descriptor is nearest, by the root's model."""
+    """Assign each newcomer to the leaf whose members' mean descriptor is nearest."""
     found = Arrival.of(run, newcomers).without_labels(Arrival.of(run, members))
     return {each.client: each.node for each in found}
 
 
 def by_entropy(run: Run, _: Federation, newcomers: Federation) -> dict[int, int]:
-    """Return the leaf whose model's predictions have the lowest mean entropy on a newcomer's images."""
+    """Assign each newcomer to the leaf whose predictions have the lowest mean entropy."""
     arrival = Arrival.of(run, newcomers)
     leaves = [leaf for leaf in arrival.tree.leaves if leaf.members]
     module, layout = arrival.backend.workers.module, arrival.backend.workers.layout  # pyright: ignore[reportAttributeAccessIssue]
@@ -93,7 +99,11 @@ WAYS = {"labels": by_labels, "descriptors": by_descriptors, "entropy": by_entrop
 def share_right(
     run: Run, members: Federation, newcomers: Federation, found: Mapping[int, int]
 ) -> float | None:
-    """Return which share came to a leaf of which most members are of its true cluster, if some leaf is such."""
+    """Return the share of newcomers that are assigned to a leaf of their true cluster.
+
+    A leaf belongs to the true cluster of most of its members. Newcomers whose true cluster has no
+    leaf are not counted; the result is None if there are no others.
+    """
     truth, theirs = members.true_clusters or {}, newcomers.true_clusters or {}
     majority = {
         leaf.id: Counter(truth[c] for c in leaf.members) for leaf in run.tree.leaves if leaf.members
@@ -104,7 +114,7 @@ def share_right(
 
 
 def measured(kind: str, method: str, seed: int, data_dir: Path | None) -> dict[str, Any]:
-    """Return the shares of one run, by images of newcomers and by way."""
+    """Run a method; return the shares for each number of images and each way of assignment."""
     run: Run | None = None
     shares: dict[str, dict[str, float | None]] = {}
     for samples in SAMPLES:
@@ -128,7 +138,7 @@ def measured(kind: str, method: str, seed: int, data_dir: Path | None) -> dict[s
 
 
 def written(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Write what there is, in order, in place of what was there of the same runs."""
+    """Add lines to the file of results, in order; they replace earlier lines of the same runs."""
     before = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     of_run = {(each["kind"], each["method"], each["seed"]): each for each in [*before, *lines]}
     order = [(kind, method) for kind in KINDS for method in METHODS]
@@ -143,10 +153,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--methods", nargs="+", choices=[*METHODS], default=[*METHODS])
-    parser.add_argument("--kinds", nargs="+", choices=[*KINDS], default=[*KINDS])
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=[*METHODS],
+        default=[*METHODS],
+        help="methods to run (default: all)",
+    )
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        choices=[*KINDS],
+        default=[*KINDS],
+        help="differences between clients (default: all)",
+    )
+    parser.add_argument("--data-dir", type=Path, help="folder with MNIST")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
     arguments = parser.parse_args()
     for seed in range(arguments.seeds):
         for kind in arguments.kinds:

@@ -1,12 +1,15 @@
-"""What limits on updates cost clients of whom none lies, and how far honest updates are from what is bound.
+"""Measure how much limits on updates cost if all clients are honest.
 
-The suite's scenarios, and two more partitions, on the bundled digits or with ``--data mnist`` as they stand, each with
-and without the limits of ``[aggregate]``: the mean accuracy of each method, how many updates were left out or shortened
-and how many weights were capped, of all that were sent, and the longest update of the run without limits, as a multiple
-of the median of its cluster (clients that start from one model, at least three of them).
+The script runs the scenarios of the suite and two further partitions, with and without the limits
+of ``[aggregate]``. The data are scikit-learn's digits, or with ``--data mnist`` the scenarios' own.
+For each method it prints the accuracy without and with limits, the numbers of updates that were
+left out, shortened, or whose weight was capped, the number of all updates, and the longest update
+of the run without limits. The length is a multiple of the median in the cluster (clients that start
+from the same model, at least three).
 
-With ``--attack FACTOR`` the first client of each run sends so many times its update, and claims ``--claim`` examples;
-accuracies are those of all others then, beside those of a run in which it is honest.
+With ``--attack FACTOR`` the first client of each run multiplies its update by FACTOR and claims
+``--claim`` examples. Accuracies are then those of all other clients, without limits and with an
+honest first client, and with limits and the attack.
 
     python benchmarks/limits.py
     python benchmarks/limits.py --scenarios quantity-skew --methods fedavg cfl --rounds 20 --clip 3
@@ -47,12 +50,29 @@ SCENARIOS: Mapping[str, tuple[str, Sequence[str]]] = {
     "dirichlet 0.1": ("iid", ("data.partition=dirichlet", "data.alpha=0.1")),
     "power law": ("iid", ("data.partition=power_law",)),
 }
-"""File of the suite, and what differs."""
+"""Scenarios: the file in the suite, and changes of its settings."""
 
 
 @dataclass
 class Acts(Middleware):
-    """What stands where limits do: it measures updates, lets one client lie, and then holds to the limits."""
+    """Middleware that measures updates, falsifies those of one client, and applies the limits.
+
+    Parameters
+    ----------
+    limiting
+        The limits; None for no limits.
+    factor
+        Factor of the malicious client's update.
+    claim
+        Number of examples that the malicious client claims; 0 for its true number.
+    liar
+        The malicious client, if any.
+    sent
+        Number of updates so far.
+    longest
+        Length of the longest update so far, as a multiple of the median: of the parameters, and of
+        the buffers.
+    """
 
     queries = (TrainQuery,)
 
@@ -64,7 +84,7 @@ class Acts(Middleware):
     longest: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
-        """Return the sizes that clients count with, as they claim to have them."""
+        """Return the weights of clients by the numbers of examples that they claim."""
         claimed = {
             client: self.claim if self.claim and client == self.liar else n
             for client, n in sizes.items()
@@ -72,18 +92,18 @@ class Acts(Middleware):
         return self.limiting.weights(claimed) if self.limiting else claimed
 
     def before(self, query: TrainQuery) -> TrainQuery:
-        """Return the query."""
+        """Return the query that is sent on."""
         return self.limiting.before(query) if self.limiting else query
 
     def after(self, query: TrainQuery, reply: Updates) -> Updates:
-        """Return the updates."""
+        """Return the updates after measurement, falsification and limits."""
         if not query.work.sends_update:
             return reply
         updates = self.with_lie(query, reply)
         return self.limiting.after(query, updates) if self.limiting else updates
 
     def with_lie(self, query: TrainQuery, updates: Updates) -> Updates:
-        """Measure updates, and return them with those of the liar."""
+        """Measure the honest updates, and return the updates with that of the malicious client."""
         self.measure(updates, dict(zip(query.ids, query.models.start, strict=True)))
         if self.liar not in updates.ids or updates.deltas is None:
             return updates
@@ -96,7 +116,7 @@ class Acts(Middleware):
         return updates.with_columns(sizes=sizes, deltas=deltas, norms=norms)
 
     def measure(self, updates: Updates, rows: Mapping[int, int]) -> None:
-        """Note the longest of some updates, parameters and buffers, by the median of those from the same model."""
+        """Record the longest update, as a multiple of the median of updates from the same model."""
         self.sent += len(updates.ids)
         buffers = row_norms(updates.required_deltas[:, updates.n_parameters :])
         for part, norms in enumerate((updates.norms, buffers)):
@@ -109,7 +129,7 @@ class Acts(Middleware):
 
 
 def run(config: Config, federation: Federation, limits: Limits, **lie: Any) -> tuple[Run, Acts]:
-    """Run a config under limits; return the run, and what was measured."""
+    """Run a config with limits; return the run, and the middleware with its measurements."""
     acts: list[Acts] = []
 
     def within(_: Limits, n_parameters: int, sizes: Any) -> Acts:
@@ -121,12 +141,12 @@ def run(config: Config, federation: Federation, limits: Limits, **lie: Any) -> t
 
 
 def score(run: Run, liar: int | None) -> float:
-    """Return the mean accuracy of all clients but a liar in the end, in percent."""
+    """Return the mean accuracy of the honest clients after the last round, in percent."""
     return 100 * mean(row["accuracy"] for row in run.client_rows if row["client"] != liar)
 
 
 def counted(run: Run, sent: int) -> str:
-    """Return how many of the updates that were sent limits acted on, by what they did."""
+    """Return how many updates limits left out, shortened and capped, and the number of updates."""
     texts = [
         text
         for event in run.events
@@ -142,7 +162,7 @@ def counted(run: Run, sent: int) -> str:
 
 
 def main() -> int:
-    """Print a row for each scenario and method, and the largest loss; return 1 if that is more than a point."""
+    """Print a row for each scenario, method and seed; return 1 if a loss is above one point."""
     arguments = parse()
     logging.getLogger("fedclade").setLevel(logging.ERROR)
     limits = Limits(arguments.weight, arguments.norm, arguments.clip)
@@ -167,7 +187,7 @@ def one(
     limits: Limits,
     arguments: argparse.Namespace,
 ) -> float:
-    """Print the row of a scenario and a method, the mean of some seeds; return what the limits cost, or the liar."""
+    """Print a row of a scenario and a method for each seed; return the mean loss in points."""
     rows: list[tuple[float, float]] = []
     for seed in range(arguments.seeds):
         last = [
@@ -184,7 +204,7 @@ def one(
             config = read_scenario(SUITE / f"{file}.toml", [*changes, *last]).configs.get(method)
         except ConfigError as error:
             sys.exit(str(error))
-        if config is None:  # the oracle, where there are no clusters
+        if config is None:  # scenarios without clusters do not have the oracle
             return 0.0
         federation = config.federation()
         liar = federation.ids[0] if arguments.attack is not None else None
@@ -212,25 +232,50 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--scenarios", nargs="+", choices=tuple(SCENARIOS), default=tuple(SCENARIOS)
+        "--scenarios",
+        nargs="+",
+        choices=tuple(SCENARIOS),
+        default=tuple(SCENARIOS),
+        help="scenarios to run (default: all)",
     )
     parser.add_argument(
-        "--methods", nargs="+", default=("fedavg", "oracle", "cfl", "rcfl", "ifca", "fedgroup")
+        "--methods",
+        nargs="+",
+        default=("fedavg", "oracle", "cfl", "rcfl", "ifca", "fedgroup"),
+        help="methods to run (default: fedavg oracle cfl rcfl ifca fedgroup)",
     )
-    parser.add_argument("--data", choices=("digits", "mnist"), default="digits")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--data", choices=("digits", "mnist"), default="digits", help="data set (default: digits)"
+    )
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of a run (default: 10)")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
     default = Aggregation().limits(untrusted=True)
     parser.add_argument(
-        "--weight", type=float, default=default.largest_weight, help="largest_weight"
-    )
-    parser.add_argument("--norm", type=float, default=default.largest_norm, help="largest_norm")
-    parser.add_argument("--clip", type=float, default=default.clip_above, help="clip_above")
-    parser.add_argument(
-        "--attack", type=float, help="so many times its update is what the first client sends"
+        "--weight",
+        type=float,
+        default=default.largest_weight,
+        help="value of largest_weight (default: as over a network)",
     )
     parser.add_argument(
-        "--claim", type=int, default=0, help="so many examples it says it has; 0: as it is"
+        "--norm",
+        type=float,
+        default=default.largest_norm,
+        help="value of largest_norm (default: as over a network)",
+    )
+    parser.add_argument(
+        "--clip",
+        type=float,
+        default=default.clip_above,
+        help="value of clip_above (default: as over a network)",
+    )
+    parser.add_argument(
+        "--attack", type=float, help="factor by which the first client multiplies its update"
+    )
+    parser.add_argument(
+        "--claim",
+        type=int,
+        default=0,
+        help="number of examples that the first client claims; 0 for its true number (default: 0)",
     )
     parsed = parser.parse_args()
     if not all(each >= 1 for each in (parsed.weight, parsed.norm, parsed.clip)) or math.isnan(

@@ -1,7 +1,8 @@
-"""Training of the natural federations with the default step size.
+"""Train natural federations (data sets with real clients) with the default step size.
 
-For each set and method, the script trains from the raw files, without cells that are missing, and
-writes one line of JSON: the main metric, and how far the largest loss of a client grew. Run it as
+For each data set and method, the script trains on the raw files, without columns and rows with
+missing cells, and writes one line of JSON with the main metric and the largest growth of a client's
+loss. Run it as
 
     python benchmarks/natural_defaults.py ../shared/data/natural --out results.jsonl
 """
@@ -21,7 +22,7 @@ from fedclade import FedcladeError
 from fedclade.config import check_config
 
 MOST_MISSING = 0.3
-"""Share of missing cells above which a column is left out, rather than its rows."""
+"""Share of missing cells above which a column is left out, instead of the rows."""
 
 SETS: dict[str, dict[str, Any]] = {
     "heart": {"files": "heart/*.csv", "target": "target"},
@@ -60,11 +61,11 @@ SETS: dict[str, dict[str, Any]] = {
         "drop": ["UNIQUE_ID"],
     },
 }
-"""The ``[data]`` section of each set, and the name of its task."""
+"""The section ``[data]`` of each data set, and the name of its task."""
 
 
 def copy_without_missing(source: Path, pattern: str, out: Path) -> None:
-    """Copy CSV files without columns of which many cells are missing, then without such rows."""
+    """Copy CSV files without columns with many missing cells, and then without incomplete rows."""
     files = sorted(source.glob(pattern))
     tables = [pd.read_csv(file, na_values=["?"]) for file in files]
     together = pd.concat(tables)
@@ -74,7 +75,7 @@ def copy_without_missing(source: Path, pattern: str, out: Path) -> None:
 
 
 def measure(name: str, method: str, source: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Train one set with one method, and return what came of it."""
+    """Train on one data set with one method; return the results, or the error."""
     data = {key: value for key, value in SETS[name].items() if key != "task"} | options
     with tempfile.TemporaryDirectory() as folder:
         copy_without_missing(source, data["files"], Path(folder))
@@ -107,13 +108,22 @@ def measure(name: str, method: str, source: Path, options: dict[str, Any]) -> di
 
 
 def main() -> None:
-    """Measure all sets, or those that are named."""
+    """Measure all data sets, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("--sets", nargs="*", default=list(SETS))
-    parser.add_argument("--methods", nargs="*", default=["fedavg", "rcfl"])
-    parser.add_argument("--unscaled", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("source", type=Path, help="folder with the data sets")
+    parser.add_argument(
+        "--sets", nargs="*", default=list(SETS), help="names of data sets (default: all)"
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="*",
+        default=["fedavg", "rcfl"],
+        help="methods to run (default: fedavg rcfl)",
+    )
+    parser.add_argument(
+        "--unscaled", action="store_true", help="do not standardize inputs and targets"
+    )
+    parser.add_argument("--out", type=Path, help="file to which lines are appended")
     chosen = parser.parse_args()
     options = {}
     if chosen.unscaled:

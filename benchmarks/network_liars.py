@@ -1,10 +1,13 @@
-"""What one liar costs honest clients over a network: real processes of Flower, a SuperLink and a SuperNode a client.
+"""Measure how much accuracy one malicious client costs the honest clients, with Flower's processes.
 
-Every client holds its own data in a file: MNIST if ``--data-dir`` says where that is, else the bundled digits. One of
-them claims 10⁹ examples, or sends 1,000 times its update; the limits are those that every network has. The accuracy of
-each other client, after the last round, is compared with two runs: one in which that client is honest too, and one in
-which it does not train, since to lose a member costs a cluster something whoever it was. Every run is one line of a
-JSON file, so that an interrupted call goes on where it stopped.
+There are a SuperLink and a SuperNode for each client. Each client has its data in a file: MNIST if
+``--data-dir`` is given, otherwise scikit-learn's digits. One client claims 10⁹ examples, or
+multiplies its update by 1,000. The limits are the defaults of a network. The accuracy of the other
+clients after the last round is compared with two other runs: one in which this client is honest,
+and one in which it does not train, because a cluster that loses a member also loses accuracy if
+this member is honest.
+
+Each run is stored as one line of a JSON file, and an interrupted call continues where it stopped.
 
     python benchmarks/network_liars.py --data-dir DIR --out network_liars.jsonl
     python benchmarks/network_liars.py --data-dir DIR --out network_liars.jsonl --one-process   # over a LocalGrid
@@ -42,11 +45,11 @@ HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples" / "flower"
 sys.path.insert(0, str(EXAMPLE))
 
-from deployment import Deployment  # noqa: E402  (of the example)
+from deployment import Deployment  # noqa: E402  (from examples/flower)
 
 LIAR = 3
 KINDS = ("honest", "10⁹ examples", "1,000 times its update", "does not train")
-"""What client LIAR does; see ``network_liars_app.py``."""
+"""Kinds of behaviour of client LIAR; see ``network_liars_app.py``."""
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "two label swaps": {"shift": "label_swap", "clusters": 2},
     "one distribution": {},
@@ -57,28 +60,36 @@ SUBJECTS = (
     ("fedavg", "one distribution"),
 )
 SIZES = {"mnist": (1000, 2000), "digits": (100, 300)}
-"""By data: training examples of each client, and those that all clients of a cluster are tested on."""
+"""Training examples of each client, and test examples of the clients, by data set."""
 COLUMNS = (
     "processes",
     "method",
-    "clients",
-    "liar",
+    "distributions",
+    "attack",
     "mean accuracy",
     "mean change",
     "largest change",
-    "without it",
+    "largest change from a run without it",
 )
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Make missing runs, and print the table."""
     parser = jsonl.parser(__doc__, "network_liars.jsonl")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=8, help="number of clients (default: 8)")
+    parser.add_argument("--rounds", type=int, default=4, help="number of rounds (default: 4)")
     parser.add_argument(
-        "--one-process", action="store_true", help="a LocalGrid, which ends alike but for rounding"
+        "--one-process",
+        action="store_true",
+        help="use a LocalGrid, whose results are equal up to rounding",
     )
-    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        default=KINDS,
+        choices=KINDS,
+        help="kinds of behaviour to run (default: all)",
+    )
     given = parser.parse_args()
     source = "mnist" if given.data_dir else "digits"
     processes = "one" if given.one_process else "real"
@@ -108,7 +119,7 @@ def main() -> None:
 
 
 def made_app(folder: Path, head: Mapping[str, Any]) -> Path:
-    """Write the app that server and clients run."""
+    """Write the Flower app that server and clients run; return its folder."""
     folder.mkdir()
     shutil.copy(HERE / "network_liars_app.py", folder / "fedclade_app.py")
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))
@@ -128,18 +139,17 @@ def made_app(folder: Path, head: Mapping[str, Any]) -> Path:
 def started(
     folder: Path, app: Path, clients: int, *, one_process: bool
 ) -> AbstractContextManager[Any]:
-    """Return a federation that is started when it is entered."""
+    """Return a federation as a context manager that starts it."""
     if one_process:
         return nullcontext(OneProcess(folder, app, clients))
     deployment = Deployment(folder, app, clients)
-    deployment.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = (
-        "2"  # seconds: to ask costs CPU time, too
-    )
+    # Seconds; polling more often costs CPU time.
+    deployment.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "2"
     return deployment
 
 
 class OneProcess:
-    """What is used here of a :class:`Deployment`, over a grid in this process."""
+    """The methods of :class:`Deployment` that this script uses, with a grid in this process."""
 
     def __init__(self, folder: Path, app: Path, clients: int) -> None:
         self._folder = folder
@@ -167,7 +177,7 @@ class OneProcess:
 
 
 def run_of(deployment: Any, job: Mapping[str, Any], data_dir: Path | None) -> dict[str, Any]:
-    """Deal out the data, say who lies, run the app, and return each client's accuracy."""
+    """Write the data and the behaviour of each client, run the app, and return the results."""
     start = time.monotonic()
     for client, arrays in dealt(job, data_dir):
         folder = deployment.node_folder(client)
@@ -194,7 +204,7 @@ def run_of(deployment: Any, job: Mapping[str, Any], data_dir: Path | None) -> di
 def dealt(
     job: Mapping[str, Any], data_dir: Path | None
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Yield each client with its examples."""
+    """Yield each client with the arrays of its examples."""
     train, test = SIZES[job["data"]]
     sizes = {"clients": job["clients"], "samples_per_client": train, "test_samples": test}
     federation: Federation = load_federation(
@@ -215,7 +225,10 @@ def dealt(
 
 
 def rows_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """Yield the rows of the table: changes of honest clients' accuracy in points, beside the two other runs."""
+    """Yield the rows of the table, with changes of the honest clients' accuracy in points.
+
+    The changes are differences from the runs in which client LIAR is honest and does not train.
+    """
     for line in lines:
         head = {
             name: line[name]
@@ -238,14 +251,14 @@ def rows_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 
 def honest_of(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the accuracy of the clients that are honest in every run."""
+    """Return the accuracy of the clients that are honest in all runs."""
     return {client: score for client, score in line["accuracy"].items() if client != str(LIAR)}
 
 
 def change(
     mine: Mapping[str, float], other: Mapping[str, float] | None
 ) -> tuple[float, float] | None:
-    """Return the mean change, and the largest of a client in either direction, in points."""
+    """Return the mean change, and the largest absolute change of a client, in points."""
     if other is None:
         return None
     changes = [100 * (mine[client] - other[client]) for client in mine if client in other]

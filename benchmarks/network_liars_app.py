@@ -1,4 +1,7 @@
-"""The app of ``network_liars.py``: a client's data is a file in its folder, and so is how it lies, if it does."""
+"""Flower app of ``network_liars.py``.
+
+The folder of each client contains a file with its data, and a file with its behaviour.
+"""
 
 from pathlib import Path
 
@@ -16,11 +19,14 @@ LIES = {
     "10⁹ examples": Adversary(kind="false_size"),
     "1,000 times its update": Adversary(kind="scaled", factor=1000.0),
 }
-"""By what the file ``lies`` in a client's folder says; with any other word it does all but train."""
+"""Behaviour of a client by the content of the file ``lies`` in its folder.
+
+With any other content, the client does not train, but replies to all other requests.
+"""
 
 
 def data(context: Context) -> Federation:
-    """Read a client's own data."""
+    """Read a client's data."""
     with np.load(_folder(context) / "data.npz") as held:
         x, y, tests, labels = (
             torch.from_numpy(held[name]) for name in ("x", "y", "tests", "labels")
@@ -32,7 +38,13 @@ def data(context: Context) -> Federation:
 
 
 def answer(message: Message, context: Context) -> Message:
-    """Answer as an honest client does, or as a liar."""
+    """Reply to a message as the client's behaviour states.
+
+    Raises
+    ------
+    TimeoutError
+        If the message is a training request and the client does not train.
+    """
     word = (_folder(context) / "lies").read_text(encoding="utf-8")
     if word not in LIES and message.metadata.message_type == MessageType.TRAIN:
         raise TimeoutError("not there")

@@ -1,9 +1,11 @@
-"""Whether newcomers go where they belong, strangers are told, and sketches send them the same way.
+"""Measure how accurately newcomers are assigned to clusters.
 
-Runs each algorithm on MNIST with four label swaps, holds newcomers back, and sends them down its tree: with 300 images
-and with 40; then the same clients as strangers, each with a permutation of all labels of its own; and once more by
-signatures that are projected to 1024 numbers. Last come the ranges of what fitting is judged by: those of newcomers'
-steps to a branch of their own true cluster, and of strangers' first steps.
+Each algorithm runs on MNIST with four label swaps. Newcomers, which do not take part in the run,
+are then assigned to the leaves of its tree: with 300 and with 40 images; as *strangers*, which are
+the same clients with random permutations of all labels, so that they belong to no cluster; and by
+signatures that are projected to 1024 numbers. The script also prints the ranges of the scores that
+decide whether a newcomer fits: the scores of all steps of newcomers, and of the first steps of
+strangers.
 
     python benchmarks/newcomers.py --data-dir DIR --algorithms cfl ifca --seeds 3
 """
@@ -33,12 +35,12 @@ PROJECTED = {"kind": "projected", "dim": 1024}
 
 
 def place(run: Run, newcomers: Federation) -> Sequence[Assignment]:
-    """Return where each newcomer goes in a run's tree, and no more."""
+    """Return the assignment of each newcomer in a run's tree."""
     return Arrival.of(run, newcomers).assignments()
 
 
 def strangers(newcomers: Federation, seed: int) -> Federation:
-    """Return the same clients, each with labels permuted at random."""
+    """Return the same clients, each with a random permutation of the labels."""
     draw = np.random.default_rng(seed)
     clients = [
         replace(c, label_map=torch.tensor(draw.permutation(newcomers.pool.outputs)))
@@ -48,7 +50,7 @@ def strangers(newcomers: Federation, seed: int) -> Federation:
 
 
 def projected(run: Run, n_parameters: int) -> Run:
-    """Return the run with sketches of the signatures that it cached."""
+    """Return the run with sketches in place of its cached signatures."""
     sketch = Signature(**PROJECTED).sketch(run.summary["seed"], n_parameters)
     assert sketch is not None
     return replace(
@@ -61,7 +63,10 @@ def projected(run: Run, n_parameters: int) -> Run:
 def right(
     run: Run, members: Federation, newcomers: Federation, found: Sequence[Assignment]
 ) -> list[bool]:
-    """Tell of each newcomer whether it came to a leaf of which most members are of its true cluster."""
+    """Return whether each newcomer is assigned to its true cluster.
+
+    A leaf belongs to the true cluster of most of its members.
+    """
     truth, theirs = members.true_clusters, newcomers.true_clusters
     assert truth is not None
     assert theirs is not None
@@ -74,7 +79,7 @@ def right(
 def ranges(
     newcomers: str, found: Iterable[Assignment], run: Run, seen: dict[tuple[str, str], list[float]]
 ) -> None:
-    """Note the scores of newcomers, and beside similarities the least that fits."""
+    """Add the scores of newcomers to ``seen``, and for similarities also the least that fits."""
     for each in found:
         for step in each.steps if newcomers == "honest" else each.steps[:1]:
             seen[newcomers, step.by].append(step.score)
@@ -88,10 +93,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--newcomers", type=int, default=20)
+    parser.add_argument(
+        "--algorithms",
+        nargs="+",
+        choices=ALGORITHMS,
+        default=ALGORITHMS,
+        help="algorithms to run (default: all)",
+    )
+    parser.add_argument("--data-dir", type=Path, help="folder with MNIST")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument(
+        "--newcomers", type=int, default=20, help="number of newcomers (default: 20)"
+    )
     arguments = parser.parse_args()
 
     table = Table(
@@ -101,7 +114,7 @@ def main() -> None:
     table.add_column("ARI", justify="right")
     for samples in SAMPLES:
         table.add_column(f"{samples} images: right", justify="right")
-        for column in ("fit nowhere", "strangers told", "sketches agree"):
+        for column in ("do not fit", "strangers do not fit", "same by sketches"):
             table.add_column(column, justify="right")
     for algorithm in arguments.algorithms:
         seen: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -118,7 +131,7 @@ def main() -> None:
                 config = read_config(find_config(f"{algorithm}-mnist-label-swap"), changes)
                 config = replace(config, top=replace(config.top, evaluate_every=config.top.rounds))
                 federation = config.federation(arguments.data_dir)
-                # the members' data is the same, whatever newcomers have
+                # The members' data do not depend on the newcomers' number of images.
                 run = run or config.run(federation)
                 newcomers = federation.newcomers
                 assert newcomers is not None

@@ -1,11 +1,18 @@
-"""Stacked training by optimizers of torch's, against the general path of SGD, against the loop, and against a bound.
+"""Measure stacked training with torch's optimizers, and compare it with three references.
 
-The general path is SGD with momentum: the gradient is written, and a step is one pass over it and the parameters.
-Another optimizer does the same and then takes a longer step. ``step`` is that alone, in microseconds for a client, with
-parameters, gradient and state in the cache; ``bytes`` is what it has to read and write for an entry; ``GB/s`` follows
-from both. ``bound`` is what would be left of the speed of the general path if a step cost nothing besides.
-Engines train by turns in one process, each from a new state; the table has the samples/s of the fastest of the repeats.
-With one thread CPU time is measured, on which other work has less of an effect.
+The references are SGD with momentum, the engine ``loop``, and an upper bound. SGD with momentum
+uses the general code path: the gradient is computed, and a step is one pass over gradient and
+parameters. Other optimizers use the same path, and their steps take longer. The columns are
+
+- *step*: microseconds of a step of one client, with parameters, gradient and state in the cache;
+- *bytes*: bytes that a step reads and writes for each entry;
+- *GB/s*: the resulting memory bandwidth;
+- *bound*: the largest possible speed relative to SGD with momentum, if the longer step were the
+  only difference.
+
+The engines train alternately in one process, each time from a new state. The table has the samples
+per second of the fastest repeat. With one thread, CPU time is measured, because other processes
+affect it less.
 
     OMP_NUM_THREADS=1 python benchmarks/optimizers.py
     python benchmarks/optimizers.py --threads 2
@@ -37,7 +44,7 @@ from fedclade.training.stacked import StackedEngine
 CLIENTS, OF_LOOP, STEPS, BATCH = 20, 4, 30, 10
 
 ALONE = 500_000
-"""Entries of the tensor that a step is timed with alone: few enough for the cache."""
+"""Number of entries of the tensor with which a step is timed; it fits into the cache."""
 
 GENERAL = "sgd, momentum"
 
@@ -53,7 +60,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 
 
 def step_alone(rule: LocalOptimizer, clock: Callable[[], float]) -> float:
-    """Return the seconds of a step for each entry of a tensor, less those of calling it."""
+    """Return the seconds of a step per entry of a tensor, without the overhead of the call."""
 
     def least(size: int) -> float:
         parameter = nn.Parameter(torch.rand(size))
@@ -72,7 +79,7 @@ def step_alone(rule: LocalOptimizer, clock: Callable[[], float]) -> float:
 
 
 def measured(name: str, repeats: int, clock: Callable[[], float]) -> dict[str, tuple[float, float]]:
-    """Return the samples/s of each rule, stacked and of the loop."""
+    """Return the samples per second of each optimizer with the engines ``stacked`` and ``loop``."""
     module = SUBJECTS[name].module(name)
     layout = Layout.of(module)
     models = layout.flatten(module)[None]
@@ -107,9 +114,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=["mclr", "mlp"])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=SUBJECTS,
+        default=["mclr", "mlp"],
+        help="models to measure (default: mclr mlp)",
+    )
+    parser.add_argument("--repeats", type=int, default=15, help="number of repeats (default: 15)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = thread_time if arguments.threads == 1 else perf_counter
@@ -119,10 +132,10 @@ def main() -> None:
         "model",
         "optimizer",
         "stacked",
-        "of general",
+        "relative to sgd, momentum",
         "bound",
         "loop",
-        "/ loop",
+        "over the loop",
         "step, µs",
         "bytes",
         "GB/s",
@@ -132,11 +145,11 @@ def main() -> None:
     for name in arguments.models:
         entries = Layout.of(SUBJECTS[name].module(name)).n_parameters
         found = measured(name, arguments.repeats, clock)
-        general = 0.0  # its step, in seconds
+        general = 0.0  # seconds of a step of SGD with momentum
         for rule, (stacked, loop) in found.items():
             spec = LocalTraining(**RULES[rule])
             optimizer = LocalOptimizer.of(spec, spec.lr or 0.0)
-            cells = ["–"] * 4  # of plain SGD, whose step is taken as the gradient is formed
+            cells = ["–"] * 4  # plain SGD takes its step while the gradient is computed
             if not optimizer.can_fuse:
                 states = 0 if optimizer.is_plain else len(optimizer.states)
                 alone = step_alone(optimizer, clock) * entries

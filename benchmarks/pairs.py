@@ -1,12 +1,17 @@
-"""Clusters of more clients than pairs could be held of: seconds, memory, and what a sample costs.
+"""Measure clustering of so many clients that a matrix of all pairs would not fit into memory.
 
-    python benchmarks/pairs.py            # bi-partition of 1,000, 10,000 and 100,000 clients; up to 10,000 also SciPy's
-    python benchmarks/pairs.py sample     # the other linkages of 10,000 clients: of a sample, and of all
-    python benchmarks/pairs.py rules      # by what all but the sample of 4,000 clients could join a cluster
+    python benchmarks/pairs.py            # bi-partitions of 1,000, 10,000 and 100,000 clients
+    python benchmarks/pairs.py sample     # other linkages of 10,000 clients, and of samples of them
+    python benchmarks/pairs.py rules      # rules by which clients outside of a sample join clusters
 
-Signatures are made up: clusters of unequal sizes, each a direction of its own, in noise that is twice as long
-(``clear``) or five times (``noisy``). The bi-partition is measured in a process of its own, with all that it takes:
-the signatures, torch and SciPy among it.
+The first command measures time and memory of the bi-partition by a spanning tree. Up to 10,000
+clients, it also uses a matrix of all pairs, and compares all merges with those of SciPy. The second
+command compares clusters of a sample, which the other clients join, with clusters of all clients.
+The third does so for several rules, with 4,000 clients.
+
+Signatures are synthetic: clusters of unequal sizes, each with a direction of its own, plus noise
+that is twice as long (``clear``) or five times as long (``noisy``). Each bi-partition runs in a
+separate process; its memory is that of the whole process, with the signatures, torch and SciPy.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ from fedclade.clustering.spanning_tree import (
 )
 
 SHARES = (0.4, 0.3, 0.2, 0.1)
-"""Of the clients in each cluster."""
+"""Share of the clients in each cluster."""
 
 NOISE = {"clear": 2.0, "noisy": 5.0}
 
@@ -58,7 +63,7 @@ LINKAGES = (
 
 
 def signatures_of(clients: int, size: int, noise: float) -> tuple[Tensor, np.ndarray]:
-    """Make up signatures ``[n, R]``, and the true cluster of each."""
+    """Draw signatures ``[n, R]``; return them with the true cluster of each."""
     truth = np.random.default_rng(0).choice(len(SHARES), clients, p=SHARES)
     draw = torch.Generator().manual_seed(0)
     centres = torch.randn(len(SHARES), size, generator=draw)
@@ -75,7 +80,7 @@ def peak_bytes() -> int:
 
 
 def measure(clients: int, size: int, threads: int, way: str) -> dict[str, Any]:
-    """Find the bi-partition: by a spanning tree, or by a matrix."""
+    """Find the bi-partition by a spanning tree or by a matrix; return time, memory and ARI."""
     torch.set_num_threads(threads)
     rows, truth = signatures_of(clients, size, NOISE["clear"])
     before = peak_bytes()
@@ -109,7 +114,7 @@ def measure(clients: int, size: int, threads: int, way: str) -> dict[str, Any]:
 
 
 def compare(clients: int, size: int, threads: int) -> dict[str, Any]:
-    """Compare all merges with those of SciPy, by cosines that are computed in float64."""
+    """Compare all merges with those of SciPy, with cosines in float64."""
     torch.set_num_threads(threads)
     rows, _ = signatures_of(clients, size, NOISE["clear"])
     merges = single_linkage(rows, "cosine")
@@ -129,7 +134,7 @@ def compare(clients: int, size: int, threads: int) -> dict[str, Any]:
 
 
 def share_elsewhere(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the share of clients in another cluster, with the clusters matched as well as they can be."""
+    """Return the share of clients in different clusters, with the best matching of the clusters."""
     both = confusion_matrix(one, other)
     return 1 - both[linear_sum_assignment(-both)].sum() / len(one)
 
@@ -137,7 +142,7 @@ def share_elsewhere(one: np.ndarray, other: np.ndarray) -> float:
 def sampled(
     clients: int, size: int, threads: int, sizes: list[int], draws: int
 ) -> list[dict[str, Any]]:
-    """Cluster a sample, and all others by the nearest mean; compare with the linkage of all clients."""
+    """Cluster samples, which other clients join by the nearest mean; compare with all clients."""
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
     k = len(SHARES)
@@ -198,7 +203,11 @@ def one_sample(
 def by_rules(
     clients: int, size: int, threads: int, sizes: list[int], draws: int
 ) -> list[dict[str, Any]]:
-    """Let all but a sample of noisy clients join the cluster with the nearest mean, or by distances to its members."""
+    """Compare rules by which clients outside of a sample join clusters, on noisy signatures.
+
+    They join the cluster with the nearest mean, or by the farthest, mean or nearest distance from
+    its members in the sample.
+    """
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
     signatures, _ = signatures_of(clients, size, NOISE["noisy"])
@@ -253,8 +262,17 @@ def exact_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     table = Table(
         title=f"bi-partition of signatures of {arguments.size:,} numbers, {arguments.threads} threads"
     )
-    for column in ("clients", "way", "seconds", "CPU seconds", "GB", "of it before", "load", "ARI"):
-        table.add_column(column, justify="left" if column == "way" else "right")
+    for column in (
+        "clients",
+        "method",
+        "time, s",
+        "CPU time, s",
+        "memory, GB",
+        "memory before, GB",
+        "load",
+        "ARI",
+    ):
+        table.add_column(column, justify="left" if column == "method" else "right")
     for clients in arguments.clients:
         for way in ("matrix", "tree") if clients <= arguments.largest_matrix else ("tree",):
             row = in_a_process(measure, clients, arguments.size, arguments.threads, way)
@@ -275,16 +293,16 @@ def sample_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = in_a_process(
         sampled, 10_000, arguments.size, arguments.threads, arguments.samples, arguments.draws
     )
-    table = Table(title="10,000 clients, a sample of them, mean over the draws")
+    table = Table(title="samples of 10,000 clients, means over the draws")
     for column in (
         "data",
         "distance",
         "linkage",
         "sample",
         "seconds",
-        "ARI to exact",
-        "elsewhere",
-        "ARI to the truth",
+        "ARI with the exact clusters",
+        "in another cluster",
+        "ARI with the true clusters",
     ):
         table.add_column(
             column, justify="left" if column in ("data", "distance", "linkage") else "right"
@@ -306,7 +324,7 @@ def rules_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         by_rules, 4_000, arguments.size, arguments.threads, arguments.samples[:2], arguments.draws
     )
     table = Table(
-        title="4,000 noisy clients: ARI to the exact clusters, by what all but the sample join a cluster"
+        title="4,000 noisy clients: ARI with the exact clusters, by the rule to join a cluster"
     )
     for column in rows[0]:
         table.add_column(column, justify="left" if column in ("metric", "linkage") else "right")
@@ -325,14 +343,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="?", choices=tuple(WHAT), default="exact")
-    parser.add_argument("--clients", nargs="+", type=int, default=[1_000, 10_000, 100_000])
-    parser.add_argument("--largest-matrix", type=int, default=10_000)
-    parser.add_argument("--size", type=int, default=1024)
-    parser.add_argument("--samples", nargs="+", type=int, default=[1_000, 2_000, 4_000])
-    parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "what", nargs="?", choices=tuple(WHAT), default="exact", help="measurement (default: exact)"
+    )
+    parser.add_argument(
+        "--clients",
+        nargs="+",
+        type=int,
+        default=[1_000, 10_000, 100_000],
+        help="numbers of clients of exact (default: 1000 10000 100000)",
+    )
+    parser.add_argument(
+        "--largest-matrix",
+        type=int,
+        default=10_000,
+        help="largest number of clients with a matrix of pairs (default: 10000)",
+    )
+    parser.add_argument(
+        "--size", type=int, default=1024, help="length of a signature (default: 1024)"
+    )
+    parser.add_argument(
+        "--samples",
+        nargs="+",
+        type=int,
+        default=[1_000, 2_000, 4_000],
+        help="sizes of samples; rules uses the first two (default: 1000 2000 4000)",
+    )
+    parser.add_argument("--draws", type=int, default=3, help="samples of each size (default: 3)")
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="threads of torch"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     rows = WHAT[arguments.what](arguments)
     if arguments.json:

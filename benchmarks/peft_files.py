@@ -1,11 +1,13 @@
-"""Adapters of fedclade and of peft: each other's files, and a PeftModel in a simulation, with the outputs compared.
+"""Check that fedclade and peft can read each other's files of adapters.
 
-Neither needs the other, and no test installs peft. In an environment of its own:
+The script also trains a ``PeftModel`` in a simulation, and compares the outputs of the exported
+adapters in both libraries. fedclade does not need peft, and no test installs it. In a separate
+environment:
 
     pip install peft
     python benchmarks/peft_files.py
 
-Exits with 1 if the outputs of one side are not those of the other, or if clients are not in their true clusters.
+The exit status is 1 if outputs differ, or if clients are not in their true clusters.
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from fedclade.models import Parts, load_adapter, save_adapter
 from fedclade.runs import export_adapter
 
 CLOSE = 1e-6
-"""The largest difference of two outputs that are taken for the same, as a share of the largest."""
+"""Largest difference of outputs that count as equal, as a share of the largest output."""
 
 RANK, ALPHA = 4, 12.0
 FEATURES, LABELS, CLIENTS = 16, 4, 8
 
 Row = tuple[str, str, bool]
-"""What was checked, what it came to, and whether that is right."""
+"""Description of a check, its result, and whether the result is right."""
 
 
 class Block(nn.Module):
-    """Two dense layers beside which others pass by."""
+    """Residual block of two dense layers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -49,12 +51,12 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x, and what the block adds."""
+        """Return the sum of x and the output of the layers."""
         return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
 class Base(nn.Module):
-    """A model that is there before its adapters."""
+    """Base model, to which adapters are added."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +78,7 @@ def base() -> Base:
 
 
 def drawn(module: nn.Module) -> nn.Module:
-    """Give what is trained values other than those that it begins with: those of B are zeros."""
+    """Set all trainable parameters to random values, because B is initially zero."""
     for parameter in module.parameters():
         if parameter.requires_grad:
             nn.init.normal_(parameter, std=0.5)
@@ -84,7 +86,7 @@ def drawn(module: nn.Module) -> nn.Module:
 
 
 def compared(what: str, one: nn.Module, other: nn.Module) -> Row:
-    """Return how far the outputs of two models are apart."""
+    """Compare the outputs of two models on random inputs."""
     inputs = torch.randn(64, FEATURES, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         of_one, of_other = one.eval()(inputs), other.eval()(inputs)
@@ -108,7 +110,7 @@ def trained(module: nn.Module) -> dict[str, Tensor]:
 
 
 def files(folder: Path) -> Iterator[Row]:
-    """Write with the one and read with the other, with and without a head that is trained besides."""
+    """Write files with one library and read them with the other, with and without a head."""
     for what, targets, train in (
         ("pairs", ["up", "down"], []),
         ("pairs and a head", ["up"], ["head"]),
@@ -125,7 +127,7 @@ def files(folder: Path) -> Iterator[Row]:
 
 
 def clients() -> fedclade.Federation:
-    """Make up clients of two kinds, whose labels are others for the same inputs."""
+    """Return synthetic clients of two kinds, which have different labels for the same inputs."""
     draw = torch.Generator().manual_seed(0)
     truth = torch.randn(2, FEATURES, LABELS, generator=draw)
     inputs = torch.randn(CLIENTS, 240, FEATURES, generator=draw)
@@ -137,7 +139,7 @@ def clients() -> fedclade.Federation:
 
 
 def simulations(folder: Path) -> Iterator[Row]:
-    """Let a PeftModel be trained by clients of two kinds, and compare the exported adapters."""
+    """Train a PeftModel on clients of two kinds, and compare the exported adapters."""
     federation, by_b = clients(), fedclade.Signature(of=("lora_B",))
     local = fedclade.LocalTraining(epochs=2, batch_size=20, lr=0.2)
     model = peft_model(["up", "down"], [])
@@ -162,12 +164,12 @@ def main() -> None:
     table = Table(
         title=f"fedclade {fedclade.__version__}, peft {peft.__version__}, torch {torch.__version__}"
     )
-    for column in ("what", "came to", ""):
+    for column in ("check", "result", ""):
         table.add_column(column)
     with tempfile.TemporaryDirectory() as folder:
         rows = [*files(Path(folder)), *simulations(Path(folder))]
     for what, came_to, right in rows:
-        table.add_row(what, came_to, "as it should" if right else "WRONG")
+        table.add_row(what, came_to, "ok" if right else "WRONG")
     Console(width=110).print(table)
     if not all(right for *_, right in rows):
         raise SystemExit(1)

@@ -1,7 +1,9 @@
-"""Replicated clustering (rcfl) with models of the clients' own, where clients differ in ways that are no clusters.
+"""Compare replicated clustering (rcfl) with personal models with other methods.
 
-Each run is one line of a JSON file, so that an interrupted call goes on where it stopped. The last task is a continuum:
-of each client's images a share is turned upside down, and the shares are spread evenly.
+In most tasks, the clients differ, but form no clusters. In the last task, a share of each client's
+images is turned upside down, and the shares of the clients are evenly spread from 0 to 100 %.
+
+Each run is stored as one line of a JSON file, and an interrupted call continues where it stopped.
 
     python benchmarks/personal.py --data-dir DIR --out personal.jsonl
     python benchmarks/personal.py --out personal.jsonl --table
@@ -46,7 +48,7 @@ METHODS: Mapping[str, Algorithm] = {
     "rcfl, own": ReplicatedCFL(personalize=True),
     "rcfl, own, fallback": ReplicatedCFL(personalize=True, fallback=True),
 }
-"""Those with models of the clients' own train these for as many epochs as a round has."""
+"""Methods; personal models are trained for as many epochs as a round has."""
 
 TURNED = "turned upside down, 0 to 100 %"
 TASKS = ("iid", "Dirichlet(0.1)", "Dirichlet(0.5)", "Dirichlet(5)", "4 label swaps", TURNED)
@@ -54,7 +56,10 @@ OURS = "rcfl, own, fallback"
 
 
 def turned(seed: int, data_dir: Path | None) -> Federation:
-    """Return 20 clients of 300 images, of which the k-th has k/19 turned upside down; a fifth is for validation."""
+    """Return 20 clients with 300 images, of which a fifth is validation data.
+
+    Client k, from 0, has a share of about k/19 of its images turned upside down.
+    """
     made = load_federation(
         "mnist", clients=20, samples_per_client=300, test_samples=500, seed=seed, data_dir=data_dir
     )
@@ -72,7 +77,7 @@ def turned(seed: int, data_dir: Path | None) -> Federation:
 
 
 def run(task: str, method: str, seed: int, data_dir: Path | None) -> Line:
-    """Run a method; return its accuracy, and how many clusters it has."""
+    """Run a method; return its accuracy, and the number of clusters that it found."""
     federation = turned(seed, data_dir) if task == TURNED else federation_of(task, seed, data_dir)
     settings: dict[str, Any] = {
         "rounds": ROUNDS,
@@ -88,7 +93,11 @@ def run(task: str, method: str, seed: int, data_dir: Path | None) -> Line:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Return accuracies in %, and by how much ours is behind the best of the others, as Markdown."""
+    """Return a Markdown table of accuracies in %.
+
+    The last column is the difference of rcfl with personal models and fall-back from the best of
+    the first four methods: the mean, and the worst run.
+    """
     found: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for line in lines:
         found[line["task"]][line["method"]][line["seed"]] = 100 * line["accuracy"]
@@ -108,9 +117,9 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Make missing runs, and print the table."""
     parser = jsonl.parser(__doc__, "personal.jsonl")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     given = parser.parse_args()
     torch.set_num_threads(1)
     done = {(line["task"], line["method"], line["seed"]) for line in jsonl.read(given.out)}

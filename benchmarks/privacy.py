@@ -1,9 +1,10 @@
-"""What differential privacy on the client costs: ε, ARI and accuracy of clustered methods by the noise.
+"""Measure ε, ARI and accuracy of clustered methods with client-side differential privacy.
 
-MNIST with four label swaps and a linear model of 7,850 parameters. Every method is told how many clusters there are, so
-that what is seen is the noise and not a rule for stopping: FL+HC and FedGroup directly, CFL by the rounds in which it
-may split. CFL's criteria go by norms, to which noise adds zC√D: so ε₁ is replaced by those rounds, and ε₂ by
-√(ε₂² + z²C²D). The oracle, which knows the clusters, shows what noise costs the models alone.
+The data are MNIST with four label swaps, and the model is linear with 7,850 parameters. So that
+only the effect of noise is measured, each method knows the number of clusters: FL+HC and FedGroup
+directly, and CFL by the rounds in which it may split. The criteria of CFL depend on norms, to which
+noise of norm zC√D is added. Therefore the given rounds replace ε₁, and √(ε₂² + z²C²D) replaces ε₂.
+The oracle, which has the true clusters, shows how noise affects the models alone.
 
     python benchmarks/privacy.py --data-dir DIR
     python benchmarks/privacy.py --data-dir DIR --clients 200 --samples 200 --rounds 8 --rounds-before 1
@@ -76,7 +77,7 @@ def level(text: str) -> float | None:
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[list[str]]:
-    """Yield the lines of the table."""
+    """Yield the rows of the table."""
     for noise in arguments.noise:
         for method in arguments.methods:
             runs = [run(method, noise, seed, arguments) for seed in range(arguments.seeds)]
@@ -96,22 +97,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--samples", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--rounds-before", type=int, default=2, help="of FL+HC, before it clusters")
-    parser.add_argument("--clip", type=float, default=2.0, metavar="C")
+    parser.add_argument("--data-dir", type=Path, help="folder with MNIST")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument("--clients", type=int, default=20, help="number of clients (default: 20)")
+    parser.add_argument(
+        "--samples", type=int, default=300, help="images of each client (default: 300)"
+    )
+    parser.add_argument("--rounds", type=int, default=24, help="number of rounds (default: 24)")
+    parser.add_argument(
+        "--rounds-before",
+        type=int,
+        default=2,
+        help="rounds of FL+HC before it clusters (default: 2)",
+    )
+    parser.add_argument(
+        "--clip", type=float, default=2.0, metavar="C", help="clipping norm (default: 2)"
+    )
     parser.add_argument(
         "--noise",
         type=level,
         nargs="*",
         default=NOISE,
         metavar="z",
-        help="multipliers; off: no clipping either",
+        help="noise multipliers; off: no noise and no clipping",
     )
-    parser.add_argument("--methods", nargs="*", default=METHODS)
+    parser.add_argument("--methods", nargs="*", default=METHODS, help="methods to run")
     arguments = parser.parse_args()
 
     table = Table(box=box.MARKDOWN)

@@ -1,14 +1,16 @@
-"""Clusters under differential privacy: what ε = 8 and ε = 2 leave of ARI and accuracy, with 1,000 clients.
+"""Measure ARI and accuracy of the method ``private_choice`` with 1,000 clients, at ε = 8 and ε = 2.
 
-MNIST is dealt to them, 60 images each, and four clusters each swap two labels or permute all. Beside private choice
-stand FedAvg and the oracle, which knows the clusters, with the same noise on their sums. Of an ε, randomized response
-takes a share; the questions about signatures get a noise multiplier of their own; what is left is shared by the rounds.
+Each client has 60 images of MNIST. In each of four clusters, two labels are swapped or all labels
+are permuted. FedAvg and the oracle, which has the true clusters, run with the same noise on their
+sums. A part of ε is spent on randomized response, the queries about signatures have a noise
+multiplier of their own, and the rest of ε is spent on the sums of the rounds.
 
-Every run is one line of a JSON file, so that an interrupted call goes on where it stopped; the table is made of them.
+Each run is stored as one line of a JSON file, and an interrupted call continues where it stopped.
+The table is made from this file.
 
-    python benchmarks/private_signatures.py --data-dir DIR --out private.jsonl            # 3 seeds
-    python benchmarks/private_signatures.py --out private.jsonl --table                   # the table alone
-    python benchmarks/private_signatures.py --mechanisms    # one release of a direction in each cluster: what fails
+    python benchmarks/private_signatures.py --data-dir DIR --out private.jsonl   # 3 seeds
+    python benchmarks/private_signatures.py --out private.jsonl --table          # only the table
+    python benchmarks/private_signatures.py --mechanisms    # compare mechanisms on single clients
 """
 
 from __future__ import annotations
@@ -41,13 +43,13 @@ LEVELS: dict[str, tuple[float, float, float] | None] = {
     "8": (8.0, 5.6, 7.0),
     "2": (2.0, 1.2, 20.0),
 }
-"""By the name of a level: ε in all, ε of the choice, noise multiplier of questions."""
+"""Levels of privacy: the total ε, the ε of the choice, and the noise multiplier of queries."""
 METHODS = ("private_choice", "fedavg", "oracle")
 SHIFTS = ("label_swap", "label_permutation")
 
 
 def noise_for(epsilon: float, choice: float, questions: float) -> float:
-    """Return the smallest noise multiplier of all rounds' sums with which everything together costs ε."""
+    """Return the smallest noise multiplier of the rounds' sums for a total of at most ε."""
 
     def excess(z: float) -> float:
         updates = [Release(noise_multiplier=z)] * (BEFORE + AFTER)
@@ -104,7 +106,7 @@ def run(
 
 
 def table(lines: list[dict[str, Any]]) -> Table:
-    """Return the table of what has been run: the lowest ARI, and mean accuracies."""
+    """Return the table of the runs: the lowest ARI, and mean accuracies."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         found[line["shift"], line["level"], line["method"]].append(line)
@@ -135,11 +137,13 @@ def table(lines: list[dict[str, Any]]) -> Table:
 
 
 def mechanisms() -> Table:
-    """Return which share of single clients keeps its cluster, of four around the corners of a tetrahedron.
+    """Return a table of the shares of single clients whose cluster is identified by one release.
 
-    Each releases one direction in 3 dimensions, 15° from its corner on average, or its nearest corner. PrivUnit
-    (Bhowmick et al. 2018) draws from a cap of 30° around the direction, as often as the ε allows; the Gaussian
-    mechanism is that of a unit vector at δ = 1e-5.
+    The four clusters are around the corners of a tetrahedron. A client's direction in 3 dimensions
+    differs by 15° on average from the corner of its cluster. It releases this direction, by the
+    Gaussian mechanism (at δ = 1e-5) or by PrivUnit (Bhowmick et al. 2018), which draws from a cap
+    of 30° around the direction with the probability that ε permits; or it releases the nearest
+    corner, by randomized response.
     """
     import dp_accounting
 
@@ -181,13 +185,35 @@ def mechanisms() -> Table:
 
 def main() -> None:
     parser = jsonl.parser(__doc__, "private_signatures.jsonl")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--shifts", nargs="*", default=list(SHIFTS), choices=SHIFTS)
-    parser.add_argument("--levels", nargs="*", default=list(LEVELS), choices=list(LEVELS))
-    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=METHODS)
     parser.add_argument(
-        "--mechanisms", action="store_true", help="compare mechanisms on single clients, and stop"
+        "--seeds", type=int, nargs="*", default=[0, 1, 2], help="seeds (default: 0 1 2)"
+    )
+    parser.add_argument(
+        "--clients", type=int, default=1000, help="number of clients (default: 1000)"
+    )
+    parser.add_argument(
+        "--shifts",
+        nargs="*",
+        default=list(SHIFTS),
+        choices=SHIFTS,
+        help="shifts to run (default: all)",
+    )
+    parser.add_argument(
+        "--levels",
+        nargs="*",
+        default=list(LEVELS),
+        choices=list(LEVELS),
+        help="values of ε; none: without privacy (default: all)",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="*",
+        default=list(METHODS),
+        choices=METHODS,
+        help="methods to run (default: all)",
+    )
+    parser.add_argument(
+        "--mechanisms", action="store_true", help="only compare mechanisms on single clients"
     )
     arguments = parser.parse_args()
     if arguments.mechanisms:

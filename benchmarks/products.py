@@ -1,8 +1,9 @@
-"""Microseconds of the batched matrix products of small models, by torch and by NumPy.
+"""Measure the time of batched matrix products of small models, by torch and by NumPy.
 
-Each is the product of one step of 20 clients with batches of 10, forward: a dense layer's inputs by its weights. torch
-is given one thread and two, first in a row, as one would time it, then after 150 µs of other work on one thread, as it
-is in a step: by then its second thread sleeps.
+A product is the forward pass of a dense layer in one step of 20 clients with batches of 10: its
+inputs times its weights. torch computes it with one and with two threads, first repeatedly without
+a pause, and then after 150 µs of other work on one thread, as in a training step. After this time
+torch's second thread is asleep.
 
     python benchmarks/products.py
 """
@@ -31,7 +32,7 @@ WIDTH = 130
 
 
 def microseconds(run: Callable[[], object], repeats: int, pause: float) -> float:
-    """Return the median over the repeats."""
+    """Return the median time over the repeats, each after a pause of ``pause`` seconds."""
     seen: list[float] = []
     for _ in range(repeats):
         until = perf_counter() + pause
@@ -68,8 +69,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=300)
+    parser.add_argument("--clients", type=int, default=20, help="number of clients (default: 20)")
+    parser.add_argument("--repeats", type=int, default=300, help="number of repeats (default: 300)")
     arguments = parser.parse_args()
     table = Table(title=f"µs for the products of {arguments.clients} clients")
     columns = (
@@ -79,7 +80,7 @@ def main() -> None:
         "after a pause",
         "NumPy, after a pause",
     )
-    for column in ("layer", "multiplications", *columns, "taken"):
+    for column in ("layer", "multiplications", *columns, "used by fedclade"):
         table.add_column(column, justify="right")
     for inputs, outputs in LAYERS:
         table.add_row(*row(arguments.clients, inputs, outputs, arguments.repeats))

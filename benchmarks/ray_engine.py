@@ -1,9 +1,12 @@
-"""Engine ``ray`` beside one process: samples/s of the paper's CNN, and what a round costs besides the training.
+"""Compare the engine ``ray`` with training without Ray: samples per second, overhead of a round.
 
-Throughput: clients with batches of 10 train for a round on two ``workers`` processes, and on two Ray actors of one core
-each, by turns; the ratio is that of the medians. Overhead: rounds of tiny ``mclr`` clients, the median of a round (to
-train and to evaluate) on actors less that in this process, with the same engine in both. Other work on the machine
-falls on both, but not evenly: run it where there is none.
+- *Throughput*: clients train the model ``cnn`` in batches of 10 for a round, alternately on two
+  processes of the engine ``workers`` and on two Ray actors with one core each. The ratio is that of
+  the medians.
+- *Overhead*: rounds of tiny clients with the model ``mclr``. The overhead is the median time of a
+  round (training and evaluation) on actors minus that in this process, with the same engine.
+
+Other processes on the machine affect both, but not equally, so run the script on an idle machine.
 
     python benchmarks/ray_engine.py --json ray_engine.json
     python benchmarks/ray_engine.py --quick
@@ -37,7 +40,7 @@ BATCH, LR, LABELS = 10, 0.05, 10
 
 
 def federation_of(clients: int, examples: int, shape: tuple[int, ...]) -> Federation:
-    """Make up clients with so many training examples each, and 10 to test on."""
+    """Return clients with random data: ``examples`` training and 10 test examples each."""
     each = examples + 10
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(clients * each, *shape, generator=draw)
@@ -71,7 +74,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def throughput(clients: int, steps: int, repeats: int, actors: int) -> dict[str, object]:
-    """Return samples/s of both, by turns."""
+    """Return the samples per second of ``workers`` and of Ray actors, measured alternately."""
     federation = federation_of(clients, steps * BATCH, (1, 28, 28))
     local, module = LocalTraining(batch_size=BATCH, lr=LR), module_of("cnn", (1, 28, 28))
     torch.set_num_threads(actors)
@@ -84,7 +87,7 @@ def throughput(clients: int, steps: int, repeats: int, actors: int) -> dict[str,
 
     contestants = {"workers": here, "ray": there}
     for which in contestants.values():
-        for number in (1, 2):  # engines are chosen, data is fetched
+        for number in (1, 2):  # warm-up: engines are chosen, and data is fetched
             round_of(which, number)()
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(3, 3 + repeats):
@@ -128,13 +131,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--actors", type=int, default=2)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--repeats", type=int, help="9 by default, with --quick 3")
+    parser.add_argument(
+        "--actors", type=int, default=2, help="number of actors and of processes (default: 2)"
+    )
+    parser.add_argument("--clients", type=int, default=20, help="number of clients (default: 20)")
+    parser.add_argument(
+        "--repeats", type=int, help="repeats of throughput (default: 9, with --quick 3)"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer steps, repeats and rounds")
-    parser.add_argument("--json", type=Path, help="write what was found to this file")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
-    placement.ENOUGH_SECONDS = float("inf")  # what is compared are actors that keep their clients
+    placement.ENOUGH_SECONDS = float("inf")  # actors must not exchange clients during the benchmark
     repeats, quick = arguments.repeats or (3 if arguments.quick else 9), arguments.quick
     results = {
         "cnn, samples/s": throughput(

@@ -1,8 +1,10 @@
-"""How honest clients fare where some of the others lie: methods by kinds of adversaries by their share.
+"""Measure how much accuracy adversaries cost the honest clients, by method, kind and share.
 
-MNIST, the MLP, clients of four label swaps or of one distribution. The score is the mean test accuracy of the honest
-clients, less that of the same clients in a run in which everybody is honest. Every run is one line of a JSON file, so
-that an interrupted call goes on where it stopped.
+The data are MNIST, with clients of four label swaps or of one distribution, and the model is an
+MLP. The score is the mean test accuracy of the honest clients minus that of the same clients in a
+run without adversaries.
+
+Each run is stored as one line of a JSON file, and an interrupted call continues where it stopped.
 
     python benchmarks/robustness.py --data-dir DIR --out robustness.jsonl --seeds 3
     python benchmarks/robustness.py --data-dir DIR --out robustness.jsonl --shares 0.1 0.4 --methods rcfl fedavg
@@ -74,7 +76,7 @@ METHODS: Mapping[str, tuple[type[Algorithm], Mapping[str, Any], Aggregation]] = 
     "fedavg, no limits": (FedAvg, {}, NO_LIMITS),
     "fedavg, median": (FedAvg, {}, Aggregation(rule="median")),
 }
-"""By name: the algorithm, its options, and how updates are aggregated."""
+"""Methods: the algorithm, its options, and the aggregation of updates."""
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "label flip": {"kind": "label_flip"},
@@ -101,13 +103,13 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 
 def federation_of(task: str, clients: int, seed: int, data_dir: Path | None) -> Federation:
-    """Return clients with 300 images each."""
+    """Return the federation of a task, with 300 images for each client."""
     settings = {"samples_per_client": 300, "test_samples": 100 * clients, **TASKS[task]}
     return load_federation("mnist", clients=clients, **settings, seed=seed, data_dir=data_dir)
 
 
 def run_of(method: str, federation: Federation, seed: int, adversary: Adversary | None) -> Run:
-    """Run a method, with adversaries or without."""
+    """Run a method, with adversaries or without them."""
     kind, options, aggregate = METHODS[method]
     truth = {"true_clusters": federation.true_clusters} if kind is Oracle else {}
     settings = {
@@ -134,7 +136,10 @@ def scores_of(run: Run) -> dict[int, float]:
 
 
 def line_of(run: Run, honest: Mapping[int, float]) -> Line:
-    """Return what came of a run, beside the scores where everybody is honest."""
+    """Return the results of a run with adversaries.
+
+    ``honest`` has the accuracy of each client in a run without adversaries.
+    """
     told, scores = run.summary["adversary"], scores_of(run)
     there = [client for client in scores if client not in told["ids"]]
     now, before = mean(scores[client] for client in there), mean(honest[client] for client in there)
@@ -150,7 +155,7 @@ def line_of(run: Run, honest: Mapping[int, float]) -> Line:
 
 
 def table_of(lines: Sequence[Line], task: str, share: float, clients: int) -> str:
-    """Return kinds by methods: what honest clients lose, in points, and the lowest ARI among them if it is below 1."""
+    """Return a Markdown table of kinds of adversaries by methods, with the results of a cell."""
     cells: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for line in lines:
         if (line["task"], line["share"], line["clients"]) == (task, share, clients):
@@ -169,7 +174,12 @@ def table_of(lines: Sequence[Line], task: str, share: float, clients: int) -> st
 
 
 def cell_of(lines: Sequence[Line]) -> str:
-    """Return the mean loss of honest clients, the worst seed's in brackets, their lowest ARI, a backdoor's success."""
+    """Return the text of a cell.
+
+    The text has the mean change of the honest clients' accuracy in points, with that of the worst
+    seed in brackets; the lowest ARI among the honest clients, if it is below 1; and the success of
+    a backdoor.
+    """
     if not lines:
         return ""
     lost = [line["honest"] - line["without"] for line in lines]
@@ -182,14 +192,36 @@ def cell_of(lines: Sequence[Line]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and print the tables."""
+    """Make missing runs, and print the tables."""
     parser = jsonl.parser(__doc__, "robustness.jsonl")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--task", default="swaps", choices=TASKS)
-    parser.add_argument("--clients", type=int, nargs="+", default=[20])
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.2])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument(
+        "--task", default="swaps", choices=TASKS, help="data of the clients (default: swaps)"
+    )
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[20], help="numbers of clients (default: 20)"
+    )
+    parser.add_argument(
+        "--shares",
+        type=float,
+        nargs="+",
+        default=[0.2],
+        help="shares of adversaries (default: 0.2)",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=list(METHODS),
+        choices=METHODS,
+        help="methods to run (default: all)",
+    )
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        default=list(KINDS),
+        choices=KINDS,
+        help="kinds of adversaries (default: all)",
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(width=250)
@@ -225,7 +257,7 @@ def main() -> None:
 
 
 def name_of(line: Line) -> tuple[Any, ...]:
-    """Return what tells a run from the others."""
+    """Return the values that identify a run."""
     return tuple(line[key] for key in ("task", "method", "kind", "share", "clients", "seed"))
 
 

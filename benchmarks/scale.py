@@ -1,17 +1,18 @@
-"""Seconds and peak memory of each part of a run of 10³ to 10⁶ clients, through the command line.
+"""Measure time and peak memory of the parts of a run with 10³ to 10⁶ clients, by the command line.
 
-Synthetic clients of four planted clusters, with 10 to 200 examples each (Zipf), lie in folders of Arrow files. Of each
-population 1 % and 100 % train logistic regression in a round, one epoch in batches of 10, and 1,000 are evaluated; what
-a round takes is its median but for the first. Cohorts above ``--largest`` are left out. Every command is a process of
-its own, whose peak memory the system reports; pages of the mapped files count there, too. A model of the cost is fitted
-to the rows.
+The clients are synthetic, form four clusters, have 10 to 200 examples each (Zipf), and are stored
+in folders of Arrow files. In each round, 1 % or 100 % of the clients train logistic regression, one
+epoch in batches of 10, and 1,000 clients are evaluated. The time of a round is the median over all
+rounds except the first. Larger cohorts than ``--largest`` are left out. Each command runs in a
+separate process, whose peak memory the system reports, with pages of mapped files. The script fits
+a model of the cost to the rows.
 
-    python benchmarks/scale.py --out DIR                          # the table, and the model of the cost
-    python benchmarks/scale.py --out DIR --clients 1000 10000     # less
-    python benchmarks/scale.py --out DIR --actors 1 2             # the rounds on so many Ray actors, besides
-    python benchmarks/scale.py --out DIR --goal                   # 10⁶ clients, cohorts of 1,000, 50 rounds, a report
+    python benchmarks/scale.py --out DIR                          # table, and model of the cost
+    python benchmarks/scale.py --out DIR --clients 1000 10000     # fewer rows
+    python benchmarks/scale.py --out DIR --actors 1 2             # also on one and two Ray actors
+    python benchmarks/scale.py --out DIR --goal    # rcfl: 10⁶ clients, cohorts of 1,000, 50 rounds
 
-Data and runs stay in DIR, so that an interrupted call goes on where it stopped.
+Data and runs are stored in DIR, and an interrupted call continues where it stopped.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SHARES = (0.01, 1.0)
 ROUNDS, EVALUATED = 5, 1_000
 GOAL_CLIENTS, GOAL_ROUNDS = 1_000_000, 50
 BIGGER = (10**7, 10**8)
-"""Populations that do not run here, for the model of the cost."""
+"""Numbers of clients that are not run, for which the model predicts the cost."""
 
 PARTS = ("seconds_train", "seconds_evaluate", "seconds_server")
 
@@ -49,7 +50,7 @@ GOAL_LOCAL = {**LOCAL, "epochs": 5}
 
 
 def fedclade(*arguments: str | Path) -> tuple[float, int]:
-    """Run a command of fedclade's; return its seconds, and its peak memory in bytes."""
+    """Run a command of fedclade; return its time in seconds, and its peak memory in bytes."""
     start = perf_counter()
     command = [sys.executable, "-m", "fedclade", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -62,7 +63,7 @@ def fedclade(*arguments: str | Path) -> tuple[float, int]:
 
 
 def once(file: Path, make: Any) -> Line:
-    """Return what was measured, and is in a file, or else is measured now."""
+    """Return the measurement that is stored in a file; if there is none, measure and store it."""
     if not file.exists():
         file.write_text(json.dumps(make()) + "\n")
     return json.loads(file.read_text())
@@ -77,7 +78,7 @@ def build(clients: int, folder: Path) -> Line:
 
 
 def run(data: Path, folder: Path, settings: Mapping[str, Any], actors: int = 0) -> Line:
-    """Run a config; return what the parts of it took, and how it ended."""
+    """Run a config; return times, peak memory and clusters."""
     config = folder.with_suffix(".toml")
     shared = {"model": {"name": "mclr"}, "local": LOCAL, "data": {"folder": str(data)}}
     config.write_text(tomli_w.dumps({**shared, **settings}))
@@ -121,7 +122,7 @@ def measured(clients: int, share: float, actors: int, out: Path) -> Line:
 
 
 def goal(out: Path, cohort: int) -> Line:
-    """Run the million."""
+    """Run rcfl with a million clients, and write a report; return the measurements."""
     data = out / f"planted-{GOAL_CLIENTS}"
     made = once(data.with_suffix(".json"), lambda: build(GOAL_CLIENTS, data))
     every = {"evaluate_every": GOAL_ROUNDS // 5, "evaluate_clients": EVALUATED}
@@ -138,7 +139,13 @@ def goal(out: Path, cohort: int) -> Line:
 
 
 def fitted(lines: Sequence[Line]) -> dict[str, tuple[float, float, float]]:
-    """Return a, b, c of ``a + b · clients + c · cohort`` by what it is the cost of: least squares of ratios."""
+    """Fit the model ``a + b · clients + c · cohort`` to each cost, by least squares of ratios.
+
+    Returns
+    -------
+    dict
+        The coefficients (a, b, c) of each cost, which are not negative.
+    """
     of = {
         "outside rounds, s": lambda line: line["outside_rounds"],
         "a round, s": lambda line: sum(line[part] for part in PARTS),
@@ -189,9 +196,9 @@ def shown(lines: Sequence[Line]) -> Table:
 
 
 def model(lines: Sequence[Line]) -> Table:
-    table = Table(title="a model of the cost: a + b × clients + c × cohort")
-    for column in ("what", "a", "b", "c", *(f"{n:.0e} clients, cohort 1,000" for n in BIGGER)):
-        table.add_column(column, justify="left" if column == "what" else "right")
+    table = Table(title="model of the cost: a + b × clients + c × cohort")
+    for column in ("cost", "a", "b", "c", *(f"{n:.0e} clients, cohort 1,000" for n in BIGGER)):
+        table.add_column(column, justify="left" if column == "cost" else "right")
     for name, (a, b, c) in fitted(lines).items():
         table.add_row(
             name,
@@ -206,20 +213,36 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, required=True, help="folder for data, runs and what was measured"
-    )
-    parser.add_argument("--clients", nargs="*", type=int, default=CLIENTS)
-    parser.add_argument(
-        "--shares", nargs="*", type=float, default=SHARES, help="of the clients in a cohort"
-    )
-    parser.add_argument("--largest", type=int, default=100_000, help="leave larger cohorts out")
-    parser.add_argument(
-        "--actors", nargs="*", type=int, default=(), help="Ray actors to run on, besides"
+        "--out", type=Path, required=True, help="folder for data, runs and measurements"
     )
     parser.add_argument(
-        "--goal", action="store_true", help="the million clients in clusters, and nothing else"
+        "--clients",
+        nargs="*",
+        type=int,
+        default=CLIENTS,
+        help="numbers of clients (default: 1000 10000 100000 1000000)",
     )
-    parser.add_argument("--cohort", type=int, default=1_000, help="of the million")
+    parser.add_argument(
+        "--shares",
+        nargs="*",
+        type=float,
+        default=SHARES,
+        help="shares of the clients in a cohort (default: 0.01 1)",
+    )
+    parser.add_argument(
+        "--largest", type=int, default=100_000, help="largest cohort that runs (default: 100000)"
+    )
+    parser.add_argument(
+        "--actors",
+        nargs="*",
+        type=int,
+        default=(),
+        help="numbers of Ray actors, on which runs are made in addition",
+    )
+    parser.add_argument("--goal", action="store_true", help="only run rcfl with a million clients")
+    parser.add_argument(
+        "--cohort", type=int, default=1_000, help="cohort of --goal (default: 1000)"
+    )
     arguments = parser.parse_args()
     out = arguments.out.absolute()
     out.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,14 @@
-"""Time and peak memory of a round, against the number of clients in it and threads, with and without a stream.
+"""Measure time and peak memory of a round, by the numbers of clients and threads.
 
-Clients of 60 examples of MNIST's shape train one epoch in batches of 10, and the server averages their updates. Time is
-given for each client, so that a round that grows linearly has one number in all rows; CPU time depends less on what
-else the machine does. Worker processes count in both, CPU time and memory. The clients of the first table train
-logistic regression. Those of the second train a larger model and are compared by sketches; there a stream keeps none of
-their updates. Every measurement has a process of its own, since a process never tells less memory than it once had.
+Each client trains on 60 examples with MNIST's shape, one epoch in batches of 10, and the server
+averages the updates. The table has the time per client, which is constant if the time of a round is
+proportional to the number of clients. Other processes affect CPU time less. CPU time and memory
+include worker processes.
+
+In the first table, clients train logistic regression. In the second, they train a larger model and
+are compared by sketches, with and without streaming: a server that streams stores no updates. Each
+measurement runs in a separate process, because a process reports the largest memory that it has
+ever had.
 
     python benchmarks/scaling.py
 """
@@ -49,7 +53,7 @@ WIDTH = 140
 
 
 def federation_of(clients: int) -> Federation:
-    """Return clients that hold 60 random images each, of a pool as large as MNIST."""
+    """Return clients with 60 random images each, from a pool as large as MNIST."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(256, (IMAGES, 1, 28, 28), generator=draw, dtype=torch.uint8)
     y = torch.randint(10, (IMAGES,), generator=draw)
@@ -63,7 +67,7 @@ def federation_of(clients: int) -> Federation:
 
 
 def workers() -> list[Path]:
-    """Return the folders of what Linux tells about the worker processes, if there are any."""
+    """Return the folders in ``/proc`` of the worker processes; none if there are no workers."""
     children = [
         number
         for file in Path("/proc/self/task").glob("*/children")
@@ -80,7 +84,7 @@ def cpu_time() -> float:
 
 
 def memory_of_workers() -> int:
-    """Return the bytes that worker processes hold and do not share."""
+    """Return the bytes of private memory of the worker processes."""
     lines = [
         line.split()
         for worker in workers()
@@ -121,7 +125,7 @@ def measure(
         )
         times.append((perf_counter() - start[0], cpu_time() - start[1]))
     unit = 1 if sys.platform == "darwin" else 1024
-    (first, _), *others = times  # the first gathers the data and may measure engines
+    (first, _), *others = times  # the first round gathers the data and may measure engines
     seconds, cpu_seconds = (median(each) for each in zip(*others, strict=True))
     return {
         **{
@@ -177,16 +181,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--clients", nargs="*", type=int, default=CLIENTS)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="at most")
-    parser.add_argument("--engine", default="auto")
-    parser.add_argument("--memory", type=memory_bytes, help="such as 4GB")
-    parser.add_argument("--rounds", type=int, default=3, help="the tables have the median")
-    parser.add_argument("--large", default="mlp", help="the model of the second table")
     parser.add_argument(
-        "--large-clients", type=int, default=CLIENTS_OF_LARGE, help="0: no second table"
+        "--clients",
+        nargs="*",
+        type=int,
+        default=CLIENTS,
+        help="numbers of clients of the first table",
     )
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="largest number of threads"
+    )
+    parser.add_argument("--engine", default="auto", help="the engine (default: auto)")
+    parser.add_argument("--memory", type=memory_bytes, help="memory limit, such as 4GB")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds, of which tables have the median (default: 3)"
+    )
+    parser.add_argument("--large", default="mlp", help="model of the second table (default: mlp)")
+    parser.add_argument(
+        "--large-clients",
+        type=int,
+        default=CLIENTS_OF_LARGE,
+        help=f"clients of the second table; 0: no second table (default: {CLIENTS_OF_LARGE})",
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     threads, fixed = arguments.threads, (arguments.engine, arguments.memory, arguments.rounds)
     fewer = [2**k for k in range(threads.bit_length()) if 2**k < threads]
@@ -205,7 +222,7 @@ def main() -> None:
     ]
     if large:
         Console(width=WIDTH).print(
-            shown(large, f"a round of {arguments.large}, compared by {SKETCH} numbers")
+            shown(large, f"a round of {arguments.large}, compared by sketches of {SKETCH} numbers")
         )
     if arguments.json:
         arguments.json.write_text(json.dumps([*small, *large], indent=2) + "\n")

@@ -1,10 +1,12 @@
-"""What secure aggregation takes in a round, beside the same round without: seconds of CPU, and bytes that travel.
+"""Measure CPU time and bytes of a round with secure aggregation, and of the same round without it.
 
-Clients of FedAvg train an MLP (101,770 parameters) on a few random examples, so that little of their time is training.
-Everything is the real thing over a ``LocalGrid``, in one process and on one thread: seconds are of CPU time, those
-inside clients' apps apart from the server's, which include Flower's work on messages on both sides. Bytes are of whole
-messages as Flower serialises them, keys and shares included. Evaluation is left out. Where one drops out, the last
-client takes part until it should send its masked update, and its masks have to be taken off.
+The method is FedAvg. Clients train an MLP (101,770 parameters) on a few random examples, so that
+training takes little of their time. Server and clients run in one process and on one thread, over a
+``LocalGrid``. CPU seconds in the clients' apps are measured separately from those of the server,
+which include Flower's work on messages on both sides. Bytes are those of whole messages as Flower
+serialises them, with keys and shares. Evaluation is not measured. In the rows "one drops out", the
+last client takes part until it should send its masked update, so the other clients have to unmask
+the sum.
 
     python benchmarks/secure_aggregation.py
     python benchmarks/secure_aggregation.py --clients 6 --rounds 3
@@ -59,14 +61,14 @@ def data(context: Context) -> fedclade.Federation:
 
 @dataclass
 class Timed:
-    """An app whose CPU time is noted; with ``drops`` it fails to send a masked update."""
+    """App that records its CPU time; with ``drops`` it does not send its masked update."""
 
     app: Callable[[Message, Context], Message]
     drops: bool = False
     seconds: float = 0.0
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message."""
+        """Reply to a message."""
         start = process_time()
         try:
             answer = self.app(message, context)
@@ -78,7 +80,7 @@ class Timed:
 
 
 class CountedGrid(LocalGrid):
-    """A grid that counts the bytes of messages; its own time for that is noted, and left out."""
+    """Grid that counts the bytes of messages, and records the CPU time of counting."""
 
     down = up = 0
     counting = 0.0
@@ -90,7 +92,7 @@ class CountedGrid(LocalGrid):
         return super().push_messages(some)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the answers to messages."""
+        """Return the replies to messages."""
         some = list(super().pull_messages(message_ids))
         self.up += self._size(some)
         return some
@@ -103,7 +105,7 @@ class CountedGrid(LocalGrid):
 
 
 def measure(clients: int, rounds: int, secure: bool, drop: bool) -> dict[str, Any]:
-    """Return medians over all rounds but the first, and the last, which evaluates."""
+    """Return medians over all rounds except the first, and the last, which also evaluates."""
     app = client_app("mlp", data, device="cpu")
     apps = [Timed(app, drops=drop and k == clients - 1) for k in range(clients)]
     grid = CountedGrid({1 + k: LocalNode(each, {"partition-id": k}) for k, each in enumerate(apps)})
@@ -149,13 +151,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument(
+        "--clients",
+        nargs="+",
+        type=int,
+        default=list(CLIENTS),
+        help="numbers of clients (default: 6 10 20)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"measured rounds (default: {ROUNDS})"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "flwr", "cryptography"))
-    print(f"Python {platform.python_version()}, {versions}; of each round\n")
+    print(f"Python {platform.python_version()}, {versions}; for each round\n")
     print(f"| {' | '.join(COLUMNS)} |\n|--:|:--|{'--:|' * (len(COLUMNS) - 2)}")
     results: list[dict[str, Any]] = []
     for clients in arguments.clients:

@@ -1,8 +1,9 @@
-"""How many bytes a client's part in one sum takes, by the messages' own encoding: this protocol and the one before it.
+"""Count the bytes that a client sends and receives for one sum with secure aggregation.
 
-The one before (four questions, shares under Fernet, no signatures but of keys) is rebuilt from its
-fields. Nothing runs: messages of the right lengths are made, and serialised by Flower. Clients have a list of their
-peers. Numbers under masks took 4 bytes an entry before, and take 3 now.
+The present protocol is compared with the previous one, which had four requests, encrypted shares
+with Fernet, and signed only keys. No protocol is executed: the script makes messages with values of
+the right lengths, and Flower serialises them. Clients have a list of their peers. A masked number
+has 3 bytes per entry, and had 4 bytes in the previous protocol.
 
     python benchmarks/secure_bytes.py
 """
@@ -39,26 +40,34 @@ SEED_SHARE, KEY_SHARE = 36, 52
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes to a client and from it."""
+    """Numbers of bytes that a client receives and sends."""
 
     down: int
     up: int
 
     @property
     def both(self) -> int:
-        """Bytes in both directions."""
+        """Sum of both directions."""
         return self.down + self.up
 
 
 def some(length: int) -> bytes:
-    """Return random bytes, as they do not compress."""
+    """Return random bytes, which cannot be compressed."""
     return secrets.token_bytes(length)
 
 
 def sizes_of(
     stages: Mapping[str, tuple[dict[str, Any], dict[str, Any]]], masked_bytes: int
 ) -> Bytes:
-    """Return the bytes of a sum's messages, given the values of each question and its answer."""
+    """Return the bytes of the messages of a sum.
+
+    Parameters
+    ----------
+    stages
+        The values of the request and of the reply of each stage.
+    masked_bytes
+        Bytes of the masked vector.
+    """
     down = up = 0
     for stage, (asked, answered) in stages.items():
         of_all = {
@@ -84,12 +93,12 @@ def sizes_of(
 
 
 def length_of(content: RecordDict) -> int:
-    """Return the bytes of a message as Flower sends it."""
+    """Return the number of bytes of a message as Flower sends it."""
     return message_to_proto(Message(content, 2**62, "train", ttl=600.0, group_id="12")).ByteSize()
 
 
 def training() -> dict[str, Any]:
-    """Return what a training is told."""
+    """Return the values of a training request."""
     query = TrainQuery(
         range(2), Models(torch.zeros(1, 1), [0, 0]), Round(12, LocalTraining(lr=0.1))
     )
@@ -97,12 +106,12 @@ def training() -> dict[str, Any]:
 
 
 def replied() -> dict[str, Any]:
-    """Return what an answer to a training repeats."""
+    """Return the values that a reply to a training request repeats."""
     return {"what": "masked", "round": 12, "query": 0, "purpose": "train", "model": "m" * 32}
 
 
 def now(clients: int, colluders: int) -> Bytes:
-    """Return the bytes of this protocol."""
+    """Return the bytes of the present protocol."""
     near = fewest_holders(clients, colluders) if clients > 64 else 0
     graph = Graph.of(clients, colluders, near)
     holders, members = graph.holders or clients - 1, range(clients)
@@ -133,7 +142,7 @@ def now(clients: int, colluders: int) -> Bytes:
         **{f"{name}s": [some(length) for _ in members] for name, length in lengths().items()},
         "min_honests": [3] * clients,
     }
-    del everybody["commitments"]  # which only the server gets, with the shares
+    del everybody["commitments"]  # only the server gets them, with the shares
     own = {} if graph.holders else {"promises": [*promises, some(2 * HASH)]}
     shares = [some(SEED_SHARE) for _ in range(holders + (graph.holders == 0))]
     signed = {
@@ -164,7 +173,7 @@ def now(clients: int, colluders: int) -> Bytes:
 
 
 def before(clients: int, colluders: int) -> Bytes:
-    """Return the bytes of the protocol before, with as many neighbours."""
+    """Return the bytes of the previous protocol, with the same number of neighbours."""
     near = fewest_holders(clients, colluders) if clients > 64 else clients - 1
     plain = len(
         encrypt(generate_shared_key(*some_keys()), some(8 + 8 + 8 + SEED_SHARE + KEY_SHARE))
@@ -202,17 +211,17 @@ def before(clients: int, colluders: int) -> Bytes:
 
 
 def lengths() -> dict[str, int]:
-    """Return how long the parts of an advert are."""
+    """Return the lengths of the parts of an advert (a client's keys for a sum)."""
     return {"masking": KEY, "sealing": KEY, "commitment": HASH, "signature": SIGNATURE}
 
 
 def advert() -> dict[str, bytes]:
-    """Return an advert as its client sends it."""
+    """Return an advert as a client sends it."""
     return {name: some(length) for name, length in lengths().items()}
 
 
 def some_keys() -> tuple[Any, Any]:
-    """Return a private key and a public one, as Flower takes them."""
+    """Return a private key and another public key, in the form that Flower requires."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     one, other = new_key(), public_of(new_key())
@@ -223,10 +232,11 @@ def some_keys() -> tuple[Any, Any]:
 
 def main() -> None:
     """Print a table."""
-    LocalGrid({})  # messages note their sender, which a grid tells Flower
-    print(f"{ENTRIES:,} entries; bytes of a client and sum\n")
+    LocalGrid({})  # messages contain their sender, which Flower knows after a grid was made
+    print(f"{ENTRIES:,} entries; bytes for each client and sum\n")
     print(
-        "| n | c | bytes before | received bytes | sent bytes | in addition to vectors | percent of before |"
+        "| n | c | previous protocol | bytes received | bytes sent | bytes in addition to vectors "
+        "| percentage of the previous protocol |"
     )
     print("|--:|--:|--:|--:|--:|--:|--:|")
     for clients, colluders in SETTINGS:

@@ -1,7 +1,9 @@
-"""Clusters by the signs of sketches, which secure aggregation compares, beside those by whole updates and by sketches.
+"""Compare clusters by the signs of sketches with clusters by sketches and by whole updates.
 
-The bundled digits, 8 clients of 150 images, labels 0 and 1 swapped for half of them, a linear model (D = 650). Cells:
-adjusted Rand index, and in brackets how many clusters were found.
+Secure aggregation compares clients by the signs of sketches. The data are scikit-learn's digits on
+8 clients with 150 images each; in each half of the clients, another pair of labels is swapped. The
+model is linear (D = 650). A cell has the adjusted Rand index, and in brackets the number of
+clusters.
 
     python benchmarks/signs.py
 """
@@ -24,7 +26,7 @@ METHODS: Mapping[str, tuple[Callable[[], Algorithm], int]] = {
     "stocfl": (StoCFL, 6),
     "rcfl": (ReplicatedCFL, 10),
 }
-"""Each method, and its rounds."""
+"""Methods, each with its number of rounds."""
 
 SIGNATURES: Mapping[str, Signature] = {
     "whole updates": Signature(),

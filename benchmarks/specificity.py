@@ -1,9 +1,11 @@
-"""Models of different specificity: root, leaf and fallback, by how much data clients have.
+"""Compare the models of the root and of the leaves, and the choice between them (fall-back).
 
-CFL with four label swaps; a fifth of each client's examples is validation data. Splits come in fixed rounds, so that
-the trees are of one depth; `EPS2` keeps clusters whose members agree from being split, and depends on how far clients
-with so many examples move in a round. The root's model goes on training beside the clusters'. Every table has the mean
-over clients of the score on their test data, then the mean over seeds, with a 95 % interval.
+CFL runs with four label swaps and several numbers of examples; a fifth of each client's examples is
+validation data. Clusters are split in fixed rounds, so that all trees have the same depth. ``EPS2``
+prevents splits of clusters whose members agree; it depends on the length of updates, and so on the
+number of examples. The root's model continues to train in addition to the clusters' models. The
+tables have the mean score over clients on their test data, averaged over seeds, with its 95 %
+interval.
 
     python benchmarks/specificity.py --data-dir DIR
 """
@@ -31,7 +33,7 @@ WAYS = ("root", "leaf", "fallback")
 
 
 def evaluations(tree: ParameterTree, clients: SimulatedClients) -> Iterator[Evaluation]:
-    """Yield how clients fare in each of the ways, on their test data."""
+    """Yield the evaluation on test data of the root's model, the leaves' models and the choice."""
     chosen: Sequence[Mapping[int, int]] = (
         {client: tree.node_for(client, 0).id for client in clients.ids},
         tree.leaf_of,
@@ -43,7 +45,7 @@ def evaluations(tree: ParameterTree, clients: SimulatedClients) -> Iterator[Eval
 
 
 def measured(federation: Federation, eps2: float, seed: int) -> tuple[list[Evaluation], float]:
-    """Return the evaluations, and the ARI of the clusters found."""
+    """Run CFL; return the evaluations, and the ARI of the clusters."""
     algorithm = CFL(eps2=eps2, split_rounds=SPLIT_ROUNDS, fallback=True)
     settings = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seed": seed, "engine": "stacked"}
     run = simulate(algorithm, "mlp", federation, local=SPEC, **settings)
@@ -52,7 +54,7 @@ def measured(federation: Federation, eps2: float, seed: int) -> tuple[list[Evalu
 
 
 def told(values: Sequence[float], digits: int) -> str:
-    """Return mean ± interval."""
+    """Return the mean and its 95 % interval as text."""
     mean, half = mean_and_interval(values)
     return f"{mean:.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
 
@@ -68,11 +70,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--data-dir", type=Path, help="folder with MNIST")
     parser.add_argument(
-        "--examples", nargs="+", type=int, choices=EPS2, default=list(EPS2), help="of each client"
+        "--examples",
+        nargs="+",
+        type=int,
+        choices=EPS2,
+        default=list(EPS2),
+        help="numbers of examples of each client (default: all)",
     )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     arguments = parser.parse_args()
     accuracies: dict[int, list[str]] = {}
     losses: dict[int, list[str]] = {}

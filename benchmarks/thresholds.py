@@ -1,7 +1,9 @@
-"""What CFL's thresholds must separate: update norms of mixed clusters and of pure ones, once they are near stationary.
+"""Print the update norms of mixed and of pure clusters, between which CFL's threshold ε₂ must lie.
 
-Runs CFL on data whose clusters are known and prints, for several ε₁, the smallest max norm that a mixed cluster showed
-at a mean norm below ε₁, and the largest that a pure one showed when it first came below. ε₂ has to lie between the two.
+A *mixed* cluster has clients of several true clusters, a *pure* cluster of one. The script runs CFL
+on data with known clusters. For several ε₁, it prints the smallest max norm of a mixed cluster
+while its mean norm is below ε₁, and the largest max norm of a pure cluster in the first round in
+which its mean norm is below ε₁. ε₂ must lie between these two numbers.
 
     python benchmarks/thresholds.py cfl-mnist-label-swap --data-dir DIR
 """
@@ -24,7 +26,10 @@ LEVELS = (0.4, 0.3, 0.25, 0.2, 0.15, 0.1)
 
 
 def near_stationary(run: Run, level: float) -> list[tuple[bool, list[dict[str, Any]]]]:
-    """Return for each cluster whether it is mixed, and its rounds at a mean norm below a level."""
+    """Return whether each cluster is mixed, and its rounds with a mean norm below a level.
+
+    Clusters without such rounds are left out.
+    """
     truth = {row["client"]: row["true_cluster"] for row in run.client_rows}
     found: list[tuple[bool, list[dict[str, Any]]]] = []
     for node in run.tree.nodes:
@@ -44,9 +49,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("config")
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("config", help="config of CFL, such as cfl-mnist-label-swap")
+    parser.add_argument("--data-dir", type=Path, help="folder with the data set")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     arguments = parser.parse_args()
 
     config = read_config(find_config(arguments.config))
@@ -63,8 +68,8 @@ def main() -> None:
     table = Table(title=f"{arguments.config}, seeds 0 to {arguments.seeds - 1}")
     for column in (
         "mean norm below",
-        "mixed: max norm at least",
-        "pure: max norm at first at most",
+        "mixed: max norm is at least",
+        "pure: first max norm is at most",
     ):
         table.add_column(column, justify="right")
     for level in LEVELS:

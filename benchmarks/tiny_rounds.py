@@ -1,9 +1,9 @@
-"""Cost of a round besides training: 1,000 rounds of 20 tiny clients, in two versions of fedclade by turns.
+"""Compare the overhead of a round in two versions of fedclade: 1,000 rounds of 20 tiny clients.
 
-Each client has ten examples of eight numbers and takes one step of a linear model in a round, so that
-a round consists mostly of what the library does around the training. Each process has one version on its path.
-The two versions take turns, so that a machine whose speed drifts does so for both; the best of all
-turns counts.
+Each client has ten examples of eight numbers and takes one step of a linear model in a round, so
+that a round consists mostly of the library's work around the training. Each process imports one
+version. The two versions run alternately, so that changes of the machine's speed affect both; the
+result is the best of all turns.
 
     git worktree add ../before COMMIT
     python benchmarks/tiny_rounds.py ../before/src --turns 3
@@ -43,14 +43,18 @@ def measure(rounds: int) -> float:
 
 
 def main() -> None:
-    """Measure one version, or both by turns."""
+    """Measure one version, or both versions alternately."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("other", type=Path, help="the folder src of another version")
-    parser.add_argument("--turns", type=int, default=3, help="of each version")
-    parser.add_argument("--rounds", type=int, default=1000, help="of a run")
-    parser.add_argument("--measure", action="store_true", help="measure the version on the path")
+    parser.add_argument("other", type=Path, help="folder src of another version")
+    parser.add_argument(
+        "--turns", type=int, default=3, help="measurements of each version (default: 3)"
+    )
+    parser.add_argument("--rounds", type=int, default=1000, help="rounds of a run (default: 1000)")
+    parser.add_argument(
+        "--measure", action="store_true", help="only measure the version that Python imports"
+    )
     arguments = parser.parse_args()
     if arguments.measure:
         print(measure(arguments.rounds))

@@ -1,9 +1,9 @@
-"""Training and evaluation of the built-in models in two versions of fedclade, by turns in one run.
+"""Compare the speed of training and evaluation in two versions of fedclade, for built-in models.
 
-Each process has one version on its path. It makes 20 clients with 100 examples each, lets all of them
-train (in batches of 10) and evaluate for some rounds, and prints the examples per second. The two versions
-take turns, so that a machine whose speed drifts does so for both. The table has the best of all turns, and
-the ratio of the two.
+Each process imports one version. It makes 20 clients with 100 examples each, lets all of them train
+(in batches of 10) and evaluate for some rounds, and prints the examples per second. The two
+versions run alternately, so that changes of the machine's speed affect both. The table has the best
+of all turns, and the ratio of the two versions.
 
     git worktree add ../before COMMIT
     python benchmarks/two_versions.py ../before/src --turns 5
@@ -45,7 +45,7 @@ HERE = Path(__file__).resolve().parent.parent / "src"
 
 
 def measure(name: str, device: str, rounds: int) -> dict[str, float]:
-    """Return examples a second of training and evaluation, and the seconds that it takes to make the clients."""
+    """Return examples per second of training and evaluation, and seconds to make the clients."""
     draw = np.random.default_rng(0)
     shape = MODELS[name]
     data = {}
@@ -75,7 +75,7 @@ def measure(name: str, device: str, rounds: int) -> dict[str, float]:
         "evaluate": sum(len(c.test) for c in clients_data.clients),
     }
     for what, act in (("train", train), ("evaluate", evaluate)):
-        act(1)  # chooses the engine, and fills the caches
+        act(1)  # warm-up, which chooses the engine and fills the caches
         best = float("inf")
         for number in range(2, 2 + rounds):
             wait(device)
@@ -88,13 +88,13 @@ def measure(name: str, device: str, rounds: int) -> dict[str, float]:
 
 
 def wait(device: str) -> None:
-    """Wait for a GPU."""
+    """Wait until a GPU has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def run_script(script: str, source: Path, *options: str, **variables: str) -> str:
-    """Measure by a script in a process that imports one version; return its last line."""
+    """Run a script with ``--measure`` and one version of fedclade; return its last output line."""
     environment = {**os.environ, "PYTHONPATH": str(source), **variables}
     command = [sys.executable, script, str(source), "--measure", *options]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
@@ -107,7 +107,7 @@ def run_version(source: Path, device: str, rounds: int) -> dict[str, dict[str, f
 
 
 def best_of(turns: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Return the largest speeds and the smallest times of some turns."""
+    """Return the largest speeds and the smallest times of all turns."""
     best: dict[str, dict[str, float]] = {}
     for name in MODELS:
         best[name] = {
@@ -121,7 +121,7 @@ def best_of(turns: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, flo
 def table_of(
     other: Mapping[str, Mapping[str, float]], this: Mapping[str, Mapping[str, float]], machine: str
 ) -> Table:
-    """Return the table of both versions."""
+    """Return the table with the results of both versions."""
     table = Table(title=f"examples/s, other version → this one, {machine}")
     for column in (
         "model",
@@ -146,17 +146,25 @@ def table_of(
 
 
 def main() -> None:
-    """Measure one version, or both by turns."""
+    """Measure one version, or both versions alternately."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("other", type=Path, help="the folder src of another version")
-    parser.add_argument("--turns", type=int, default=3, help="of each version")
-    parser.add_argument("--rounds", type=int, default=8, help="that are timed in each turn")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("other", type=Path, help="folder src of another version")
     parser.add_argument(
-        "--measure", action="store_true", help="measure the version on the path, and print JSON"
+        "--turns", type=int, default=3, help="measurements of each version (default: 3)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=8, help="timed rounds of a measurement (default: 8)"
+    )
+    parser.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"), help="device (default: cpu)"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="only measure the version that Python imports, and print JSON",
     )
     arguments = parser.parse_args()
     if arguments.measure:

@@ -1,15 +1,19 @@
-"""The pictures of the gallery: ``python docs/gallery.py`` runs four methods on digits, and photographs their reports.
+"""Make the pictures of the gallery, which are screenshots of reports.
 
-``python docs/gallery.py DATA`` photographs reports on real data instead, and prints the gains that ``docs/report.md``
-quotes. DATA has two folders of CSV files with a header, one file for each client:
+``python docs/gallery.py`` runs four methods on digits, and makes screenshots of their reports.
 
-- ``landmine/field01.csv`` to ``field29.csv``: the landmine data of Xue et al. (2007), with the nine inputs as ``x0`` to
-  ``x8``, and 0 or 1 as ``mine``;
-- ``heart/cleveland.csv``, ``hungarian.csv``, ``switzerland.csv`` and ``va.csv``: the UCI heart disease data, with at
-  least the columns of ``HEART_COLUMNS`` and the grade of the disease, from 0 to 4, as ``target``. Cells with missing
-  values are empty.
+``python docs/gallery.py DATA`` makes screenshots of reports on real data instead, and prints the
+gains that ``docs/report.md`` quotes. DATA has two folders of CSV files with a header, one file for
+each client:
 
-It needs the extra ``dev`` and a Chromium, which ``CHROME`` may name.
+- ``landmine/field01.csv`` to ``field29.csv``: the landmine data of Xue et al. (2007), with the nine
+  inputs as ``x0`` to ``x8``, and 0 or 1 as ``mine``;
+- ``heart/cleveland.csv``, ``hungarian.csv``, ``switzerland.csv`` and ``va.csv``: the UCI heart
+  disease data, with at least the columns of ``HEART_COLUMNS`` and the grade of the disease, from 0
+  to 4, as ``target``. Cells with missing values are empty.
+
+The script needs the extra ``dev`` and the browser Chromium, whose path may be in the environment
+variable ``CHROME``.
 """
 
 from __future__ import annotations
@@ -81,7 +85,7 @@ va,USA
 
 
 def main() -> None:
-    """Run the methods, write their reports, and photograph these."""
+    """Make the pictures of the digits, or of the real data in a folder."""
     if len(sys.argv) > 1:
         photograph_real_data(Path(sys.argv[1]).absolute())
     else:
@@ -89,7 +93,7 @@ def main() -> None:
 
 
 def photograph_real_data(data: Path) -> None:
-    """Run rcfl on the landmine and the heart data, and photograph the head of each report."""
+    """Run rcfl on the landmine and the heart data, and save the top of each report as a picture."""
     chrome = os.environ.get("CHROME") or shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
@@ -99,7 +103,7 @@ def photograph_real_data(data: Path) -> None:
         (folder / "landmine.toml").write_text(LANDMINE)
         (folder / "heart.toml").write_text(HEART)
         browser = playwright.chromium.launch(executable_path=chrome, args=["--no-sandbox"])
-        # With one cluster there is nothing that distinguishes clusters.
+        # rcfl finds one cluster in the heart data, and then a report has no section "distinction".
         last_sections = {"landmine": "distinction", "heart": "gains"}
         for run, last_section in last_sections.items():
             call(folder, "run", f"{run}.toml", "--out", f"{run}-run", "--quiet")
@@ -111,7 +115,7 @@ def photograph_real_data(data: Path) -> None:
 
 
 def print_gains(folder: Path) -> None:
-    """Print the mean gains of a run, and the clients that would clearly be better off alone."""
+    """Print the mean gains of a run, and the clients whose models are clearly better alone."""
     run = fedclade.Run.load(folder)
     view = GainView.of(run)
     print(f"{folder.name}:")
@@ -124,7 +128,7 @@ def print_gains(folder: Path) -> None:
 
 
 def prepare_heart(source: Path, target: Path) -> None:
-    """Write the complete rows of some columns, and whether a patient is ill, in place of a grade from 0 to 4."""
+    """Write the complete rows of some columns, with 1 for ill patients in place of the grade."""
     target.mkdir()
     for path in sorted(source.glob("*.csv")):
         with path.open() as file:
@@ -138,7 +142,7 @@ def prepare_heart(source: Path, target: Path) -> None:
 
 
 def photograph_digits() -> None:
-    """Run four methods on digits, and photograph sections of their reports."""
+    """Run four methods on digits, and save sections of their reports as pictures."""
     federation = fedclade.load_federation("digits", clients=20, shift="label_swap", clusters=4)
     local = fedclade.LocalTraining(epochs=3, batch_size=20, lr=0.1)
     chrome = os.environ.get("CHROME") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -171,19 +175,19 @@ def photograph_digits() -> None:
 
 
 def report(folder: str, *arguments: str) -> None:
-    """Write a page by the command line, in a folder."""
+    """Write a report with the command line, in a folder."""
     call(Path(folder), "report", *arguments)
 
 
 def call(folder: Path, *arguments: str) -> None:
-    """Call the command line in a folder."""
+    """Call fedclade's command line in a folder."""
     subprocess.run(
         [sys.executable, "-m", "fedclade", *arguments], cwd=folder, check=True, capture_output=True
     )
 
 
 def photograph(browser: Browser, page: Path, sections: dict[str, str]) -> None:
-    """Save sections of a page as small PNG files."""
+    """Save sections of a page as PNG files; ``sections`` maps ids of sections to file names."""
     shown = open_page(browser, page)
     for section, name in sections.items():
         whole = shown.locator(f"#{section}")
@@ -194,7 +198,7 @@ def photograph(browser: Browser, page: Path, sections: dict[str, str]) -> None:
 
 
 def photograph_head(browser: Browser, page: Path, *, last_section: str, name: str) -> None:
-    """Save a page from its top to the end of a section as one small PNG file."""
+    """Save a page from its top to the end of a section as one PNG file."""
     shown = open_page(browser, page)
     last = shown.locator(f"#{last_section}")
     last.scroll_into_view_if_needed()  # figures are drawn when they become visible
@@ -207,7 +211,7 @@ def photograph_head(browser: Browser, page: Path, *, last_section: str, name: st
 
 
 def open_page(browser: Browser, page: Path) -> Page:
-    """Open a report in the browser, and wait until its figures are drawn."""
+    """Open a report in the browser, and wait until the page has drawn its figures."""
     shown = browser.new_page(viewport={"width": WIDTH, "height": 900}, reduced_motion="reduce")
     shown.goto(page.resolve().as_uri())
     shown.wait_for_selector("html[data-drawn]", state="attached")

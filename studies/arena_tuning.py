@@ -88,7 +88,7 @@ def tasks(cells: Sequence[str], scale: str | None) -> dict[str, Config]:
         each.name: each for each in read_scenarios(path, ["evaluate_validation=true"], scale)
     }
     if unknown := [cell for cell in cells if cell not in scenarios]:
-        raise SystemExit(f"there is no cell {unknown[0]}; there are {', '.join(scenarios)}")
+        raise SystemExit(f"unknown cell {unknown[0]!r}; known cells: {', '.join(scenarios)}")
     return {cell: scenarios[cell].configs["fedavg"] for cell in cells}
 
 

@@ -261,5 +261,5 @@ def ways_to_compare(first: Tensor, second: Tensor) -> dict[str, Similarity]:
 
 def _ari(labels: Labels, truth: Labels) -> float:
     ari = cluster_scores(dict(enumerate(labels.tolist())), dict(enumerate(truth.tolist())))["ari"]
-    assert ari is not None  # there is a truth
+    assert ari is not None  # the true clusters are known
     return ari

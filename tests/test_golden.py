@@ -120,7 +120,7 @@ def test_the_last_bit_of_a_number_counts_and_the_clock_does_not():
 
 
 def test_a_value_of_an_unknown_type_is_an_error():
-    with pytest.raises(TypeError, match="a object has no place in a digest: <object object at"):
+    with pytest.raises(TypeError, match="a digest cannot contain a object: <object object at"):
         digest.digest_of({"value": object()})
 
 

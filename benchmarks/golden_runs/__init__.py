@@ -1,1 +1,1 @@
-"""The golden runs: their settings, how they are run, and what is compared of them."""
+"""Golden runs: their settings, the code that runs them, and the digests of their results."""

@@ -1,9 +1,10 @@
 """Settings of the golden runs.
 
-Each case is small: eight clients with 40 examples each, and a few rounds. The settings are those of
-a config, with a section's keys written as ``section.key``; what a case does not set is that of
-:data:`BASE`. ``tests/test_golden.py`` checks that every method, every rule of aggregation, every
-kind of privacy and every kind of adversary has a case, so a new one must be added here.
+Each case is small: usually eight clients with 40 examples each, and a few rounds. The settings are
+keys of a config, with the keys of a section written as ``section.key``. Keys that a case does not
+set have the values in :data:`BASE`. ``tests/test_golden.py`` checks that every method, every rule
+of aggregation, every kind of privacy and every kind of adversary has a case, so a new one must be
+added here.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ class Case:
     Parameters
     ----------
     name
-        Unique among all cases.
+        Name, which is unique among all cases.
     settings
         Settings in which the run differs from :data:`BASE`.
     kind
-        Where the clients are: in this process, behind Flower's messages in this process, or in two
+        Place of the clients: in this process, in this process but over Flower's messages, or in two
         Ray actors.
     node
-        Config of every network node, such as what its policy allows. Unused by other kinds.
+        Config of every node of a network, such as the queries that its policy allows. Unused by
+        other kinds.
     assigns
         Whether newcomers are assigned to clusters after the run, with ``fedclade.assign``.
     """
@@ -57,7 +59,7 @@ BASE: Settings = {
     "local.batch_size": 10,
     "local.lr": 0.1,
 }
-"""Eight clients in two clusters, on the bundled digits."""
+"""Eight clients in two clusters, on scikit-learn's digits."""
 
 MLP: Settings = {"model.name": "mlp", "model.hidden": 16, "local.lr": 0.5}
 MOMENTUM: Settings = {"local.momentum": 0.9, "local.keep_state": True, "local.lr": 0.1}
@@ -236,7 +238,7 @@ ENGINES: Mapping[str, Settings] = {
     "vmap, scaffold": {"algorithm.name": "scaffold", "engine": "vmap"},
     "workers, fedsoft": {**FEDSOFT, "engine": "workers"},
 }
-"""Ways to train clients; without a method in the name it is CFL."""
+"""Ways to train clients; the method is CFL, unless the name contains another."""
 
 MODELS: Mapping[str, Settings] = {
     "personal head": {**CFL_MLP, "model.personal": "head"},
@@ -280,7 +282,7 @@ SIGNATURES: Mapping[str, Settings] = {
     "of rcfl": {**RCFL, **SKETCHES},
     "of rcfl, streamed": {**RCFL, **SKETCHES, "stream": True},
 }
-"""What clients are compared by, and what the server keeps of updates."""
+"""Signatures by which clients are compared, and runs that stream updates."""
 
 RULES = (
     "median",
@@ -291,7 +293,7 @@ RULES = (
     "geometric_median",
     "centred_clipping",
 )
-"""Robust rules of aggregation; ``mean`` is that of all other cases."""
+"""Robust rules of aggregation; all other cases have the rule ``mean``."""
 
 PRIVACY: Mapping[str, Settings] = {
     "permuted": {**CFL, "privacy.permute": True},
@@ -310,7 +312,7 @@ PRIVACY: Mapping[str, Settings] = {
     "central, oracle": {"algorithm.name": "oracle", **CENTRAL},
     "small clusters": {**CFL, **CLIENT_PRIVACY, "privacy.min_cluster_size": 3},
 }
-"""Kinds of privacy: of clients, of examples, central; and what goes with them."""
+"""Kinds of privacy: of clients, of examples, and central; and related settings."""
 
 ADVERSARIES = (
     "label_flip",
@@ -388,7 +390,7 @@ CLIENTS: Mapping[str, Settings] = {
     "newcomers of fedgroup": {**FEDGROUP, "newcomers.clients": 2, "newcomers.join_round": 3},
     "best round": {**CFL, "keep_best": True, "stop.patience": 2, "data.validation_fraction": 0.2},
 }
-"""Which clients take part, and what becomes of their replies."""
+"""Availability and newcomers of clients, and limits and faults of their replies."""
 
 ASSIGNED: Mapping[str, Settings] = {
     "cfl": {**CFL, "newcomers.clients": 2},
@@ -448,7 +450,7 @@ SUMS: Mapping[str, Settings] = {
         "signature.dim": 64,
     },
 }
-"""Runs over a network with secure aggregation, so that the server sees sums alone."""
+"""Runs over a network with secure aggregation, in which the server gets only sums."""
 
 RAY: Mapping[str, Settings] = {
     "cfl": {**CFL, "engine": "ray", "rounds": 3},
@@ -492,7 +494,7 @@ def all_cases() -> Iterator[Case]:
 
 
 def robust(rule: str) -> Settings:
-    """Return the settings of FedAvg with a rule of aggregation, where some clients lie."""
+    """Return the settings of FedAvg with a rule of aggregation, and with malicious clients."""
     return {"algorithm.name": "fedavg", "aggregate.rule": rule, **SCALED, "rounds": 3}
 
 
@@ -502,10 +504,10 @@ def adversary(kind: str) -> Settings:
 
 
 def false_statement(lie: str) -> Settings:
-    """Return the settings of a method that requests what adversaries state falsely."""
+    """Return the settings of a method that requests a value which malicious clients falsify."""
     return {**LIES[lie], "adversary.lies": [lie], "adversary.share": 0.25}
 
 
 def named(only: Sequence[str] = ()) -> list[Case]:
-    """Return the cases whose names contain one of these texts; all without any."""
+    """Return the cases whose names contain one of these texts; all cases if there are no texts."""
     return [case for case in all_cases() if not only or any(text in case.name for text in only)]

@@ -1,4 +1,4 @@
-"""Digests of all that a run results in, and the few figures of it that other machines agree on."""
+"""Digests of all results of a run, and the few figures that are equal on other machines."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 from golden_runs.running import Outcome
 
 CLOCK_COLUMNS = frozenset({"seconds", "seconds_train", "seconds_evaluate", "seconds_server"})
-"""Columns of tables that a clock fills. Their names are compared, their values are not."""
+"""Columns of tables with times. Their names are compared, but not their values."""
 
 NOT_COMPARED = frozenset({"seconds", "versions", "device", "out"})
 """Entries of summaries and configs that depend on the machine, the versions, or the folder."""
 
 
 def digests_of(outcome: Outcome) -> dict[str, str]:
-    """Return a digest for each part of an outcome, so that a difference says where to look.
+    """Return a digest for each part of an outcome, so that a difference can be located.
 
-    Two outcomes have the same digests only if they agree to the last bit, but for the clock.
+    Two outcomes have the same digests only if they agree to the last bit, except for times.
     """
     run = outcome.run
     parts = {
@@ -43,12 +43,12 @@ def digests_of(outcome: Outcome) -> dict[str, str]:
 
 
 def describe_fields(record: Any) -> dict[str, Any]:
-    """Return all fields of a dataclass by name, so that one which is added later counts too."""
+    """Return all fields of a dataclass by name, also fields that are added to the class later."""
     return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def without_clock(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of a table in which the columns of the clock are empty."""
+    """Return rows of a table with None in the columns of times."""
     return [
         {name: None if name in CLOCK_COLUMNS else value for name, value in row.items()}
         for row in rows
@@ -56,7 +56,7 @@ def without_clock(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def without_machine(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a summary or a config without what is not compared, in its sections either."""
+    """Return a summary or a config without entries that are not compared, also in its sections."""
     kept: dict[str, Any] = {}
     for name, value in entries.items():
         if name in NOT_COMPARED:
@@ -78,13 +78,13 @@ def array_digest(array: np.ndarray) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """Return a short hash of plain values; numbers count with all their digits."""
+    """Return a short hash of plain values, in which numbers have all their digits."""
     text = json.dumps(value, sort_keys=True, default=plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def plain(value: Any) -> Any:
-    """Return a value that JSON does not know in a form that it does.
+    """Convert a value of a type that JSON does not have.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def plain(value: Any) -> Any:
         return dict(value)
     if isinstance(value, Sequence):
         return list(value)
-    raise TypeError(f"a {type(value).__name__} has no place in a digest: {value!r}")
+    raise TypeError(f"a digest cannot contain a {type(value).__name__}: {value!r}")
 
 
 def figures_of(outcome: Outcome) -> dict[str, float | int | None]:

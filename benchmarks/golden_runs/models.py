@@ -1,4 +1,4 @@
-"""A model that the library does not have: one with normalisation layers."""
+"""A model with normalisation layers, which fedclade does not have."""
 
 from __future__ import annotations
 

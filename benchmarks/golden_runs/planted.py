@@ -1,9 +1,9 @@
-"""Errors that are put into the library on purpose, each of which must change a golden run.
+"""Errors that are planted in the library on purpose, each of which must change a golden run.
 
-They are of the kinds that restructuring makes: a condition that is lost, a name that is mistaken, a
-field that is forgotten where objects are copied, a message or a table that gets other columns.
-``tests/test_golden.py`` checks that each is noticed. One that no longer fits the code, since what
-it replaces was moved or renamed, is to be planted where that is now.
+They are typical errors of restructuring: a lost condition, a wrong name, a field that is forgotten
+when an object is copied, a message or a table with other columns. ``tests/test_golden.py`` checks
+that each is detected. If the code that a planted error replaces is moved or renamed, plant the
+error in the new place.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Planting = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class PlantedError:
-    """An error, and a golden run that notices it.
+    """An error, and a golden run that detects it.
 
     Parameters
     ----------
     name
         Description of the error.
     plant
-        Returns a context in which the library has the error.
+        Function that returns a context in which the library has the error.
     case
         Name of a case whose digests must differ with the error.
     part
@@ -54,7 +54,7 @@ class PlantedError:
 
 
 def store_after_every_query() -> AbstractContextManager[Any]:
-    """Let clients store what they train for any purpose, and on parts of their data too."""
+    """Let clients store models after training for any purpose, also on parts of their data."""
     settle = store.WholeModels.settle
 
     def settle_and_store(self: Any, query: TrainQuery, *arguments: Any) -> Any:
@@ -66,7 +66,7 @@ def store_after_every_query() -> AbstractContextManager[Any]:
 
 
 def tune_from_before_the_round() -> AbstractContextManager[Any]:
-    """Let clients that fine-tune start from what they stored before the round, not in it."""
+    """Let clients fine-tune from the model that they stored before the round, not in the round."""
     start = store.WholeModels.start
 
     def start_from_before(self: Any, query: TrainQuery, places: Sequence[int]) -> Any:
@@ -78,7 +78,7 @@ def tune_from_before_the_round() -> AbstractContextManager[Any]:
 
 
 def forget_the_scale_of_parts() -> AbstractContextManager[Any]:
-    """Let clients send updates from parts of their data as they are, unscaled."""
+    """Let clients send updates from parts of their data without scaling them."""
     split = Splits.split
 
     def without_scale(self: Splits, place: int, local: LocalTraining) -> Any:
@@ -94,7 +94,7 @@ def share_one_optimizer_state() -> AbstractContextManager[Any]:
 
 
 def forget_limits_when_joining() -> AbstractContextManager[Any]:
-    """Drop which updates were limited where updates are concatenated."""
+    """Drop the record of limited updates when updates are concatenated."""
     concat = Updates.concat
 
     def without_limits(self: Updates, other: Updates) -> Updates:
@@ -114,7 +114,7 @@ def continue_from_the_split() -> AbstractContextManager[Any]:
 
 
 def add_a_value_to_messages() -> AbstractContextManager[Any]:
-    """Put one more value, which nothing reads, into every query and reply."""
+    """Add a value that no code reads to every query and reply."""
     record = wire.record
 
     def with_more(values: Mapping[str, Any], vectors: Mapping[str, Any] | None = None) -> Any:
@@ -124,7 +124,7 @@ def add_a_value_to_messages() -> AbstractContextManager[Any]:
 
 
 def lose_a_column() -> AbstractContextManager[Any]:
-    """Leave a column out of the table of rounds, in which it is empty for most methods."""
+    """Leave out a column of the table of rounds that is empty for most methods."""
     add = History.add
 
     def without_discrepancy(self: History, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -182,4 +182,4 @@ PLANTED = (
         "the table of rounds lacks a column", lose_a_column, case="method: fedavg", part="metrics"
     ),
 )
-"""The errors, each with a case that notices it."""
+"""The errors, each with a case that detects it."""

@@ -22,18 +22,18 @@ from fedclade.flower.wire import Content
 from golden_runs.cases import BASE, Case
 
 FIRST_NODE = 100
-"""Node ids begin here, so that they are no client's number."""
+"""First node id; node ids differ from the numbers of clients."""
 
 RANDOM_VALUES = frozenset(
     {
-        # in every run: signed messages, and the run's own name
+        # in every run: signed messages, and the name of the run
         "nonce",
         "key",
         "signature",
         "run",
-        # in runs with secure aggregation: keys, shares of secrets, and what is signed or encrypted
+        # with secure aggregation: keys, shares of secrets, and signed or encrypted values
         "instance",
-        "training",  # a hash of what is requested, the name of the run in it
+        "training",  # a hash of the request, which contains the name of the run
         "masking",
         "maskings",
         "sealing",
@@ -47,27 +47,27 @@ RANDOM_VALUES = frozenset(
         "shares",
     }
 )
-"""Texts and bytes in a message that are drawn by chance: only their lengths are compared."""
+"""Random texts and bytes in messages, of which only the lengths are compared."""
 
 RANDOM_VECTORS = frozenset({"masked"})
-"""Vectors in a message that are drawn by chance: only their types and shapes are compared."""
+"""Random vectors in messages, of which only types and shapes are compared."""
 
 RAY_CORES = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """All that a case results in.
+    """Results of a case.
 
     Parameters
     ----------
     run
         The run.
     messages
-        Queries and replies of a network, in the order in which they were sent; none of other runs.
+        Queries and replies of a network, in the order in which they were sent; empty for other
+        runs.
     newcomers
-        What became of newcomers that were assigned after the run: the table of scores, one row
-        each.
+        Table of scores of the newcomers that were assigned after the run, with a row for each.
     """
 
     run: Run
@@ -121,7 +121,7 @@ def run_on_ray(case: Case, folder: Path) -> Outcome:
 
 @contextmanager
 def ray_cluster() -> Iterator[None]:
-    """Start Ray on this machine with two cores, however many there are, and stop it at the end."""
+    """Start Ray on this machine with two cores, and stop it at the end."""
     import ray
 
     ray.init(
@@ -154,12 +154,12 @@ def run_on_network(case: Case, folder: Path) -> Outcome:
 def record_messages(
     app: Callable[[Message, Context], Message], messages: list[Any]
 ) -> Callable[[Message, Context], Message]:
-    """Return an app that does the same, and adds each query and reply to a list."""
+    """Return an app that calls ``app``, and appends each query and reply to a list."""
 
     def recorded(message: Message, context: Context) -> Message:
         reply = app(message, context)
         if Content.of(message.content).values["what"] == "gains":
-            return reply  # sent after the last round, and only since there is such a query
+            return reply  # this query is sent after the last round; older versions do not have it
         node = message.metadata.dst_node_id
         messages.append([node, "query", describe_message(message.content)])
         messages.append([node, "reply", describe_message(reply.content)])
@@ -169,7 +169,7 @@ def record_messages(
 
 
 def describe_message(content: RecordDict) -> dict[str, Any]:
-    """Return the records of a message by name, without what is drawn by chance."""
+    """Return the records of a message by name, without random values."""
     described: dict[str, Any] = {}
     for name, record in content.items():
         if isinstance(record, ArrayRecord):
@@ -188,7 +188,7 @@ def describe_array(name: str, array: Array) -> list[Any]:
 
 
 def describe_value(name: str, value: Any) -> Any:
-    """Return a value in a message: JSON texts as what they stand for, random ones as lengths."""
+    """Return a value of a message: parsed if it is a JSON text, and only its length if random."""
     if isinstance(value, str) and value.startswith("{"):
         entries = json.loads(value)
         return {key: describe_value(key, entry) for key, entry in entries.items()}
@@ -202,7 +202,7 @@ def describe_value(name: str, value: Any) -> Any:
 
 
 def sections(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with keys ``section.key`` as nested sections, as a TOML file has them."""
+    """Convert settings with keys ``section.key`` to nested sections, as in a TOML file."""
     nested: dict[str, Any] = {}
     for key, value in settings.items():
         section, _, name = key.rpartition(".")

@@ -1,4 +1,4 @@
-"""docs/speed.md, from the medians."""
+"""Text of the page ``docs/speed.md``, with the tables of the results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 CLOSE = 0.01
-"""By how much the accuracies of those that do the same work may differ."""
+"""Largest difference in accuracy between simulators that do the same work."""
 
 PAGE = """# Speed
 
@@ -143,7 +143,7 @@ def ranged(values: tuple[float, float, float]) -> str:
 
 
 def headline(tasks: Mapping[str, Any]) -> str:
-    """Return how many times as fast as the peers fedclade is, for each model."""
+    """Return a text that states, for each model, how many times as fast as the peers fedclade is."""
     times: dict[str, list[float]] = {}
     for name, rows in tasks.items():
         model = name.split("-")[0]
@@ -157,7 +157,10 @@ def headline(tasks: Mapping[str, Any]) -> str:
 
 
 def verdict(tasks: Mapping[str, Any]) -> str:
-    """Return how far accuracies lie apart, of those that do the same work: their medians, and single runs of one."""
+    """Return a sentence on the differences in accuracy between simulators that do the same work.
+
+    It states the largest difference between medians, and between single runs of one simulator.
+    """
     peers = {
         name: [row["accuracy"] for key, row in rows.items() if key != "central"]
         for name, rows in tasks.items()
@@ -181,7 +184,7 @@ def _range(values: Sequence[float]) -> float:
 
 
 def installs(results: Mapping[str, Any]) -> str:
-    """Return the versions, and what failed."""
+    """Return a text with the versions of the simulators, and with failed measurements."""
     versions = {
         row["title"]: row["version"]
         for rows in results["tasks"].values()

@@ -1,13 +1,14 @@
-"""The same federated averaging in fedclade and its peers, each in an environment of its own: who takes how long.
+"""Measure the same federated averaging in fedclade and in other simulators (*peers*).
 
-    python benchmarks/peers/run.py --prepare     # environments, checkouts and data in .peers/, some 8 GB
-    python benchmarks/peers/run.py --check       # how many steps each takes; no timing
-    python benchmarks/peers/run.py               # all measurements that are still missing, by turns
-    python benchmarks/peers/run.py --table       # what has been measured
-    python benchmarks/peers/run.py --page        # results.json beside this file, and docs/speed.md
+    python benchmarks/peers/run.py --prepare     # environments and data in .peers/, about 8 GB
+    python benchmarks/peers/run.py --check       # count the steps of each simulator, without timing
+    python benchmarks/peers/run.py               # make all missing measurements
+    python benchmarks/peers/run.py --table       # print the results
+    python benchmarks/peers/run.py --page        # write results.json and docs/speed.md
 
-Every measurement is a process. One that can use the cores in several ways is measured in all of them in the first
-repeat, and goes on in the fastest.
+Each peer has an environment of its own, and each measurement is a process. A peer that can use the
+cores in several ways is measured in each way in the first repeat; further repeats use the fastest
+way.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ import work  # noqa: E402
 
 Line = dict[str, Any]
 SECONDS = 300
-"""After which a measurement has failed."""
+"""Time after which a measurement counts as failed."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One row of the tables.
+    """A simulator: one row of the tables.
 
     Parameters
     ----------
     title
-        For people.
+        Name in tables.
     folder
-        Where its ``train.py`` and ``requirements.txt`` are.
+        Folder of its ``train.py`` and ``requirements.txt``.
     ways
-        Of using two cores.
+        Ways to use two cores.
     source, commit, parts
-        The repository of one that is no package, and what of it is checked out.
+        Repository, commit and folders to check out, if the simulator is not a package.
     """
 
     title: str
@@ -65,7 +66,7 @@ class Peer:
     parts: tuple[str, ...] = ()
 
     def python(self, where: Path) -> str:
-        """Return the interpreter: this one for what needs no more than fedclade has."""
+        """Return the interpreter; it is the present one if the simulator has no requirements."""
         own = (HERE / self.folder / "requirements.txt").exists()
         return str(where / self.folder / "bin" / "python") if own else sys.executable
 
@@ -99,7 +100,7 @@ PEERS = {
 def prepare(
     where: Path, only: Sequence[str], sources: Mapping[str, str], data_dir: Path | None
 ) -> None:
-    """Make the environments, checkouts and arrays that are not there yet."""
+    """Make missing environments, checkouts and arrays."""
     (where / "data").mkdir(parents=True, exist_ok=True)
     if not (where / "data" / "test_y.npy").exists():
         write_data(where / "data", data_dir)
@@ -144,7 +145,7 @@ def prepare(
 
 
 def write_data(folder: Path, data_dir: Path | None) -> None:
-    """Deal MNIST's training images to the clients, at random."""
+    """Assign MNIST's training images to clients at random, and write them as arrays."""
     from fedclade.data import load_pool
 
     pool = load_pool("mnist", data_dir=data_dir)
@@ -165,7 +166,7 @@ def write_data(folder: Path, data_dir: Path | None) -> None:
 
 
 def measure(key: str, task: str, way: str, where: Path, out: Path, **more: str) -> None:
-    """Run one process, which adds its line to ``out``; if it fails, a line says so."""
+    """Run one measurement in a process, which appends a line to ``out``, also if it fails."""
     peer = PEERS[key]
     environment = {
         name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"
@@ -213,12 +214,15 @@ def measure(key: str, task: str, way: str, where: Path, out: Path, **more: str) 
 
 
 def read(out: Path) -> list[Line]:
-    """Return what has been measured."""
+    """Return the lines of all measurements."""
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def of(lines: Sequence[Line], key: str, task: str, way: str | None = None) -> list[Line]:
-    """Return the lines of a row: all in one of its ways or, if none is given, those that worked in its fastest."""
+    """Return the lines of a simulator and a task in one way.
+
+    If no way is given, return the successful lines in its fastest way.
+    """
     if way is None:
         each = (
             [line for line in of(lines, key, task, way) if "failed" not in line]
@@ -231,7 +235,7 @@ def of(lines: Sequence[Line], key: str, task: str, way: str | None = None) -> li
 def missing(
     repeats: int, only: Sequence[str], tasks: Sequence[str], out: Path
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield what is still to be measured: all of a repeat, in a random order, before any of the next."""
+    """Yield missing measurements, one repeat after another, each in a random order."""
     for repeat in range(repeats):
         for task in tasks:
             for key in Random(f"{repeat} {task}").sample(list(only), len(only)):
@@ -244,7 +248,10 @@ def missing(
 
 
 def summary(lines: Sequence[Line]) -> dict[str, Any]:
-    """Return medians, smallest and largest over the repeats, and seconds as multiples of fedclade's in the same one."""
+    """Return the results: medians, smallest and largest values over the repeats.
+
+    Relative times are multiples of the time of fedclade in the same repeat.
+    """
     tasks: dict[str, dict[str, Line]] = {}
     for name, task in work.TASKS.items():
         base = [median(line["seconds"]) for line in of(lines, BASE, name)]
@@ -292,17 +299,17 @@ def show(results: Mapping[str, Any]) -> None:
     for name, rows in results["tasks"].items():
         table = Table(title=f"{name}: medians (smallest to largest)")
         for column in (
-            "",
-            "seconds a round",
+            "simulator",
+            "seconds per round",
             "samples/s",
-            "times fedclade's",
+            "relative time",
             "accuracy",
-            "MB",
+            "memory, MB",
             "way",
             "repeats",
         ):
             table.add_column(
-                column, no_wrap=True, justify="left" if column in ("", "way") else "right"
+                column, no_wrap=True, justify="left" if column in ("simulator", "way") else "right"
             )
         for row in rows.values():
             seconds, ratio, score = row["seconds"], row["times_fedclade"], row["accuracy"]
@@ -319,7 +326,7 @@ def show(results: Mapping[str, Any]) -> None:
 
 
 def check(only: Sequence[str], where: Path) -> None:
-    """Count the steps of the first task, in every way."""
+    """Count the training steps of the first task, for every simulator and way."""
     name, task = next(iter(work.TASKS.items()))
     steps, out = where / "steps", where / "check.jsonl"
     out.unlink(missing_ok=True)
@@ -330,7 +337,8 @@ def check(only: Sequence[str], where: Path) -> None:
             measure(key, name, way, where, out, PEERS_STEPS=str(steps))
             rounds = task.rounds + (2 if PEERS[key].folder == "fedclade" else 1)
             Console().print(
-                f"{key}, {way}: {steps.stat().st_size / rounds:g} steps a round, should be {should}"
+                f"{key}, {way}: {steps.stat().st_size / rounds:g} steps per round, "
+                f"should be {should}"
             )
 
 
@@ -339,19 +347,38 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--where", type=Path, default=ROOT / ".peers", help="environments, data, and measurements"
-    )
-    parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--tasks", nargs="+", choices=work.TASKS, default=list(work.TASKS))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--data-dir", type=Path, help="where MNIST is; by default FEDCLADE_DATA_DIR"
+        "--where",
+        type=Path,
+        default=ROOT / ".peers",
+        help="folder for environments, data and measurements (default: .peers)",
     )
     parser.add_argument(
-        "--source", nargs="+", default=[], metavar="PEER=REPOSITORY", help="clone it from there"
+        "--only",
+        nargs="+",
+        choices=PEERS,
+        default=list(PEERS),
+        help="simulators to measure (default: all)",
+    )
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=work.TASKS,
+        default=list(work.TASKS),
+        help="tasks to measure (default: all)",
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="number of repeats (default: 5)")
+    parser.add_argument(
+        "--data-dir", type=Path, help="folder with MNIST (default: FEDCLADE_DATA_DIR)"
+    )
+    parser.add_argument(
+        "--source",
+        nargs="+",
+        default=[],
+        metavar="PEER=REPOSITORY",
+        help="other repository from which a peer is cloned",
     )
     for action in ("--prepare", "--check", "--table", "--page"):
-        parser.add_argument(action, action="store_true")
+        parser.add_argument(action, action="store_true", help="see above")
     arguments = parser.parse_args()
     where = arguments.where.resolve()
     out = where / "runs.jsonl"

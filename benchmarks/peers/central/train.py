@@ -1,4 +1,7 @@
-"""The practical limit: as many samples as a round has, by one plain torch module in large batches."""
+"""Reference without federation: a plain torch module trains on the samples of a round.
+
+It trains in large batches, as a practical limit of the machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fedclade: FedAvg with the engine that it finds the fastest, of its own model or of the plain module."""
+"""FedAvg in fedclade, with the fastest engine, on its built-in model or on the plain module."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if run.way == "its own model":
     model = build_model(run.task.model, input_shape=(1, 28, 28), outputs=10)
     model.load_state_dict(dict(zip(model.state_dict(), start, strict=True)))
 layout = Layout.of(model)
-# of each client, which needs some; see evaluate_every
+# Clients need test data; they use it only in the last round, see evaluate_every.
 test = tuple(part[:1] for part in work.test_data())
 federation = fedclade.federation(
     {str(k): (work.client(k), test) for k in range(run.task.clients)}, labels=10
 )
-rounds = run.task.rounds + 2  # the last is evaluated, and does not count
+rounds = run.task.rounds + 2  # the last round has an evaluation, and is not timed
 
 
 def over(_: object, tree: fedclade.ParameterTree) -> None:
-    """Note when a round's model is there."""
+    """Record the time at which the model of a round is available."""
 
     def state() -> dict[str, Tensor]:
         vector = layout.unflatten(tree.leaves[0].params)
@@ -41,9 +41,8 @@ done = fedclade.simulate(
     "fedavg",
     model,
     federation,
-    engine="loop"
-    if "PEERS_STEPS" in os.environ
-    else "auto",  # the other engines do not call the module for each step
+    # Only the engine loop calls the module in each step, so that steps can be counted.
+    engine="loop" if "PEERS_STEPS" in os.environ else "auto",
     rounds=rounds,
     evaluate_every=rounds,
     local=fedclade.LocalTraining(epochs=1, batch_size=work.BATCH, lr=work.LR),

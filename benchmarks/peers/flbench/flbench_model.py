@@ -1,4 +1,4 @@
-"""The model in the shape that FL-bench asks for; a file of its own, so that Ray's workers find it."""
+"""The model in the form that FL-bench requires, in a separate file, which Ray's workers import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Decoupled(DecoupledModel):
-    """The module of this task as the ``base``, with nothing behind it."""
+    """The module of this task as ``base``, followed by the identity."""
 
     def __init__(self, **_: object) -> None:
         super().__init__()

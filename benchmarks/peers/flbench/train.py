@@ -1,4 +1,7 @@
-"""FL-bench: its FedAvg server and clients as they are, one after another or by two workers of its parallel mode."""
+"""FedAvg in FL-bench, with its own server and clients.
+
+The clients train one after another, or in two workers of FL-bench's parallel mode.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ from pathlib import Path
 checkout = Path(os.environ["PEERS_CHECKOUT"])
 sys.path.insert(0, str(checkout))
 os.environ["HYDRA_FULL_ERROR"] = "1"
-os.environ["PYTHONPATH"] = (
-    f"{checkout}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # also of Ray's workers
-)
+# Ray's workers get this path, too.
+os.environ["PYTHONPATH"] = f"{checkout}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
 import vision  # noqa: E402, F401  # isort: skip  (before what imports torchvision)
 import hydra  # noqa: E402
@@ -32,7 +34,7 @@ WORKERS = int(run.way.split()[0])
 
 
 class Timed(FedAvgServer):
-    """FedAvg on our arrays, which notes when a round's model is there."""
+    """FedAvg on the arrays of the benchmark, which records the times of rounds."""
 
     def get_dataset(self) -> BaseDataset:
         """Return all clients' examples, one client after another."""
@@ -40,16 +42,16 @@ class Timed(FedAvgServer):
         return BaseDataset(torch.cat(x), torch.cat(y), list(range(10)))
 
     def train_one_round(self) -> None:
-        """Train and aggregate, then note the time."""
+        """Train and aggregate, then record the time."""
         super().train_one_round()
         run.round_over(lambda: self.public_model_params)
 
     def display_metrics(self) -> None:
-        """Show nothing: there is no evaluation."""
+        """Print nothing, because there is no evaluation."""
 
 
 def prepare() -> None:
-    """Write who has which examples, where FL-bench looks for it."""
+    """Write the partition of the examples to the file that FL-bench reads."""
     rows = torch.arange(run.task.clients * work.IMAGES).split(work.IMAGES)
     everybody = list(range(run.task.clients))
     partition = {
@@ -63,7 +65,10 @@ def prepare() -> None:
 
 
 def begin_worker() -> None:
-    """Do what has to come before FL-bench's own imports; one thread is what Ray would give to a worker of one core."""
+    """Prepare a worker of Ray before FL-bench is imported.
+
+    A worker has one thread, which is also the number that Ray sets for a worker with one core.
+    """
     import vision  # noqa: F401, F811
 
     work.use_threads(1)

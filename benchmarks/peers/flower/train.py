@@ -1,4 +1,4 @@
-"""Flower: FedAvg in its simulation, with two actors of one core each."""
+"""FedAvg in Flower's simulation, with two actors of one core each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ client_app, server_app = ClientApp(), ServerApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train as Flower's PyTorch examples do: a module, an optimizer and a loader for each message."""
+    """Train as in Flower's PyTorch examples: with a new module and optimizer for each message."""
     work.use_threads(1)
     model = work.module(task)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -41,10 +41,10 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Timed(FedAvg):
-    """FedAvg that notes when a round's model is there."""
+    """FedAvg that records the times of rounds."""
 
     def aggregate_train(self, *arguments: object, **named: object) -> object:
-        """Aggregate, then note the time."""
+        """Aggregate, then record the time."""
         arrays, metrics = super().aggregate_train(*arguments, **named)
         run.round_over(arrays.to_torch_state_dict)
         return arrays, metrics

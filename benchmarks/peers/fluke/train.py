@@ -1,4 +1,4 @@
-"""fluke: its FedAvg, with clients and server that are given, and no evaluation."""
+"""FedAvg in fluke, with its own server and clients, and without evaluation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ work.use_threads(int(run.way.split()[0]))
 
 
 class Clock(FederationObserver):
-    """Notes when a round ends."""
+    """Observer that records the times of rounds."""
 
     def end_round(self, round: int) -> None:  # noqa: A002
-        """Note it."""
+        """Record the end of a round."""
         run.round_over(algorithm.server.model.state_dict)
 
 

@@ -1,4 +1,4 @@
-"""pfl-research: FederatedAveraging on its SimulatedBackend, in one process or, as it scales, in one for each core."""
+"""FederatedAveraging of pfl-research on its SimulatedBackend, in one or in several processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ np.random.seed(0)  # noqa: NPY002 (its samplers draw from the global state, whic
 
 
 class Scored(nn.Module):
-    """The module with the two methods that pfl asks for."""
+    """The module with the two methods that pfl requires."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,15 +52,15 @@ class Scored(nn.Module):
         return functional.cross_entropy(self.module(x), y)
 
     def metrics(self, x: Tensor, y: Tensor) -> Mapping[str, Weighted]:
-        """Return one that costs nothing: asked for in the first round alone."""
+        """Return a metric that takes no time; pfl requests it only in the first round."""
         return {"examples": Weighted(len(y), len(y))}
 
 
 class Clock(TrainingProcessCallback):
-    """Notes when a round ends."""
+    """Callback that records the times of rounds."""
 
     def after_central_iteration(self, *_: object, **__: object) -> tuple[bool, Metrics]:
-        """Note it."""
+        """Record the end of a round."""
         run.round_over(scored.module.state_dict)
         return False, Metrics()
 

@@ -1,6 +1,6 @@
-"""PFLlib: its server and clients as they are; only the evaluation is left out.
+"""FedAvg in PFLlib, with its own server and clients, and without evaluation.
 
-Its clients read their file anew in every round, which is its way, and is timed.
+PFLlib's clients read their files in every round, and this time is included.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from flcore.servers.serveravg import FedAvg  # noqa: E402
 
 
 class Timed(FedAvg):
-    """FedAvg, less what is not compared."""
+    """FedAvg without evaluation and files, which records the times of rounds."""
 
     def evaluate(self, acc: object = None, loss: object = None) -> None:
-        """Only keep the list that the end of ``train`` asks for from being empty."""
+        """Add a number to a list that must not be empty at the end of ``train``."""
         self.rs_test_acc.append(0.0)
 
     def aggregate_parameters(self) -> None:
-        """Aggregate, then note the time."""
+        """Aggregate, then record the time."""
         super().aggregate_parameters()
         run.round_over(lambda: dict(self.global_model.named_parameters()))
 
     def save_results(self) -> None:
-        """Leave no files."""
+        """Write no files."""
 
     save_global_model = save_results
 
@@ -90,5 +90,5 @@ arguments = SimpleNamespace(
     },
     **{"num_new_clients": 0, "fine_tuning_epoch_new": 0},
 )
-Timed(arguments, 0).train()  # it counts rounds from 0 to global_rounds: one more, our warm-up
+Timed(arguments, 0).train()  # runs global_rounds + 1 rounds, of which the first is the warm-up
 run.report("", version=os.environ["PEERS_COMMIT"])

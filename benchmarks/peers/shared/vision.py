@@ -1,7 +1,8 @@
-"""Makes torchvision importable where pip finds a CPU build of torch, but none of torchvision.
+"""Make torchvision importable if its build does not match that of torch.
 
-The other build's operators do not load, and torchvision asks for two of them when it is imported. The peers that import
-torchvision call neither here, so that their names alone are enough.
+pip may find a CPU build of torch, but no CPU build of torchvision. The operators of another build
+cannot be loaded, and torchvision uses two of them when it is imported. The peers that import
+torchvision do not call these operators here, so it is enough to declare their names.
 """
 
 import torch

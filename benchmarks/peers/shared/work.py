@@ -1,6 +1,6 @@
-"""The work that every peer does: the clients' data, the models, the clock, and the score of the model that comes out.
+"""The work of every simulator: data of clients, models, the clock, and the final score.
 
-Each ``<peer>/train.py`` runs in an environment of its own, so that this file needs no more than torch and NumPy.
+Each ``<peer>/train.py`` runs in a separate environment, so this module needs only torch and NumPy.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# images of a client, in batches of 20: 15 steps of plain SGD in a round
+# A client has 300 images in batches of 20, so a round has 15 steps of plain SGD.
 IMAGES, BATCH, LR = (300, 20, 0.1)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A model, how many clients train it, and the rounds that are timed, after one that is not."""
+    """A model, the number of clients, and the number of timed rounds after a warm-up round."""
 
     model: str
     clients: int
@@ -41,7 +41,7 @@ TASKS = {
 
 
 class MLP(nn.Module):
-    """784-128-10, fedclade's ``mlp``, as a user may write it."""
+    """The perceptron 784-128-10, fedclade's ``mlp``, as a user may write it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Two 5×5 convolutions and a dense layer of 512: fedclade's ``cnn``, as a user may write it."""
+    """Two 5×5 convolutions and a dense layer of 512, fedclade's ``cnn``, as a user may write it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class CNN(nn.Module):
 
 
 def module(task: Task) -> nn.Module:
-    """Return the model with the weights that everybody starts from."""
+    """Return the model with the initial weights, which are the same for all simulators."""
     torch.manual_seed(0)
     made = {"mlp": MLP, "cnn": CNN}[task.model]()
     if "PEERS_STEPS" in os.environ:
@@ -77,19 +77,19 @@ def module(task: Task) -> nn.Module:
 
 
 def use_threads(number: int) -> None:
-    """Let torch have so many threads; one where steps are only counted, which also works on a busy machine."""
+    """Set the number of threads of torch; one if steps are only counted, for a busy machine."""
     torch.set_num_threads(1 if "PEERS_STEPS" in os.environ else number)
 
 
 def count_step(model: nn.Module, _inputs: Any) -> None:
-    """Add a byte to a file for each step of training, whichever process takes it."""
+    """Append a byte to a file for each training step, in any process."""
     if model.training:
         with Path(os.environ["PEERS_STEPS"]).open("ab") as file:
             file.write(b".")
 
 
 def _array(name: str) -> np.ndarray:
-    # of which only what is used is read
+    # With a memory map, only the parts that are used are read.
     return np.load(Path(os.environ["PEERS_DATA"]) / f"{name}.npy", mmap_mode="r")
 
 
@@ -99,17 +99,20 @@ def _tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
 
 @cache
 def client(number: int) -> tuple[Tensor, Tensor]:
-    """Return a client's images ``[300, 1, 28, 28]`` in [0, 1], and labels."""
+    """Return a client's images ``[300, 1, 28, 28]`` in [0, 1], and their labels."""
     return _tensors(_array("x")[number], _array("y")[number])
 
 
 def test_data() -> tuple[Tensor, Tensor]:
-    """Return all 10,000 test images and labels."""
+    """Return all 10,000 test images, and their labels."""
     return _tensors(_array("test_x"), _array("test_y"))
 
 
 class Run:
-    """One measurement: what the driver asked for, when rounds ended, and the model after the last."""
+    """One measurement: its settings, the ends of its rounds, and the final model.
+
+    The settings are the arguments of the command line, which ``run.py`` passes.
+    """
 
     def __init__(self) -> None:
         self.peer, self.name, self.way, self.out = sys.argv[1:]
@@ -119,7 +122,10 @@ class Run:
         self._memory = 0
 
     def round_over(self, state: Callable[[], Mapping[str, Any]]) -> None:
-        """Note the time at which the global model of a round is there; after the last, keep the model."""
+        """Record the time at which the global model of a round is available.
+
+        After the last round, also store the model, which ``state`` returns.
+        """
         self._ends.append(perf_counter())
         if len(self._ends) == self.task.rounds + 1:
             self._memory = memory()
@@ -128,9 +134,17 @@ class Run:
             }
 
     def report(self, package: str, **more: Any) -> None:
-        """Write the line of this measurement; ``package`` has a version, or ``more`` says it."""
+        """Evaluate the model, and append the line of this measurement to the file of results.
+
+        Parameters
+        ----------
+        package
+            Package whose version is stored; unused if ``more`` contains "version".
+        more
+            Further values of the line.
+        """
         score = module(self.task)
-        # Under whatever names, the parameters are those of the module, in the same order.
+        # Names of parameters may differ between simulators, but their order is the same.
         score.load_state_dict(dict(zip(score.state_dict(), self._state.values(), strict=True)))
         score.eval()
         x, y = test_data()
@@ -155,7 +169,10 @@ class Run:
 
 
 def memory() -> int:
-    """Return the bytes that this run's processes hold, with shared pages counted once; 0 where /proc does not say."""
+    """Return the memory of the run's processes in bytes, with shared pages counted once.
+
+    It is 0 if the system has no ``/proc``.
+    """
     if not Path("/proc/self/smaps_rollup").exists():
         return 0
     parents = {
@@ -171,7 +188,7 @@ def memory() -> int:
 def _said(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # its process is over
+    except OSError:  # the process has ended
         return ") - 0"
 
 
