@@ -9,7 +9,7 @@ identifies the patient.
 
 python examples/hospitals.py [FOLDER]
 
-FOLDER is hospitals-example by default. If it exists, the script deletes it and all files in it.
+FOLDER is hospitals-example by default. A folder of an earlier run of this script is replaced.
 """
 
 import shutil
@@ -68,7 +68,12 @@ def with_empty_cells(column: np.ndarray, share: float, draw: np.random.Generator
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "hospitals-example")
-    shutil.rmtree(folder, ignore_errors=True)  # the files of an earlier run of this script
+    if folder.exists():
+        if not (folder / "hospitals.toml").exists():
+            sys.exit(
+                f"{folder} exists, and is not from an earlier run of this script; name another"
+            )
+        shutil.rmtree(folder)
     config = write_hospitals(folder)
     for command in (
         ["run", str(config), "--out", str(folder / "run")],

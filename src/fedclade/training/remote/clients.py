@@ -261,7 +261,7 @@ class Speeds:
 
     actors: int
     #: seconds of training after which a speed is reliable; doubles with every new assignment
-    needed: float = ENOUGH_SECONDS
+    needed: float = field(default_factory=lambda: ENOUGH_SECONDS)
     #: number of examples that each actor has trained, by number of the actor
     examples: dict[int, float] = field(default_factory=dict[int, float])
     #: seconds in which each actor has trained these examples
