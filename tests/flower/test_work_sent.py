@@ -70,7 +70,8 @@ def read(query: TrainQuery) -> TrainingAsked:
     check_work_travels(query)
     values = {"what": query.kind, **training_values(query, None)}
     vectors = {name: array.data for name, array in ModelsSent.of(query).vectors[2].items()}
-    return TrainingAsked.read(Content(values, vectors), Policy(allow=QUERIES), 100, 2)
+    content = Content(values, vectors)
+    return TrainingAsked.read(content, Policy(allow=QUERIES), 100, 2, is_closed=False)
 
 
 def anchors_read(asked: TrainingAsked, query: TrainQuery) -> list[bytes] | None:

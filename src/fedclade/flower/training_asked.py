@@ -85,7 +85,7 @@ class TrainingAsked:
         examples: int,
         labels: int | None,
         *,
-        is_closed: bool = False,
+        is_closed: bool,
     ) -> Self:
         """Read a request for training from a message, and check it against the client's policy.
 
