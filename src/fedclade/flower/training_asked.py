@@ -79,13 +79,7 @@ class TrainingAsked:
 
     @classmethod
     def read(
-        cls,
-        content: Content,
-        policy: Policy,
-        examples: int,
-        labels: int | None,
-        *,
-        is_closed: bool,
+        cls, content: Content, policy: Policy, examples: int, labels: int | None, *, is_closed: bool
     ) -> Self:
         """Read a request for training from a message, and check it against the client's policy.
 
