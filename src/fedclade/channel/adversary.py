@@ -254,7 +254,9 @@ class Adversary:
         (),
         doc="""False statements in addition to updates, any of :data:`LIES`: ``losses``, ``scores``,
         ``subspaces``, ``descriptors``, ``shifts``, ``statistics`` and ``signatures``. A method that
-        does not request a statement is not affected.""",
+        does not request a statement is not affected. Losses and scores of several models are
+        exchanged between these models, so a report about a single model, as for early stopping, is
+        true.""",
         later=True,
     )
     share: float = setting(

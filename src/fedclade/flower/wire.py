@@ -32,7 +32,7 @@ RAW = "fedclade.raw"
 LONGEST_JSON = 10_000
 # Bytes of a message without its vectors; lists of scores take about ten bytes for each model.
 LARGEST_VALUES = 2**20
-LONGEST_REASON = 300  # characters of an error text that another party has sent
+LONGEST_REASON = 600  # characters of an error text that another party has sent
 LONGEST_LOG_LINE = 4000  # characters of a line in a client's log
 
 T = TypeVar("T", str, int, float, bool, bytes)
