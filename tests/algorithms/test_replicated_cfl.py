@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -480,42 +479,20 @@ def test_parts_are_disjoint_cover_everything_and_are_drawn_anew():
     assert parts[0] != thirds[0].of_client(10, key=8, seed=1, number=1).tolist()
 
 
-@pytest.mark.parametrize("size", [40, 0])
-def test_copies_of_an_example_are_in_one_part(size: int):
-    parts, count = [SplitPart(k, 3, size) for k in range(3)], 122
+def test_copies_of_an_example_are_in_one_part_but_at_its_ends():
+    parts, count = [SplitPart(k, 3, 40) for k in range(3)], 120
     copies = np.arange(count) // 3
-    copies[:20] = 0  # an oversampled row
     found = [each.of_client(count, 7, 1, 2, copies) for each in parts]
-    assert [len(part) for part in found] == ([40, 40, 40] if size else [41, 41, 40])
-    assert len(set(np.concatenate(found).tolist())) == sum(len(part) for part in found)
+    assert sorted(np.concatenate(found)) == list(range(count))
     held = [set(copies[part].tolist()) for part in found]
-    # The copies of one row may have to fill the last places of two parts.
-    assert sum(len(one & other) for one, other in combinations(held, 2)) <= 2
-    assert max((copies[part] == 0).sum() for part in found) == 20
+    assert len(held[0] & held[1]) <= 1 >= len(held[1] & held[2])
+    assert not held[0] & held[2]
     alone = [each.of_client(count, 7, 1, 2) for each in parts]
-    assert len(set(copies[alone[0]].tolist()) & set(copies[alone[1]].tolist())) > 5
-    for all_differ in (np.arange(count), np.arange(count) % 14):  # or are of few kinds
+    assert len(set(copies[alone[0]].tolist()) & set(copies[alone[1]].tolist())) > 10
+    for all_differ in (np.arange(count), np.arange(count) % 2):  # or are of few kinds
         assert [each.of_client(count, 7, 1, 2, all_differ).tolist() for each in parts] == [
             each.tolist() for each in alone
         ]
-
-
-def test_no_part_has_oversampled_rows_more_often_than_others():
-    """The numbers of parts are drawn, or first parts would differ from all others."""
-    copies = np.arange(120)
-    copies[:20] = 0
-    parts = [SplitPart(k, 3, 40) for k in range(3)]
-    with_copies = [
-        next(k for k in range(3) if 0 in copies[parts[k].of_client(120, key, 1, 2, copies)])
-        for key in range(60)
-    ]
-    assert min(with_copies.count(k) for k in range(3)) > 10
-
-
-def test_a_row_that_does_not_fit_into_a_part_fills_several():
-    copies = np.concatenate([np.zeros(90, dtype=np.int64), np.arange(1, 31)])
-    parts = [SplitPart(k, 3, 40).of_client(120, 7, 1, 2, copies) for k in range(3)]
-    assert sorted(np.concatenate(parts)) == list(range(120))
 
 
 def test_clients_that_hold_copies_of_their_examples_are_not_parted_for_that():
@@ -531,23 +508,36 @@ def test_clients_that_hold_copies_of_their_examples_are_not_parted_for_that():
         assert clusters_of(run.states[-1]) == {frozenset(range(8))}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_oversampled_rows_do_not_separate_clients(seed: int, caplog: pytest.LogCaptureFixture):
-    """With a twentieth of the rows 20 times, in any part, every client was a cluster by itself."""
-    spec = LocalTraining(epochs=1, batch_size=8, lr=0.1)
-    federation = federation_of([0] * 8, [100] * 8, seed=seed)
+@pytest.mark.parametrize(
+    ("times", "different", "is_warned"),
+    [
+        (19, 100, True),  # five examples are oversampled
+        (1, 100, False),  # they occur twice: few enough to be kept in one part
+        (19, 5, False),  # all examples occur often: a distribution of few values
+    ],
+)
+def test_a_run_warns_of_oversampled_examples(
+    times: int, different: int, is_warned: bool, caplog: pytest.LogCaptureFixture
+):
+    """Copies of an example in several parts make the parts of a client similar to each other."""
+    federation = federation_of([0] * 8, [100] * 8)
     oversampled = [
-        replace(client, train=np.concatenate([client.train, np.repeat(client.train[:5], 19)]))
+        replace(
+            client,
+            train=np.concatenate([client.train[:different], np.repeat(client.train[:5], times)]),
+        )
         for client in federation.clients
     ]
     clients, params = replicating(
         replace(federation, clients=tuple(oversampled)), linear(), "stacked"
     )
-    run = play(ReplicatedCFL(), clients, params, EARLY, spec=spec)
-    assert clusters_of(run.states[-1]) == {frozenset(range(8))}
-    warned = [text for text in caplog.messages if "are copies of other examples" in text]
-    assert len(warned) == 1
-    assert warned[0].startswith("95 of the 195 training examples of client 0 are copies")
+    play(ReplicatedCFL(), clients, params, 1, spec=LocalTraining(batch_size=8, lr=0.1))
+    warned = [text for text in caplog.messages if "if the data was oversampled" in text]
+    assert len(warned) == is_warned
+    if is_warned:
+        assert warned[0].startswith(
+            "an example occurs 20 times among the 195 training examples of client 0"
+        )
 
 
 def test_a_run_too_short_to_go_apart_is_told_so(caplog):

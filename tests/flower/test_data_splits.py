@@ -137,36 +137,6 @@ def test_of_many_examples_no_more_than_a_fixed_number_of_equations_is_had():
         Policy().check_usage(Usage(partings=MOST_EQUATIONS + 1), 10**6)
 
 
-def test_splits_of_a_client_with_copies_are_checked_as_they_are_sent():
-    """All copies of an example are in one part, so that halves have other examples than without copies."""
-    examples = 24
-    federation = federation_of([0], sizes=[17])
-    (one,) = federation.clients
-    train = np.concatenate([one.train[:16], np.repeat(one.train[16:17], 8)])
-    federation = replace(federation, clients=(replace(one, train=train),))
-    copies = np.minimum(np.arange(examples), 16)
-    first = DataSplit(examples, 0, 1, 2, 0)
-    near = next(
-        other
-        for seed in range(1, 3000)
-        if max(
-            largest_shares(
-                [first, other := DataSplit(examples, seed, 1, 2, 0)], one.key, examples, copies
-            )
-        )
-        > 0.4
-        and max(largest_shares([first, other], one.key, examples)) < 0.2
-    )
-    client = handler_of(0, federation)
-    halves = parts(client, 2, round=1, seed=0)
-    assert same(parts(client, 2, round=1, seed=near.seed), halves), "the recorded split again"
-    fresh = handler_of(0, federation)
-    expected = parts(fresh, 2, round=1, seed=near.seed)
-    assert not same(expected, halves)
-    one_part, other_part = (set(copies[part].tolist()) for part in first.parts(one.key, copies))
-    assert not one_part & other_part
-
-
 def test_a_few_examples_that_equal_parts_leave_over_do_not_keep_a_client_out():
     client = client_with(41)
     parts(client, 4, part_size=10)

@@ -236,6 +236,7 @@ from fedclade.core.work import (
     Steps,
     Store,
     Trainer,
+    are_copies,
 )
 
 __all__ = [
@@ -388,6 +389,7 @@ __all__ = [
     "about",
     "alone",
     "appear",
+    "are_copies",
     "array_problem",
     "as_section",
     "at_least",

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heapreplace
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -30,8 +29,6 @@ from fedclade.core.private_questions import Question
 
 Indices = NDArray[np.int64]
 
-FEWEST_DIFFERENT = 5
-"""Different examples for each part, from which on equal examples of a client count as copies."""
 """Array of indices of n examples, ``[n]``."""
 
 
@@ -143,9 +140,10 @@ class SplitPart(Examples):
     ) -> Indices:
         """Return the ascending indices of the examples in the part.
 
-        See :meth:`Examples.of_client` for the parameters. Copies of an example are assigned to the
-        same part (:func:`deal`). Copies in different parts would make the parts similar to each
-        other, whatever the distribution of the client's data.
+        See :meth:`Examples.of_client` for the parameters. If parts have a fixed size, copies of an
+        example are assigned to the same part, unless the part is full. Copies in different parts
+        would make the parts similar to each other, whatever the distribution of the client's data.
+        Equal examples need not be copies, see :func:`are_copies`.
         """
         if self.drawn_from is not None and self.drawn_from < count:
             # The run's seed has no influence on the choice: by changing it, a server could
@@ -158,88 +156,34 @@ class SplitPart(Examples):
         if self.parts_from is not None:
             seed, number = self.parts_from
         if self.size == 0:
-            draw = rng.generator(seed, "parts", number, key)
-            order = draw.permutation(count)
-            parts = [order[place :: self.count] for place in range(self.count)]
-        else:
-            draw = rng.generator(seed, "equal parts", key)
-            order = draw.permutation(count)
-            starts = range(0, self.count * self.size, self.size)
-            parts = [order[start : start + self.size] for start in starts]
-        if copies is not None and has_copies(copies, self.count):
-            parts = deal(order, copies, [len(part) for part in parts], draw)
-        return np.sort(parts[self.place])
+            order = rng.generator(seed, "parts", number, key).permutation(count)
+            return np.sort(order[self.place :: self.count])
+        order = rng.generator(seed, "equal parts", key).permutation(count)
+        if copies is not None and are_copies(copies, self.size):
+            # Move each copy to the place of the first one in the random order.
+            first = np.full(int(copies.max()) + 1, count)
+            np.minimum.at(first, copies[order], np.arange(count))
+            order = order[np.argsort(first[copies[order]], kind="stable")]
+        return np.sort(order[self.place * self.size : (self.place + 1) * self.size])
 
 
-def has_copies(copies: Indices, parts: int) -> bool:
-    """Return whether equal examples of a client are copies that belong into the same part.
+def are_copies(copies: Indices, size: int) -> bool:
+    """Return whether equal examples of a client are taken for copies of each other.
 
-    Equal examples need not be copies, such as rows that were oversampled. If the distribution has
-    few values, such as the answers to three yes-or-no questions, equal examples are independent of
-    each other. That is assumed if the client has fewer than five different examples for each part.
+    They are not if an example occurs more often than a tenth of the size of a part. The client's
+    distribution then has few values, such as the answers to three yes-or-no questions, or some
+    frequent values, and equal examples are independent of each other. If all examples with a
+    frequent value were in one part, all other parts would lack it, so that clients with this value
+    in the same part would seem to form a cluster.
 
     Parameters
     ----------
     copies
         An integer for each example, ``[n]``; equal examples have equal integers.
-    parts
-        Number of parts of the client's data.
+    size
+        Number of examples in each part.
     """
-    different = len(np.unique(copies))
-    return FEWEST_DIFFERENT * parts <= different < len(copies)
-
-
-def deal(
-    order: Indices, copies: Indices, sizes: Sequence[int], draw: np.random.Generator
-) -> list[Indices]:
-    """Deal examples to parts of given sizes, and all copies of an example to the same part.
-
-    The examples that occur most often are dealt first, each to the part with the most room. Copies
-    for which this part has no room belong to no part, unless a part would remain incomplete.
-
-    Parameters
-    ----------
-    order
-        The indices of a client's examples in random order, ``[n]``.
-    copies
-        An integer for each example, ``[n]``; equal examples have equal integers.
-    sizes
-        Number of examples in each part; at most n together.
-    draw
-        Chooses between parts with the same room. Otherwise, the examples that occur most often
-        would be in the first part of every client, so that first parts differed from other parts.
-
-    Returns
-    -------
-    list of arrays
-        The indices of the examples in each part.
-    """
-    _, first, number, occurrences = np.unique(
-        copies[order], return_index=True, return_inverse=True, return_counts=True
-    )
-    grouped = np.split(order[np.argsort(number, kind="stable")], np.cumsum(occurrences)[:-1])
-    by_frequency = np.lexsort((first, -occurrences))
-    repeated = by_frequency[occurrences[by_frequency] > 1]
-    dealt: list[list[int]] = [[] for _ in sizes]
-    left_over: list[int] = []
-    # Entries are the negative room of a part, its place in a random order, and its number.
-    rooms = [
-        (-sizes[place], turn, place) for turn, place in enumerate(draw.permutation(len(sizes)))
-    ]
-    heapify(rooms)
-    for value in repeated:
-        negative_room, turn, place = rooms[0]
-        fitting = grouped[value][:-negative_room].tolist() if negative_room else []
-        dealt[place] += fitting
-        left_over += grouped[value][len(fitting) :].tolist()
-        heapreplace(rooms, (negative_room + len(fitting), turn, place))
-    # Examples without copies fill the parts, and then the copies that are left over.
-    others = [*order[occurrences[number] == 1].tolist(), *left_over]
-    for size, part in zip(sizes, dealt, strict=True):
-        missing = size - len(part)
-        part += others[:missing]
-        del others[:missing]
-    return [np.array(part, dtype=np.int64) for part in dealt]
+    return 10 * int(np.bincount(copies).max()) <= size
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,6 @@ from fedclade.core import (
     DataError,
     EvaluationQuery,
     FedcladeError,
-    Indices,
     Layout,
     PolicyError,
     RowQuery,
@@ -93,7 +92,7 @@ from fedclade.runs import (
     with_targets_for,
 )
 from fedclade.tasks import FittedTask, Task
-from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers, number_equal
+from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers
 
 # Model and sketches, which a client builds itself. A sketch is a random projection of an update, by
 # which the server compares clients.
@@ -475,8 +474,7 @@ class ClientHandler:
         self._secret = secret
         self._encoding = encoding_digest(federation.pool, agreed)
         self._usage_log = UsageLog(folder)
-        copies = None if self._is_closed else self._number_equal_examples
-        self._splits = SplitLog(folder, self._data.key, self._policy, self._usage_log, copies)
+        self._splits = SplitLog(folder, self._data.key, self._policy, self._usage_log)
         self._sketch_log = SketchLog(folder)
         self._policy.check_sums_possible(has_peers=peers is not None, has_folder=folder is not None)
         self._member = Member(self._policy, peers, folder)
@@ -529,10 +527,6 @@ class ClientHandler:
         self._scores = None
         if self._is_closed:
             self._scores = self._closed_scores(budget)
-
-    def _number_equal_examples(self) -> Indices:
-        """Return a number for each training example, ``[n]``; equal examples have equal numbers."""
-        return number_equal(*self._federation.examples(self._data.id, "train"))
 
     def _scaled_if_disclosed(self, federation: Federation, *, private: bool) -> Federation:
         """Return the client's data; undo default scaling if the client reports no statistics.

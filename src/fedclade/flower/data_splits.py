@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +35,7 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from fedclade.core import Indices, PolicyError, Round, SplitPart, Splits
+from fedclade.core import PolicyError, Round, SplitPart, Splits
 from fedclade.flower.lasting_record import LastingRecord, RecordKind
 from fedclade.flower.policy import Policy, Usage, UsageLog
 from fedclade.flower.wire import Content, shown
@@ -99,28 +99,21 @@ class DataSplit:
         """
         return replace(self, seed=other.seed, number=other.number) == other
 
-    def parts(self, key: int, copies: Indices | None = None) -> list[Indices]:
-        """Return the indices of the examples in each part.
+    def parts(self, key: int) -> list[NDArray[np.int64]]:
+        """Return the indices of the examples in each part, given the client's key.
 
-        Parameters
-        ----------
-        key
-            The client's key.
-        copies
-            An integer for each example, ``[n]``; equal examples have equal integers and are in the
-            same part. None: the client treats equal examples as independent of each other.
+        Training puts identical examples into the same part. This method treats them as different
+        examples. Otherwise, whether a query is refused would depend on the data.
         """
         return [
             SplitPart(place, self.replicates, self.part_size).of_client(
-                self.examples, key, self.seed, self.number, copies
+                self.examples, key, self.seed, self.number
             )
             for place in range(self.replicates)
         ]
 
 
-def largest_shares(
-    splits: Sequence[DataSplit], key: int, examples: int, copies: Indices | None = None
-) -> NDArray[np.float64]:
+def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDArray[np.float64]:
     """Return how well a server could isolate each example by combining sums over parts.
 
     A linear combination of the sums gives each example i a weight v_i, and the share of example i
@@ -138,8 +131,6 @@ def largest_shares(
         The client's key, by which examples are assigned to parts.
     examples
         Number n of training examples.
-    copies
-        See :meth:`DataSplit.parts`.
 
     Returns
     -------
@@ -148,7 +139,7 @@ def largest_shares(
     """
     columns = [np.ones(examples)]
     for split in splits:
-        for part in split.parts(key, copies):
+        for part in split.parts(key):
             column = np.zeros(examples)
             column[part] = 1.0
             columns.append(column)
@@ -183,23 +174,10 @@ class SplitLog:
         Policy of the client, which limits the splits.
     usage
         Counts of the client's replies, which include the equations from splits.
-    copies
-        Returns an integer for each training example, ``[n]``; equal examples have equal integers,
-        and training puts them into the same part. None for a client that treats equal examples as
-        independent of each other. Closed clients do so, since whether a closed client refuses a
-        query must not depend on its data.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        key: int,
-        policy: Policy,
-        usage: UsageLog,
-        copies: Callable[[], Indices] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path | None, key: int, policy: Policy, usage: UsageLog) -> None:
         self._key = key
-        self._copies = copies
         self._policy = policy
         self._usage = usage
         self._stored = LastingRecord(folder, _KIND)
@@ -290,13 +268,12 @@ class SplitLog:
         """
         known = [split for split in record.splits if split.examples == wanted.examples]
         together = [*known, wanted]
-        copies = None if self._copies is None else self._copies()
-        shares = largest_shares(together, self._key, wanted.examples, copies)
+        shares = largest_shares(together, self._key, wanted.examples)
         besides = np.zeros(wanted.examples)
         first = next((split for split in together if split.part_size), None)
         if first is not None and 0 < first.remainder < self._policy.min_part:
             besides[:] = 1 / first.remainder
-            besides[np.concatenate(first.parts(self._key, copies))] = 0
+            besides[np.concatenate(first.parts(self._key))] = 0
         worst = int((shares - besides).argmax())
         self._policy.check_share(float(shares[worst]), float(besides[worst]))
 

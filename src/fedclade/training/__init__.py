@@ -12,7 +12,6 @@ nodes of a network.
 from fedclade.training.auto import ENGINES, REMOTE, check_engine
 from fedclade.training.batch_rule import smallest_batch_for
 from fedclade.training.clients import SimulatedClients
-from fedclade.training.data import number_equal
 from fedclade.training.input_hooks import with_input_hooks
 from fedclade.training.jobs import PrivateSteps
 from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
@@ -45,7 +44,6 @@ __all__ = [
     "here",
     "memory_bytes",
     "note_unsent_buffers",
-    "number_equal",
     "smallest_batch_for",
     "taken_by",
     "updates_at_once",

@@ -161,11 +161,7 @@ class SimulatedClients(Workers):
             return Evaluator(federation, self._module, self.layout.full, data=data, task=self._task)
 
         self._stages = Stages(
-            federation,
-            self._device,
-            self._memory // 2,
-            build_evaluator,
-            alone=private is not None or always_replies,
+            federation, self._device, self._memory // 2, build_evaluator, alone=private is not None
         )
         self._blocks = Blocks(
             federation, self._module, self.layout.full, stages=self._stages, memory=self._memory

@@ -15,26 +15,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import AllData, Indices, ModelError, Positions, Split, SplitPart, TrainQuery
+from fedclade.core import (
+    AllData,
+    Indices,
+    ModelError,
+    Positions,
+    Split,
+    SplitPart,
+    TrainQuery,
+    are_copies,
+)
 from fedclade.data import Augment, ClientTable, Federation, SplitRows, map_labels
 
 _log = logging.getLogger(__name__)
 
-MANY_COPIES = 0.05
-"""Share of a client's training examples that are copies of other examples, from which on it warns."""
+LEAST_SINGLE = 0.25
+"""Share of a client's examples that occur once, from which on an example that occurs often may be oversampled."""
 
 # The distinct inputs of a split on the device, and the inputs of each client.
 
 FETCHED_AT_A_TIME = 1024
 """Number of inputs that are copied from the pool at once when a data split is gathered."""
-
-
-def number_equal(inputs: Tensor, targets: Tensor) -> Indices:
-    """Return a number for each of n examples, ``[n]``; equal examples have equal numbers."""
-    numbers: dict[bytes, int] = {}
-    pairs = zip(inputs.cpu().numpy(), targets.cpu().numpy(), strict=True)
-    found = [numbers.setdefault(x.tobytes() + y.tobytes(), len(numbers)) for x, y in pairs]
-    return np.array(found, dtype=np.int64)
 
 
 class SplitInputs:
@@ -479,8 +480,9 @@ class ClientsData:
         if isinstance(data, AllData):
             return inputs, targets
         copies = None
-        if isinstance(data, SplitPart) and not self._alone:
+        if isinstance(data, SplitPart) and data.size > 0 and not self._alone:
             copies = self._copies_of(client)
+            self._warn_of_copies(client, copies, data.size)
         key = self._federation.keys[client]
         part = torch.from_numpy(query.examples(len(targets), key, copies)).to(targets.device)
         return inputs[part], targets[part]
@@ -492,22 +494,30 @@ class ClientsData:
         the client's data.
         """
         if client not in self._copies:
-            found = number_equal(*self.of(client))
-            self._copies[client] = found
-            self._warn_of_copies(client, len(found) - len(np.unique(found)), len(found))
+            numbers: dict[bytes, int] = {}
+            pairs = zip(*(each.cpu().numpy() for each in self.of(client)), strict=True)
+            found = [numbers.setdefault(x.tobytes() + y.tobytes(), len(numbers)) for x, y in pairs]
+            self._copies[client] = np.array(found, dtype=np.int64)
         return self._copies[client]
 
-    def _warn_of_copies(self, client: int, copies: int, examples: int) -> None:
-        """Warn once if a client has many copies of examples, which make its data seem larger."""
-        if self._warned_of_copies or copies < MANY_COPIES * examples:
+    def _warn_of_copies(self, client: int, copies: Indices, size: int) -> None:
+        """Warn once if a client may have oversampled examples that are not taken for copies.
+
+        Examples that occur often are typical if few examples occur once. Otherwise the client's
+        distribution has many values, so an example may occur often because it was copied.
+        """
+        if self._warned_of_copies or are_copies(copies, size):
+            return
+        occurrences = np.bincount(copies)
+        if (occurrences == 1).sum() < LEAST_SINGLE * len(copies):
             return
         self._warned_of_copies = True
         _log.warning(
-            "%d of the %d training examples of client %d are copies of other examples; copies are "
-            "kept in one part of the client's data when its parts are compared, but examples that "
-            "are only similar are not: leave oversampled rows out of the data",
-            copies,
-            examples,
+            "an example occurs %d times among the %d training examples of client %d, and is taken "
+            "for a frequent value; if the data was oversampled, the copies make the client look "
+            "like a cluster by itself: remove the copies from the data",
+            occurrences.max(),
+            len(copies),
             client,
         )
 
