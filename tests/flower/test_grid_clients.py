@@ -166,7 +166,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "a refusal that would spoil the log": (
         lambda honest: wire.refusal("\x1b[2Jgone\n" + 10_000 * "!"),
-        " [2Jgone " + 290 * "!" + "…",
+        " [2Jgone " + (wire.LONGEST_REASON - 10) * "!" + "…",
     ),
     "a long text for a number": (
         worded(size=100_000 * "9"),
