@@ -183,7 +183,7 @@ def test_a_wrong_answer_is_left_out_and_the_run_goes_on(name: str):
     run = federated(grid, CFL_OF_TWO, rounds=3)
     assert list(reasons(run)) == [BAD]
     assert why in reasons(run)[BAD]
-    assert len(reasons(run)[BAD]) < 400
+    assert len(reasons(run)[BAD]) <= wire.LONGEST_REASON
     assert reasons(run)[BAD].isprintable()
     assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {
         frozenset({0}),
@@ -404,7 +404,7 @@ def test_whatever_comes_is_left_out_or_can_be_used(words: dict[str, Any], data: 
     else:
         assert answer.update.shape == (LAYOUT.size,)
         assert answer.size == 9
-    assert len(why) < 400
+    assert len(why) <= wire.LONGEST_REASON
     assert why.isprintable()
 
 
@@ -433,7 +433,7 @@ def test_whatever_scores_come_they_are_scores_or_none(
     assert all(
         0 <= accuracy <= 1 and math.isfinite(loss) and n >= 1 for (accuracy,), loss, n in found
     )
-    assert len(why) < 400
+    assert len(why) <= wire.LONGEST_REASON
 
 
 def test_an_error_by_the_superlink_belongs_to_the_question_that_it_answers():
