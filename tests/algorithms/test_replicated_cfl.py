@@ -536,7 +536,7 @@ def test_a_run_warns_of_oversampled_examples(
     assert len(warned) == is_warned
     if is_warned:
         assert warned[0].startswith(
-            "an example occurs 20 times among the 195 training examples of client 0"
+            "95 of the 195 training examples of client 0 are equal to other examples"
         )
 
 

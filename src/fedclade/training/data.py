@@ -29,6 +29,9 @@ from fedclade.data import Augment, ClientTable, Federation, SplitRows, map_label
 
 _log = logging.getLogger(__name__)
 
+MANY_COPIES = 0.05
+"""Share of a client's examples that are equal to earlier ones, from which on a client may be warned."""
+
 LEAST_SINGLE = 0.25
 """Share of a client's examples that occur once, from which on an example that occurs often may be oversampled."""
 
@@ -509,14 +512,16 @@ class ClientsData:
         if self._warned_of_copies or are_copies(copies, size):
             return
         occurrences = np.bincount(copies)
-        if (occurrences == 1).sum() < LEAST_SINGLE * len(copies):
+        equal = len(copies) - len(occurrences)
+        has_many_values = (occurrences == 1).sum() >= LEAST_SINGLE * len(copies)
+        if equal < MANY_COPIES * len(copies) or not has_many_values:
             return
         self._warned_of_copies = True
         _log.warning(
-            "an example occurs %d times among the %d training examples of client %d, and is taken "
-            "for a frequent value; if the data was oversampled, the copies make the client look "
-            "like a cluster by itself: remove the copies from the data",
-            occurrences.max(),
+            "%d of the %d training examples of client %d are equal to other examples, and are taken "
+            "for independent examples; if the data was oversampled, they make the client look like "
+            "a cluster by itself: remove the copies from the data",
+            equal,
             len(copies),
             client,
         )
