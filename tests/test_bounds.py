@@ -107,30 +107,29 @@ def bounds_of(owner: type, check: ast.Tuple, names: dict[str, Any]) -> Iterator[
         yield Bound(owner, field, told, accepted, refused)
 
 
+def checks_of(owner: ast.ClassDef) -> list[ast.Tuple]:
+    """Return the arguments of ``require`` in the ``__post_init__`` of a class."""
+    found: list[ast.Tuple] = []
+    for method in owner.body:
+        if not isinstance(method, ast.FunctionDef) or method.name != "__post_init__":
+            continue
+        for call in ast.walk(method):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "require":
+                found += [each for each in call.args if isinstance(each, ast.Tuple)]
+    return [check for check in found if len(check.elts) == 4]
+
+
 def find_bounds() -> list[Bound]:
     """Return all bounds that classes of the library check in ``__post_init__``."""
     found: list[Bound] = []
     for path in sorted(SOURCE.rglob("*.py")):
-        tree = ast.parse(path.read_bytes())
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.ClassDef):
-                continue
-            checks = [
-                argument
-                for method in node.body
-                if isinstance(method, ast.FunctionDef) and method.name == "__post_init__"
-                for call in ast.walk(method)
-                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "require"
-                for argument in call.args
-                if isinstance(argument, ast.Tuple) and len(argument.elts) == 4
-            ]
-            if not checks:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if not isinstance(node, ast.ClassDef) or not (checks := checks_of(node)):
                 continue
             parts = path.relative_to(SOURCE.parent).with_suffix("").parts
             module = importlib.import_module(".".join(parts))
-            owner = getattr(module, node.name)
             for check in checks:
-                found += bounds_of(owner, check, vars(module))
+                found += bounds_of(getattr(module, node.name), check, vars(module))
     return found
 
 

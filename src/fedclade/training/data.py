@@ -30,10 +30,13 @@ from fedclade.data import Augment, ClientTable, Federation, SplitRows, map_label
 _log = logging.getLogger(__name__)
 
 MANY_COPIES = 0.05
-"""Share of a client's examples that are equal to earlier ones, from which on a client may be warned."""
+"""A client is warned only if at least this share of its examples equal earlier examples."""
 
 LEAST_SINGLE = 0.25
-"""Share of a client's examples that occur once, from which on an example that occurs often may be oversampled."""
+"""A client is warned only if at least this share of its examples occur once.
+
+If fewer examples occur once, the distribution has few values, and equal examples are natural.
+"""
 
 # The distinct inputs of a split on the device, and the inputs of each client.
 
