@@ -24,7 +24,7 @@ def fuzz() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("only", "count"), [("tree.", 40), ("CFL", 20), ("Pool", 20), ("k_means", 10)]
+    ("only", "count"), [("tree.", 40), ("CFL", 20), ("Pool", 60), ("Task", 40), ("k_means", 10)]
 )
 def test_wrong_calls_end_in_errors_of_fedclades_own(only, count, fuzz, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedclade.core import checked, require, rng
+from fedclade.core import DataError, checked, require, rng
 from fedclade.data.client_data import ClientData, Stage
 from fedclade.data.drift import read_concepts
 from fedclade.data.federation import Federation
@@ -307,8 +307,14 @@ def concepts(
     rule = f"of the {data_kind.concepts} concepts of {kind!r}"
     require(("pattern", pattern, largest < data_kind.concepts, rule))
     flipped = data_kind.noise if noise is None else noise
-    x = np.empty((steps + 1, clients, samples, data_kind.features))
-    y = np.empty((steps + 1, clients, samples), dtype=bool)
+    try:
+        x = np.empty((steps + 1, clients, samples, data_kind.features))
+        y = np.empty((steps + 1, clients, samples), dtype=bool)
+    except MemoryError as error:
+        raise DataError(
+            f"{clients} clients with {samples} examples in each of {steps + 1} steps do not fit into "
+            "memory; lower clients, samples or steps"
+        ) from error
     for step, row in enumerate(rows):
         for client, concept in enumerate(row):
             draw = rng.generator(seed, kind, step, client)

@@ -459,22 +459,21 @@ class Pool:
             If an index is out of range, ``quarter_turns`` is not a whole number, or inputs that are
             not images should be rotated.
         """
-        if quarter_turns and self.x.ndim < 3:
-            raise DataError(
-                f"cannot rotate the inputs of pool {self.name!r} by {quarter_turns} times 90°, "
-                f"since an input of shape {list(self.x.shape[1:])} is not an image; set "
-                "quarter_turns = 0"
-            )
         try:
             x = self.x[torch.from_numpy(indices)]
             if x.dtype == torch.uint8:
                 x = x.to(torch.float32).div_(255).sub_(self.mean).div_(self.std)
-            if quarter_turns:
+            if not quarter_turns:
+                return x
+            if x.ndim > 2:
                 return torch.rot90(x, quarter_turns, (-2, -1))
-            return x
         except (TypeError, ValueError, IndexError, RuntimeError) as error:
             raise DataError(
                 f"cannot select inputs of pool {self.name!r}: {error}; indices should be an int64 "
                 f"array [n] of numbers below {len(self.x)}, and quarter_turns (rotations by 90°) a "
                 "whole number"
             ) from error
+        raise DataError(
+            f"cannot rotate the inputs of pool {self.name!r} by {quarter_turns} times 90°, since an "
+            f"input of shape {list(self.x.shape[1:])} is not an image; set quarter_turns = 0"
+        )

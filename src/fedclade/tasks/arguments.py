@@ -22,7 +22,7 @@ def check_arguments(
         If an argument has a wrong type or an unknown value; the message names the argument.
     """
     kinds = get_args(TaskKind)
-    if kind is not None and kind not in kinds:
+    if kind is not None and not (isinstance(kind, str) and kind in kinds):
         raise ConfigError(unknown("kind of task:", str(kind), kinds))
     if not isinstance(loss, str | None) and not callable(loss):
         raise ConfigError(
