@@ -198,6 +198,8 @@ def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
     if task not in _TARGETS:
         raise ConfigError(unknown("task:", task, _TARGETS))
     tensor = _as_tensor(y, what)
+    if tensor.ndim == 0:
+        raise DataError(f"{what} should have an entry for each example, got one number")
     rule = _TARGETS[task]
     if tensor.is_complex():
         raise DataError(f"{what} should be {rule}, got {tensor.dtype}")
