@@ -12,6 +12,7 @@ from inspect import isclass
 from typing import Any
 
 from fedclade.algorithms.apfl import APFL
+from fedclade.algorithms.auto import Auto
 from fedclade.algorithms.base import Algorithm
 from fedclade.algorithms.cfl import CFL
 from fedclade.algorithms.ditto import Ditto
@@ -120,6 +121,13 @@ METHODS: tuple[Method, ...] = (
         "clusters tested on replicated updates, with no thresholds to set; fedclade's own",
         citations=("fedclade", "sattler2021cfl"),
         family="updates",
+    ),
+    _record(
+        "auto",
+        Auto,
+        "one model, a cluster's model or an own model for each client; fedclade's own",
+        citations=("fedclade", "sattler2021cfl"),
+        family="personal",
     ),
     _record(
         "fl_hc",

@@ -271,6 +271,23 @@ class Buffered(Event):
 
 
 @dataclass(frozen=True)
+class Served(Event):
+    """Event: a model was chosen for each client, by losses on validation data (method ``auto``).
+
+    ``clients`` has the clients that are served with each kind of model, such as ``cluster``, by the
+    name of the kind. ``common`` is the kind that suits all clients best together, and ``gains`` has
+    for each client the share by which its model is expected to lower its validation loss against
+    that kind.
+    """
+
+    kind = "served"
+
+    common: str
+    clients: Mapping[str, tuple[int, ...]]
+    gains: Mapping[int, float]
+
+
+@dataclass(frozen=True)
 class SetApart(_OfClients):
     """Event: clients whose reports about their data are outliers became a cluster of their own.
 

@@ -93,14 +93,17 @@ class RoundPlan(Round):
     min_clients
         Smallest number of replies from a cluster's clients. With fewer replies, the cluster's model
         does not change, and no decision about the cluster, such as a split, is made.
+    rounds
+        Number of rounds of the whole run, if it does not end early; None if it is not known.
     """
 
     evaluated: bool = True
     min_clients: int = 1
+    rounds: int | None = None
 
     @property
     def for_clients(self) -> Round:
-        """The round without ``evaluated`` and ``min_clients``, which only the server uses."""
+        """The round without the properties that only the server uses."""
         return Round(self.number, self.local, self.seed, self.purpose, self.query)
 
 

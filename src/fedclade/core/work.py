@@ -327,6 +327,11 @@ class Trainer(Protocol):
         """Names of the parameters that clients share with the server."""
         ...
 
+    @property
+    def last_layer_names(self) -> frozenset[str]:
+        """Names of the parameters of the last layer that is trained."""
+        ...
+
     def train(
         self,
         local: LocalTraining | None = None,
@@ -367,6 +372,10 @@ class Trainer(Protocol):
 
         ``part`` selects the personal or the shared parameters and buffers.
         """
+        ...
+
+    def keep_last_layer(self, vectors: Tensor) -> Tensor:
+        """Return a copy of ``vectors [k, F]`` with zeros outside the parameters of the last layer."""
         ...
 
 
@@ -494,6 +503,27 @@ class HeadThenBody(Steps):
         second = trainer.train(models=trainer.models + head, fixed=trainer.personal_names)
         body = trainer.keep_part("shared", second.moved)
         return Made(head + body, second.losses)
+
+
+@dataclass(frozen=True)
+class LastLayer(Steps):
+    """Declaration that clients train only the last layer of the model.
+
+    This is the layer of the model's last trained parameters. All other layers stay as received.
+    """
+
+    allows_noise = True
+
+    def count_steps(self, local: LocalTraining, examples: int) -> int:
+        """Return the number of steps, which is as for training all layers."""
+        return local.steps_with(examples)
+
+    def run(self, trainer: Trainer) -> Made:
+        """Train the last layer of the models of a block of clients."""
+        others = (trainer.personal_names | trainer.shared_names) - trainer.last_layer_names
+        made = trainer.train(fixed=others)
+        # Training has also changed buffers of other layers, such as statistics of BatchNorm.
+        return replace(made, moved=trainer.keep_last_layer(made.moved))
 
 
 @dataclass(frozen=True, eq=False)

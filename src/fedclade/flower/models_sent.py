@@ -21,6 +21,7 @@ from fedclade.core import (
     OWN,
     ConfigError,
     HeadThenBody,
+    LastLayer,
     Layout,
     LocalRule,
     LocalTraining,
@@ -187,6 +188,7 @@ def training_values(query: TrainQuery, sketch: Sketch | None) -> dict[str, Any]:
         "own": stores_model(work),
         "shares": shares_model(work),
         "personal_epochs": work.steps.epochs if isinstance(work.steps, HeadThenBody) else 0,
+        **({"last_layer": True} if isinstance(work.steps, LastLayer) else {}),
         **as_values(query.models.vectors, work.mixture),
         **(
             {"rule": json.dumps(work.steps.described())}

@@ -13,6 +13,7 @@ from fedclade.core import (
     Em,
     FullGradient,
     HeadThenBody,
+    LastLayer,
     LocalRule,
     LocalTraining,
     Nothing,
@@ -152,7 +153,10 @@ class TrainingAsked:
         elif mixture is not None:
             steps = Em(mixture)
         else:
-            steps = _steps_of(local, rule, personal_epochs, has_anchor=has_anchor)
+            last_layer = "last_layer" in content.values and content.get("last_layer", bool)
+            steps = _steps_of(
+                local, rule, personal_epochs, has_anchor=has_anchor, last_layer=last_layer
+            )
         in_splits = kind == "train" and splits.count > 1
         start, store = start_and_store(own=own, purpose=this_round.purpose, in_splits=in_splits)
         work = ClientWork(
@@ -237,7 +241,12 @@ def _check_retention(
 
 
 def _steps_of(
-    local: LocalTraining, rule: LocalRule | None, personal_epochs: int, *, has_anchor: bool
+    local: LocalTraining,
+    rule: LocalRule | None,
+    personal_epochs: int,
+    *,
+    has_anchor: bool,
+    last_layer: bool,
 ) -> Steps:
     """Return the kind of local steps, such as SGD, that a query requests to train a single model.
 
@@ -251,12 +260,21 @@ def _steps_of(
         Epochs in which only the personal parameters are trained first; 0 for none.
     has_anchor
         Whether the query contains an anchor, the model towards which a proximal term pulls.
+    last_layer
+        Whether only the last layer of the model is trained.
 
     Raises
     ------
     UpdateError
         If the query requests several kinds of steps at once.
     """
+    if last_layer:
+        if personal_epochs or rule is not None or has_anchor:
+            raise UpdateError(
+                "the query requests training of only the last layer together with epochs of the "
+                "personal parameters, a local rule or an anchor; only one of them is possible"
+            )
+        return LastLayer()
     if personal_epochs and (rule is not None or (has_anchor and local.mu)):
         raise UpdateError(
             "the query requests epochs of only the personal parameters together with a local rule "

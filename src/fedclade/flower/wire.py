@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedclade.core import OWN, Layout, UpdateError
 
-PROTOCOL = 10  # version of the message format; server and clients must have the same version
+PROTOCOL = 11  # version of the message format; server and clients must have the same version
 # Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format.
 RAW = "fedclade.raw"
 # Characters of a JSON value; a data spec and a local training take a few hundred.

@@ -24,6 +24,7 @@ from fedclade.core import (
     FullGradient,
     HeadThenBody,
     Lasting,
+    LastLayer,
     LocalModel,
     NoReply,
     Nothing,
@@ -36,7 +37,7 @@ from fedclade.core import (
     TrainQuery,
 )
 
-KNOWN_STEPS = (Sgd, Proximal, HeadThenBody, Em, FullGradient, *RULES.values())
+KNOWN_STEPS = (Sgd, Proximal, HeadThenBody, LastLayer, Em, FullGradient, *RULES.values())
 """Classes of local steps that a message can describe."""
 
 KNOWN_DATA = (AllData, Splits)

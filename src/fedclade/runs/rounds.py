@@ -302,7 +302,12 @@ def run_round(
     before = meter.readings()
     evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
     this_round = RoundPlan(
-        number, settings.local, settings.seed, evaluated=evaluated, min_clients=settings.min_clients
+        number,
+        settings.local,
+        settings.seed,
+        evaluated=evaluated,
+        min_clients=settings.min_clients,
+        rounds=settings.rounds,
     )
     state, came_and_went = clients.begin(algorithm, training.state, this_round)
     # Before the step too: clusters can be small from the start, or because clients have left.
@@ -387,7 +392,12 @@ def evaluate_last_round(
     start = perf_counter()
     before = backend.meter.readings()
     this_round = RoundPlan(
-        number, settings.local, settings.seed, evaluated=True, min_clients=settings.min_clients
+        number,
+        settings.local,
+        settings.seed,
+        evaluated=True,
+        min_clients=settings.min_clients,
+        rounds=number,
     )
     state = algorithm.tune(training.state, clients, this_round)
     scores = evaluate_round(algorithm, backend, clients, state, settings, number)

@@ -412,6 +412,11 @@ class BlockTrainer:
         """Names of the parameters that clients share with the server."""
         return self._whole.shared_names
 
+    @property
+    def last_layer_names(self) -> frozenset[str]:
+        """Names of the parameters of the last layer that is trained."""
+        return self._whole.last_layer_names
+
     def train(
         self,
         local: LocalTraining | None = None,
@@ -465,6 +470,10 @@ class BlockTrainer:
         The part is ``personal`` or ``shared``.
         """
         return self._whole.only(part, vectors)
+
+    def keep_last_layer(self, vectors: Tensor) -> Tensor:
+        """Return a copy of vectors ``[k, F]`` with zeros outside the parameters of the last layer."""
+        return self._whole.only_last_layer(vectors)
 
 
 def _make_states_finite(work: Workload) -> None:

@@ -291,6 +291,13 @@ class WholeModels:
         """Names of the parameters that clients share with the server."""
         return frozenset(slot.name for slot in self._layout.full.parameters) - self.personal_names
 
+    @property
+    def last_layer_names(self) -> frozenset[str]:
+        """Names of the parameters of the last layer of the model that has trained parameters."""
+        names = [slot.name for slot in self._layout.full.parameters]
+        layer = names[-1].rpartition(".")[0]
+        return frozenset(name for name in names if name.rpartition(".")[0] == layer)
+
     def sends_all(self, work: ClientWork) -> bool:
         """Return whether clients send the whole update that they train, and store no model."""
         stores_model = isinstance(work.store, LocalModel)
@@ -447,6 +454,14 @@ class WholeModels:
         else:
             personal.zero_()
         return self._layout.joined(shared, personal)
+
+    def only_last_layer(self, vectors: Tensor) -> Tensor:
+        """Return a copy of vectors ``[..., F]`` with zeros outside the last layer's parameters."""
+        kept = torch.zeros_like(vectors)
+        for slot in self._layout.full.parameters:
+            if slot.name in self.last_layer_names:
+                kept[..., slot.start : slot.stop] = vectors[..., slot.start : slot.stop]
+        return kept
 
     def of(self, this_round: Round, client: int, model: Tensor) -> Tensor:
         """Return a client's whole model ``[F]`` in a round, given the shared part ``[S]``."""

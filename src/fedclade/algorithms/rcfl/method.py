@@ -385,7 +385,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             and self._looks_inside(state, cohort, clients, number)
         )
         if self.fallback and len(_populated_leaves(state.tree)) > 1:
-            model = train_beside(state.tree, cohort, clients, this_round)
+            model = self._train_beside(state.tree, cohort, clients, this_round)
             state = replace(state, tree=state.tree.continued(model))
 
         if looks_inside:
@@ -411,6 +411,12 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             tree = tree.continued(populated[0].params)
         log = log_of(trained, [*events, *placements], "check" if events else "train")
         return replace(state, tree=tree), log
+
+    def _train_beside(
+        self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
+    ) -> Tensor:
+        """Train the model for all clients in addition to the clusters' models; return it ``[S]``."""
+        return train_beside(tree, cohort, clients, this_round)
 
     def _looks_inside(
         self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, number: int
@@ -694,7 +700,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if len(tree.nodes) == 1:
             state = replace(state, early=tuple(sorted({*state.early, *cohort})))
         elif self.fallback and had_clusters:
-            tree = tree.continued(train_beside(before, cohort, clients, this_round))
+            tree = tree.continued(self._train_beside(before, cohort, clients, this_round))
         elif self.fallback and trained[0].step is not None:
             # In the round of its split the root has already been trained.
             tree = tree.continued(before.nodes[0].params + trained[0].step)
