@@ -18,6 +18,12 @@ TABLES = (".csv", ".tsv", ".parquet")
 WIDTH = 32
 """Column of the file in which comments begin, unless the text before them is longer."""
 
+METHODS = {
+    "auto": "one, its cluster's or an own model for each client; see 'fedclade ls'",
+    "rcfl": "finds clusters of clients; 'fedclade ls' lists others",
+}
+"""Methods that a config may name, with the comment of the line."""
+
 
 @dataclass(frozen=True)
 class TableFiles:
@@ -136,14 +142,16 @@ def write_starter(
         Format of the files, such as the separator, as far as the user has specified it.
     """
     count = f"{len(files.paths)} files" if len(files.paths) > 1 else "1 file"
+    small = [client.name for client in inspection.clients if client.rows < FEW_ROWS]
+    are_all_small = len(small) == len(inspection.clients)
+    # With few rows, a client would have one or two validation examples, or none.
+    method = "rcfl" if are_all_small else "auto"
     lines = [
         f"# Made by 'fedclade init' from {count} with {inspection.rows:,} rows of "
         f"{len(inspection.clients)} clients.",
         "# Each line is an assumption: change it, or take it out.",
         "",
-        _toml_line(
-            'algorithm.name = "rcfl"', "finds clusters of clients; 'fedclade ls' lists others"
-        ),
+        _toml_line(f'algorithm.name = "{method}"', METHODS[method]),
         _toml_line(f"task.name = {_toml_string(inspection.task)}", inspection.reasons["task"]),
         "",
         "[data]",
@@ -174,8 +182,11 @@ def write_starter(
         {column.name: column.why for column in inspection.columns_with("excluded")},
         "columns that are no inputs",
     )
-    small = [client.name for client in inspection.clients if client.rows < FEW_ROWS]
-    if small and len(small) < len(inspection.clients):
+    if not are_all_small:
+        lines.append(
+            _toml_line("validation_fraction = 0.2", "sets examples aside, by which auto chooses")
+        )
+    if small and not are_all_small:
         lines.append(
             _toml_line(
                 f"fewest_rows = {FEW_ROWS}", f"leaves out {len(small)} clients: {join_some(small)}"
