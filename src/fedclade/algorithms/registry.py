@@ -125,9 +125,10 @@ METHODS: tuple[Method, ...] = (
     _record(
         "auto",
         Auto,
-        "one model, a cluster's model or an own model for each client; fedclade's own",
+        "one model, its cluster's or an own model for each client; fedclade's own",
         citations=("fedclade", "sattler2021cfl"),
-        family="personal",
+        family="updates",
+        scenarios=(),  # the method needs validation data, which the scenarios do not have
     ),
     _record(
         "fl_hc",
