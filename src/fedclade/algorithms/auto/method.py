@@ -583,10 +583,12 @@ def _give_up(state: AutoState) -> AutoState:
     served = set(state.rung_of.values())
     needs_one = bool(served & {Rung.ONE_MODEL, Rung.TUNED_ONE})
     has_tried = state.own_rounds >= LEAST_OWN_ROUNDS
+    own_stopped = state.own_stopped or (has_tried and Rung.OWN not in served)
     return replace(
         state,
         beside_stopped=state.beside_stopped or (_has_clusters(state.tree) and not needs_one),
-        own_stopped=state.own_stopped or (has_tried and Rung.OWN not in served),
+        own_stopped=own_stopped,
+        own=() if own_stopped else state.own,
     )
 
 
