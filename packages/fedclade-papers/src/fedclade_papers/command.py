@@ -56,7 +56,7 @@ def reproduce(
         ScaleName,
         typer.Option(
             "--scale",
-            help="smoke: each takes under 20 s; laptop: under 10 min on 2 cores; "
+            help="smoke: each takes under 20 s; laptop: 10 s to 1.5 h on 2 cores; "
             "paper: as in the paper.",
         ),
     ] = ScaleName.LAPTOP,

@@ -44,7 +44,7 @@ class Experiment:
     #: The paper's own settings, in JSON's types. The list ``seeds`` repeats the experiment with
     #: other random draws.
     paper: Settings
-    #: Settings that the scales ``smoke`` (under 20 seconds) and ``laptop`` (under 10 minutes on 2
+    #: Settings that the scales ``smoke`` (under 20 seconds) and ``laptop`` (10 seconds to 1.5 hours on 2
     #: cores) change.
     changes: Mapping[Literal["smoke", "laptop"], Settings]
     #: Function that measures the outcome for settings.
