@@ -208,6 +208,7 @@ from fedclade.core.updates import (
     row_norms,
 )
 from fedclade.core.work import (
+    LEAST_DIVIDED,
     AllData,
     Answer,
     ClientWork,
@@ -228,6 +229,7 @@ from fedclade.core.work import (
     Nothing,
     OfRounds,
     Proximal,
+    Related,
     Reply,
     Sgd,
     SplitPart,
@@ -237,6 +239,7 @@ from fedclade.core.work import (
     Store,
     Trainer,
     are_copies,
+    draw_examples,
 )
 
 __all__ = [
@@ -248,6 +251,7 @@ __all__ = [
     "KINDS",
     "LARGEST",
     "LARGEST_NORM",
+    "LEAST_DIVIDED",
     "MECHANISMS",
     "NOT_ASKED",
     "OF_TORCH",
@@ -348,6 +352,7 @@ __all__ = [
     "Refused",
     "Regrouped",
     "Rejected",
+    "Related",
     "Released",
     "Reply",
     "Restart",
@@ -408,6 +413,7 @@ __all__ = [
     "count_batches",
     "defaults",
     "document_settings",
+    "draw_examples",
     "draw_with",
     "drawn",
     "field_types",

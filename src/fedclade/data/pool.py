@@ -140,6 +140,10 @@ class Pool:
         The task, one of :data:`~fedclade.core.TaskKind`.
     natural
         Owner of each example (writer, speaker, user), ``[N]``; None if unknown.
+    related
+        Group of examples that depend on each other, such as the visits of a patient, for each
+        example, int64 ``[N]``. Examples of one client in one group are never in different parts of
+        its data. None if the examples are independent, or nothing is known about their dependence.
     vocabulary
         The words of the tokens; empty for data that is not text.
     mean, std
@@ -167,6 +171,7 @@ class Pool:
     outputs: int
     task: TaskKind = "classification"
     natural: NDArray[np.str_] | None = None
+    related: Indices | None = None
     vocabulary: tuple[str, ...] = ()
     mean: float = 0.0
     std: float = 1.0
@@ -217,6 +222,8 @@ class Pool:
                     f"{shown(self.natural)}"
                 )
             arrays["natural"] = self.natural
+        if self.related is not None:
+            arrays["related"] = self.related
         scalars = [name for name, array in arrays.items() if array.ndim == 0]
         if scalars:
             raise DataError(
@@ -275,7 +282,10 @@ class Pool:
             "x": as_inputs(self.x, f"inputs {owner}"),
             "y": as_targets(self.y, f"targets {owner}", self.task),
         }
-        for name in ("groups", "train", "test"):
+        numbered = ["groups", "train", "test"]
+        if self.related is not None:
+            numbered.append("related")
+        for name in numbered:
             converted[name] = as_indices(getattr(self, name), f"{name} {owner}")
         for name, value in converted.items():
             object.__setattr__(self, name, value)

@@ -1,0 +1,407 @@
+"""Measure how rcfl treats examples that depend on each other, and examples that are merely equal.
+
+Each run has clients of one distribution, or of known clusters. The examples of each client are
+oversampled, have few values, or depend on each other in groups. The script counts the runs in which
+``rcfl`` separates clients of one distribution, in the first test (round 3) and in all rounds.
+
+Each run is stored as one line of a JSON file, and an interrupted call continues where it stopped.
+
+    python studies/rcfl_dependent.py --data-dir DIR --out dependent.jsonl   # all runs
+    python studies/rcfl_dependent.py --only few --minutes 10                # cases by a part of a name
+    python studies/rcfl_dependent.py --out dependent.jsonl --table          # only print the tables
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jsonl
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rcfl import as_table
+from rich.console import Console
+
+import fedclade
+from fedclade import LocalTraining, ReplicatedCFL, load_federation
+from fedclade.core.queries import RoundPlan
+from fedclade.data import Federation
+from fedclade.runs.backend import Backend
+
+Line = dict[str, Any]
+Rows = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]
+"""Inputs ``[n, F]``, labels and groups of a client's n rows."""
+
+CLIENTS, ROWS = 14, 100
+ROUNDS = 30
+HELD_OUT = 0.2
+"""Share of the copied rows that are removed afterwards, as if they were held out for tests."""
+
+IMAGES = LocalTraining(epochs=3, batch_size=20, lr=0.1)
+TABLES = LocalTraining(epochs=3, batch_size=20, lr=0.1)
+
+
+# Images, of which some are copied.
+
+
+def images(source: str, seed: int, data_dir: Path | None, *, shift: str = "none") -> Federation:
+    """Return clients with 100 images each, drawn from one distribution unless ``shift`` is set."""
+    options: dict[str, Any] = {} if source == "digits" else {"samples_per_client": ROWS}
+    return load_federation(
+        source,
+        clients=20 if shift != "none" else CLIENTS,
+        shift=shift,
+        seed=seed,
+        data_dir=data_dir,
+        **options,
+    )
+
+
+def oversampled(
+    federation: Federation, share: float, times: int, seed: int, *, some: bool = False
+) -> Federation:
+    """Repeat a share of each client's examples, and then remove a fifth of all its examples.
+
+    With ``some``, only the examples of every other client are repeated.
+    """
+    draw = np.random.default_rng([seed, times])
+    changed: list[Any] = []
+    for place, client in enumerate(federation.clients):
+        rows = draw.permutation(client.train)
+        if not some or place % 2 == 0:
+            copied = rows[: round(share * len(rows))]
+            rows = draw.permutation(np.concatenate([rows, np.repeat(copied, times - 1)]))
+        changed.append(replace(client, train=rows[round(HELD_OUT * len(rows)) :]))
+    return replace(federation, clients=tuple(changed))
+
+
+def copied_images(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    source: str,
+    share: float,
+    times: int,
+    shift: str = "none",
+    some: bool = False,
+) -> Federation:
+    """Return clients with images of which a share is copied."""
+    federation = images(source, seed, data_dir, shift=shift)
+    return oversampled(federation, share, times, seed, some=some)
+
+
+# Tables of one distribution.
+
+
+def table_of(clients: Mapping[str, Rows], *, with_groups: bool) -> Federation:
+    """Return a federation of tables, with or without the groups of rows."""
+    groups = None
+    if with_groups:
+        groups = {name: groups for name, (_, _, groups) in clients.items()}
+    data = {name: (x, y) for name, (x, y, _) in clients.items()}
+    return fedclade.federation(data, labels=2, groups=groups)
+
+
+def tables(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    rows: Callable[[np.random.Generator, np.random.Generator], Rows],
+    with_groups: bool = False,
+) -> Federation:
+    """Return clients with tables.
+
+    ``rows`` draws the rows of a client, given a generator for the distribution, which has the same
+    state for each client, and a generator for the client.
+    """
+    made = {
+        f"client-{k}": rows(np.random.default_rng(seed), np.random.default_rng([seed, k]))
+        for k in range(CLIENTS)
+    }
+    return table_of(made, with_groups=with_groups)
+
+
+def drawn_from(
+    x: NDArray[np.float64],
+    p: NDArray[np.float64],
+    law: np.random.Generator,
+    draw: np.random.Generator,
+) -> Rows:
+    """Draw 125 rows (100 for training) from the distinct rows ``x`` with the probabilities ``p``."""
+    chosen = draw.choice(len(x), 125, p=p / p.sum())
+    probability = 1 / (1 + np.exp(-2 * x @ law.normal(size=x.shape[1])))
+    y = draw.random(125) < probability[chosen]
+    return x[chosen].astype(np.float32), y.astype(np.int64), np.arange(125)
+
+
+def one_hot(*numbers: int) -> NDArray[np.float64]:
+    """Return all combinations of categories, one-hot, for columns with numbers of categories."""
+    grid = np.stack(np.meshgrid(*map(np.arange, numbers)), -1).reshape(-1, len(numbers))
+    parts = [np.eye(number)[grid[:, k]] for k, number in enumerate(numbers)]
+    return np.concatenate(parts, 1)
+
+
+def few_values(
+    law: np.random.Generator, draw: np.random.Generator, *, numbers: tuple[int, ...], even: bool
+) -> Rows:
+    """Draw rows of columns with few categories; ``even``: all combinations are equally likely."""
+    x = one_hot(*numbers)
+    p = np.ones(len(x)) if even else law.gamma(1.0, size=len(x))
+    return drawn_from(x, p, law, draw)
+
+
+def zipf(law: np.random.Generator, draw: np.random.Generator, *, exponent: float) -> Rows:
+    """Draw rows of 2,000 different items, whose frequencies follow Zipf's law."""
+    x = law.normal(size=(2000, 10))
+    return drawn_from(x, np.arange(1.0, 2001) ** -exponent, law, draw)
+
+
+def some_frequent(
+    law: np.random.Generator, draw: np.random.Generator, *, values: int, share: float
+) -> Rows:
+    """Draw rows of which a share has one of a few frequent values, and all others are different."""
+    frequent = law.normal(size=(values, 10))
+    weights = law.normal(size=10)
+    x = draw.normal(size=(125, 10))
+    is_frequent = draw.random(125) < share
+    x[is_frequent] = frequent[draw.integers(values, size=int(is_frequent.sum()))]
+    y = draw.random(125) < 1 / (1 + np.exp(-2 * x @ weights))
+    return x.astype(np.float32), y.astype(np.int64), np.arange(125)
+
+
+# Rows that depend on each other in groups.
+
+
+def labels_of(
+    x: NDArray[np.float64], law: np.random.Generator, draw: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw labels that depend on the inputs."""
+    return (draw.random(len(x)) < 1 / (1 + np.exp(-2 * x @ law.normal(size=x.shape[1])))).astype(
+        int
+    )
+
+
+def near_copies(law: np.random.Generator, draw: np.random.Generator, *, times: int) -> Rows:
+    """Draw rows that are each copied several times, with noise of 0.001, next to each other."""
+    count = 125 // times
+    x = draw.normal(size=(count, 10))
+    y = np.repeat(labels_of(x, law, draw), times)
+    groups = np.repeat(np.arange(count), times)
+    x = np.repeat(x, times, axis=0) + 1e-3 * draw.normal(size=(count * times, 10))
+    return x.astype(np.float32), y, groups
+
+
+def visits(law: np.random.Generator, draw: np.random.Generator) -> Rows:
+    """Draw five visits of each of 25 patients; half of the variance is between patients."""
+    patients = draw.normal(size=(25, 10))
+    y = np.repeat(labels_of(patients, law, draw), 5)
+    x = np.repeat(patients, 5, axis=0) + draw.normal(size=(125, 10))
+    return x.astype(np.float32), y, np.repeat(np.arange(25), 5)
+
+
+def series(law: np.random.Generator, draw: np.random.Generator) -> Rows:
+    """Draw a time series of 1,000 steps with a correlation of 0.97 between two steps.
+
+    The groups are blocks of 50 steps.
+    """
+    steps, correlation = 1000, 0.97
+    x = np.zeros((steps, 10))
+    x[0] = draw.normal(size=10)
+    for step in range(1, steps):
+        noise = np.sqrt(1 - correlation**2) * draw.normal(size=10)
+        x[step] = correlation * x[step - 1] + noise
+    return x.astype(np.float32), labels_of(x, law, draw), np.arange(steps) // 50
+
+
+@dataclass(frozen=True)
+class Case:
+    """Federations of a case, by a seed and a folder of data, and settings of the runs."""
+
+    build: Callable[[int, Path | None], Federation]
+    rounds: int = ROUNDS
+    runs: int = 30
+    local: LocalTraining = TABLES
+
+
+def _copied(source: str, share: float, times: int, runs: int, **options: Any) -> Case:
+    build = partial(copied_images, source=source, share=share, times=times, **options)
+    return Case(build, runs=runs, local=IMAGES)
+
+
+def _table(rows: Callable[..., Rows], **options: Any) -> Case:
+    return Case(partial(tables, rows=partial(rows, **options)))
+
+
+OVERSAMPLING = ((0.05, 20), (0.02, 50), (0.2, 5))
+
+CASES: Mapping[str, Case] = {
+    **{
+        f"copies: {source}, {share:.0%} of the rows {times} times": _copied(
+            source, share, times, 15
+        )
+        for source in ("digits", "mnist")
+        for share, times in OVERSAMPLING
+    },
+    "copies: digits, all rows 4 times": _copied("digits", 1.0, 4, 15),
+    "copies: digits, 10% of the rows 3 times": _copied("digits", 0.1, 3, 15),
+    "copies: digits, 5% of the rows 20 times, at every other client": _copied(
+        "digits", 0.05, 20, 15, some=True
+    ),
+    **{
+        f"few: {title}": _table(few_values, numbers=numbers, even=even)
+        for title, numbers, even in (
+            ("8 rows, uneven", (2, 2, 2), False),
+            ("25 rows, even", (5, 5), True),
+            ("25 rows, uneven", (5, 5), False),
+            ("100 rows, even", (10, 10), True),
+            ("100 rows, uneven", (10, 10), False),
+        )
+    },
+    **{
+        f"few: Zipf's law, exponent {exponent:g}": _table(zipf, exponent=exponent)
+        for exponent in (1.0, 1.5, 2.0)
+    },
+    "few: a third of the rows has one value": _table(some_frequent, values=1, share=1 / 3),
+    "few: a third of the rows has 8 values": _table(some_frequent, values=8, share=1 / 3),
+    **{
+        f"groups: {title}{', with groups' if with_groups else ''}": Case(
+            partial(tables, rows=rows, with_groups=with_groups)
+        )
+        for title, rows in (
+            ("near-copies, 5 of each row", partial(near_copies, times=5)),
+            ("5 visits of each patient", visits),
+            ("time series", series),
+        )
+        for with_groups in (False, True)
+    },
+    "clusters: mnist, label swap": Case(
+        partial(images, "mnist", shift="label_swap"), rounds=15, runs=5, local=IMAGES
+    ),
+    **{
+        f"clusters: mnist, label swap, {share:.0%} of the rows {times} times": replace(
+            _copied("mnist", share, times, 5, shift="label_swap"), rounds=15
+        )
+        for share, times in OVERSAMPLING
+    },
+}
+
+
+class _Warnings(logging.Handler):
+    """Handler that records the texts of warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def run(case: str, seed: int, data_dir: Path | None, *, are_known: bool = True) -> Line:
+    """Make a run, without the rule for copies if ``are_known`` is false.
+
+    Returns
+    -------
+    dict
+        Numbers of clusters; whether the run warned; and whether the clusters are the true ones.
+    """
+    if are_known:
+        return _run(case, seed, data_dir)
+    with mock.patch("fedclade.training.data.are_copies", lambda examples, inputs, parts: False):
+        return _run(case, seed, data_dir)
+
+
+def _run(case: str, seed: int, data_dir: Path | None) -> Line:
+    """Make a run; return the numbers of clusters, the warnings, and whether clusters are true."""
+    torch.set_num_threads(1)
+    settings = CASES[case]
+    federation = settings.build(seed, data_dir)
+    algorithm = ReplicatedCFL()
+    warnings = _Warnings()
+    log = logging.getLogger("fedclade")
+    log.addHandler(warnings)
+    try:
+        world = Backend.simulated_by(federation, "mlp", algorithm, seed=seed, engine="stacked")
+        state = algorithm.init(world.initial, world.clients)
+        clusters: list[int] = []
+        for number in range(1, settings.rounds + 1):
+            plan = RoundPlan(number, settings.local, seed)
+            state, _ = algorithm.step(state, world.clients.ids, world.clients, plan)
+            clusters.append(sum(bool(leaf.members) for leaf in state.tree.leaves))
+    finally:
+        log.removeHandler(warnings)
+    line: Line = {
+        "first": clusters[2],
+        "most": max(clusters),
+        "warned_of_equal": any("equal to other examples" in text for text in warnings.texts),
+        "warned_of_order": any("adjacent training examples" in text for text in warnings.texts),
+    }
+    truth = federation.true_clusters
+    if case.startswith("clusters"):
+        assert truth is not None
+        found = state.tree.leaf_of
+        pairs = {(found[client], truth[client]) for client in federation.ids}
+        same = len(pairs) == len(set(found.values())) == len(set(truth.values()))
+        line["true"] = bool(same)
+    return line
+
+
+def rows_of(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
+    """Yield a row of the table for each case that was run."""
+    by_case: dict[tuple[str, bool], list[Line]] = defaultdict(list)
+    for line in lines:
+        by_case[line["case"], line["are_known"]].append(line)
+    for case, are_known in itertools.product(CASES, (False, True)):
+        found = by_case[case, are_known]
+        if not found:
+            continue
+        separated = [sum(line[key] > 1 for line in found) for key in ("first", "most")]
+        yield (
+            case if are_known else f"{case}; no rule",
+            str(len(found)),
+            *map(str, separated),
+            str(sum(line["warned_of_equal"] for line in found)),
+            str(sum(line["warned_of_order"] for line in found)),
+            str(sum(line["true"] for line in found)) if "true" in found[0] else "",
+        )
+
+
+def main() -> None:
+    """Make the missing runs, and print the table."""
+    parser = jsonl.parser(__doc__, "dependent.jsonl")
+    parser.add_argument("--only", default="", help="run only cases with this text in their name")
+    parser.add_argument("--runs", type=int, help="largest number of runs of each case")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
+    given = parser.parse_args()
+    if not given.table:
+        jobs = [
+            {"case": name, "seed": seed, "are_known": are_known}
+            for name, case in CASES.items()
+            if given.only in name
+            for are_known in ((False, True) if name.startswith("copies") else (True,))
+            for seed in range(min(case.runs, given.runs or case.runs))
+        ]
+        jsonl.run_missing(given.out, jobs, partial(run, data_dir=given.data_dir), given.minutes)
+    columns = (
+        "case",
+        "runs",
+        "separated in round 3",
+        "in any round",
+        "warned of equal rows",
+        "warned of the order",
+        "true clusters",
+    )
+    console = Console(width=170)
+    console.print(as_table("rcfl", columns, list(rows_of(jsonl.read(given.out)))))
+
+
+if __name__ == "__main__":
+    main()
