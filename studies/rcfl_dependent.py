@@ -315,7 +315,7 @@ def run(case: str, seed: int, data_dir: Path | None, *, are_known: bool = True) 
     """
     if are_known:
         return _run(case, seed, data_dir)
-    with mock.patch("fedclade.training.data.are_copies", lambda examples, inputs, parts: False):
+    with mock.patch("fedclade.training.data.are_copies", return_value=False):
         return _run(case, seed, data_dir)
 
 
