@@ -129,17 +129,31 @@ def tables(
     return table_of(made, with_groups=with_groups)
 
 
+def labels_of(
+    x: NDArray[np.float64],
+    law: np.random.Generator,
+    draw: np.random.Generator,
+    *,
+    is_exact: bool = False,
+) -> NDArray[np.int64]:
+    """Draw labels that depend on the inputs; ``is_exact``: equal inputs have equal labels."""
+    logits = 2 * x @ law.normal(size=x.shape[1])
+    threshold = 0.5 if is_exact else draw.random(len(x))
+    return (1 / (1 + np.exp(-logits)) > threshold).astype(np.int64)
+
+
 def drawn_from(
     x: NDArray[np.float64],
     p: NDArray[np.float64],
     law: np.random.Generator,
     draw: np.random.Generator,
+    *,
+    is_exact: bool,
 ) -> Rows:
     """Draw 125 rows (100 for training) from the distinct rows ``x`` with the probabilities ``p``."""
-    chosen = draw.choice(len(x), 125, p=p / p.sum())
-    probability = 1 / (1 + np.exp(-2 * x @ law.normal(size=x.shape[1])))
-    y = draw.random(125) < probability[chosen]
-    return x[chosen].astype(np.float32), y.astype(np.int64), np.arange(125)
+    chosen = x[draw.choice(len(x), 125, p=p / p.sum())]
+    y = labels_of(chosen, law, draw, is_exact=is_exact)
+    return chosen.astype(np.float32), y, np.arange(125)
 
 
 def one_hot(*numbers: int) -> NDArray[np.float64]:
@@ -150,43 +164,40 @@ def one_hot(*numbers: int) -> NDArray[np.float64]:
 
 
 def few_values(
-    law: np.random.Generator, draw: np.random.Generator, *, numbers: tuple[int, ...], even: bool
+    law: np.random.Generator,
+    draw: np.random.Generator,
+    *,
+    numbers: tuple[int, ...],
+    even: bool,
+    is_exact: bool = False,
 ) -> Rows:
     """Draw rows of columns with few categories; ``even``: all combinations are equally likely."""
     x = one_hot(*numbers)
     p = np.ones(len(x)) if even else law.gamma(1.0, size=len(x))
-    return drawn_from(x, p, law, draw)
+    return drawn_from(x, p, law, draw, is_exact=is_exact)
 
 
-def zipf(law: np.random.Generator, draw: np.random.Generator, *, exponent: float) -> Rows:
+def zipf(
+    law: np.random.Generator, draw: np.random.Generator, *, exponent: float, is_exact: bool = False
+) -> Rows:
     """Draw rows of 2,000 different items, whose frequencies follow Zipf's law."""
     x = law.normal(size=(2000, 10))
-    return drawn_from(x, np.arange(1.0, 2001) ** -exponent, law, draw)
+    return drawn_from(x, np.arange(1.0, 2001) ** -exponent, law, draw, is_exact=is_exact)
 
 
 def some_frequent(
-    law: np.random.Generator, draw: np.random.Generator, *, values: int, share: float
+    law: np.random.Generator, draw: np.random.Generator, *, values: int, is_exact: bool = False
 ) -> Rows:
-    """Draw rows of which a share has one of a few frequent values, and all others are different."""
+    """Draw rows of which a third has one of a few frequent values; all others are different."""
     frequent = law.normal(size=(values, 10))
-    weights = law.normal(size=10)
     x = draw.normal(size=(125, 10))
-    is_frequent = draw.random(125) < share
+    is_frequent = draw.random(125) < 1 / 3
     x[is_frequent] = frequent[draw.integers(values, size=int(is_frequent.sum()))]
-    y = draw.random(125) < 1 / (1 + np.exp(-2 * x @ weights))
-    return x.astype(np.float32), y.astype(np.int64), np.arange(125)
+    y = labels_of(x, law, draw, is_exact=is_exact)
+    return x.astype(np.float32), y, np.arange(125)
 
 
 # Rows that depend on each other in groups.
-
-
-def labels_of(
-    x: NDArray[np.float64], law: np.random.Generator, draw: np.random.Generator
-) -> NDArray[np.int64]:
-    """Draw labels that depend on the inputs."""
-    return (draw.random(len(x)) < 1 / (1 + np.exp(-2 * x @ law.normal(size=x.shape[1])))).astype(
-        int
-    )
 
 
 def near_copies(law: np.random.Generator, draw: np.random.Generator, *, times: int) -> Rows:
@@ -242,6 +253,20 @@ def _table(rows: Callable[..., Rows], **options: Any) -> Case:
 
 OVERSAMPLING = ((0.05, 20), (0.02, 50), (0.2, 5))
 
+FEW: Sequence[tuple[str, Callable[..., Rows], dict[str, Any]]] = (
+    ("8 rows", few_values, {"numbers": (2, 2, 2), "even": False}),
+    ("25 rows, equally frequent", few_values, {"numbers": (5, 5), "even": True}),
+    ("25 rows", few_values, {"numbers": (5, 5), "even": False}),
+    ("100 rows, equally frequent", few_values, {"numbers": (10, 10), "even": True}),
+    ("100 rows", few_values, {"numbers": (10, 10), "even": False}),
+    ("Zipf's law, exponent 1", zipf, {"exponent": 1.0}),
+    ("Zipf's law, exponent 1.5", zipf, {"exponent": 1.5}),
+    ("Zipf's law, exponent 2", zipf, {"exponent": 2.0}),
+    ("a third has one value", some_frequent, {"values": 1}),
+    ("a third has 8 values", some_frequent, {"values": 8}),
+)
+"""Tables of one distribution with frequent rows: a title, and the function that draws them."""
+
 CASES: Mapping[str, Case] = {
     **{
         f"copies: {source}, {share:.0%} of the rows {times} times": _copied(
@@ -256,21 +281,12 @@ CASES: Mapping[str, Case] = {
         "digits", 0.05, 20, 15, some=True
     ),
     **{
-        f"few: {title}": _table(few_values, numbers=numbers, even=even)
-        for title, numbers, even in (
-            ("8 rows, uneven", (2, 2, 2), False),
-            ("25 rows, even", (5, 5), True),
-            ("25 rows, uneven", (5, 5), False),
-            ("100 rows, even", (10, 10), True),
-            ("100 rows, uneven", (10, 10), False),
+        f"few: {title}{', equal labels' if is_exact else ''}": _table(
+            rows, **options, is_exact=is_exact
         )
+        for title, rows, options in FEW
+        for is_exact in (False, True)
     },
-    **{
-        f"few: Zipf's law, exponent {exponent:g}": _table(zipf, exponent=exponent)
-        for exponent in (1.0, 1.5, 2.0)
-    },
-    "few: a third of the rows has one value": _table(some_frequent, values=1, share=1 / 3),
-    "few: a third of the rows has 8 values": _table(some_frequent, values=8, share=1 / 3),
     **{
         f"groups: {title}{', with groups' if with_groups else ''}": Case(
             partial(tables, rows=rows, with_groups=with_groups)

@@ -532,7 +532,7 @@ def test_a_run_warns_of_examples_that_may_be_oversampled(
         assert warned[0].startswith(
             "102 of the 202 training examples of client 0 are equal to other examples"
         )
-        assert "remove the copies from the data, or name the column" in warned[0]
+        assert "remove the copies from the data, or name a column" in warned[0]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -542,6 +542,25 @@ def test_oversampled_examples_separate_no_clients(seed: int):
     oversampled = with_examples_repeated(federation, 100, [19] * 5)
     run = run_in_parts(oversampled, EARLY)
     assert clusters_of(run.states[-1]) == {frozenset(range(8))}
+
+
+def test_equal_inputs_with_different_targets_give_no_warning(caplog: pytest.LogCaptureFixture):
+    federation = federation_of([0] * 8, [200] * 8, test=2)
+    pool = federation.pool
+    x = pool.x.clone()
+    for client in federation.clients:  # 70 rows occur once, and 30 three or more times
+        x[client.train[100:]] = x[client.train[np.arange(100) % 30]]
+    run_in_parts(replace(federation, pool=replace(pool, x=x)))
+    assert not caplog.messages
+    y = pool.y.clone()
+    for client in federation.clients:
+        y[client.train[100:]] = y[client.train[np.arange(100) % 30]]
+        x[client.train[195:]] = x[client.train[:1]]
+        y[client.train[195:]] = y[client.train[:1]]
+        x[client.train[100:110]] = x[client.train[90:100]]
+        y[client.train[100:110]] = y[client.train[90:100]]
+    run_in_parts(replace(federation, pool=replace(pool, x=x, y=y)))
+    assert len(caplog.messages) == 1
 
 
 def test_oversampled_examples_hide_no_clusters():

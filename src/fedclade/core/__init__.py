@@ -240,6 +240,7 @@ from fedclade.core.work import (
     Trainer,
     are_copies,
     draw_examples,
+    have_different_targets,
 )
 
 __all__ = [
@@ -424,6 +425,7 @@ __all__ = [
     "has_imported_names",
     "has_replied",
     "has_same_values",
+    "have_different_targets",
     "import_extra",
     "imported",
     "importing_only",

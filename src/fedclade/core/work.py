@@ -296,15 +296,12 @@ def are_copies(examples: Indices, inputs: Indices, parts: int) -> bool:
     parts
         Number of parts into which the examples are divided.
     """
-    _, first, occurrences = np.unique(examples, return_index=True, return_counts=True)
+    occurrences = np.unique(examples, return_counts=True)[1]
     different = len(occurrences)
     repeated = occurrences[occurrences > 1]
     if len(repeated) == 0 or different < LEAST_DIFFERENT * parts:
         return False
-    rows_of_input = np.bincount(inputs)
-    targets_of_input = np.bincount(inputs[first], minlength=len(rows_of_input))
-    is_repeated = rows_of_input > 1
-    if (targets_of_input[is_repeated] > 1).mean() > FEW_DIFFER:
+    if have_different_targets(examples, inputs):
         return False
     if different - len(repeated) < MANY_SINGLE * different:
         return bool(occurrences.var() <= UNIFORM * occurrences.mean())
@@ -313,6 +310,21 @@ def are_copies(examples: Indices, inputs: Indices, parts: int) -> bool:
     # A single repeated example may as well be a frequent value, such as a row of zeros.
     have_gap = len(repeated) > 1 and (repeated == 2).sum() <= FEW_TWICE * len(repeated)
     return bool(have_gap and repeated.max() <= ALIKE * np.median(repeated))
+
+
+def have_different_targets(examples: Indices, inputs: Indices) -> bool:
+    """Return whether many of the inputs that a client has repeatedly occur with different targets.
+
+    Such inputs are independent draws of frequent values, and no copies. See :func:`are_copies` for
+    the parameters.
+    """
+    rows_of_input = np.bincount(inputs)
+    first = np.unique(examples, return_index=True)[1]
+    targets_of_input = np.bincount(inputs[first], minlength=len(rows_of_input))
+    is_repeated = rows_of_input > 1
+    if not is_repeated.any():
+        return False
+    return bool((targets_of_input[is_repeated] > 1).mean() > FEW_DIFFER)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from fedclade.core import (
     SplitPart,
     TrainQuery,
     are_copies,
+    have_different_targets,
 )
 from fedclade.data import Augment, ClientTable, Federation, SplitRows, map_labels
 from fedclade.training.dependence import have_similar_neighbours
@@ -512,7 +513,8 @@ class ClientsData:
         self._warn_of_neighbours(client, equal)
         if are_copies(equal, equal_inputs, part.count):
             return Related(equal, are_copies=True)
-        self._warn_of_equal(client, equal)
+        if not have_different_targets(equal, equal_inputs):
+            self._warn_of_equal(client, equal)
         return None
 
     def _equal_of(self, client: int) -> tuple[Indices, Indices]:
@@ -530,7 +532,7 @@ class ClientsData:
         return self._equal[client]
 
     def _warn_of_equal(self, client: int, equal: Indices) -> None:
-        """Warn once if a client may have oversampled examples that are not taken for copies.
+        """Warn once if a client may have oversampled examples that are not recognized as copies.
 
         Examples that occur often are typical if few examples occur once. Otherwise the client's
         distribution has many values, so an example may occur often because it was copied.
@@ -546,8 +548,8 @@ class ClientsData:
         _log.warning(
             "%d of the %d training examples of client %d are equal to other examples, and are taken "
             "for independent examples; if the data was oversampled, they make the client look like "
-            "a cluster by itself: remove the copies from the data, or name the column that "
-            "identifies the original row as data.groups",
+            "a cluster by itself: remove the copies from the data, or name a column that is equal "
+            "in all copies of a row, such as its number before oversampling, as data.groups",
             repeated,
             len(equal),
             client,
