@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, LocalTraining, ReplicatedCFL, simulate
+from fedclade.channel import ExamplePrivacy
 from fedclade.core import BESIDE, ClientWork, Nothing, Round, SplitPart, Splits
 from fedclade.core.queries import RoundPlan
 from fedclade.core.updates import Updates
@@ -603,6 +604,22 @@ def test_rows_of_a_group_separate_no_clients_if_the_groups_are_known(
     run = run_in_parts(known, 9, check_every=3)
     assert clusters_of(run.states[-1]) == {frozenset(range(8))}
     assert not caplog.messages
+
+
+def test_groups_are_not_used_with_differential_privacy_of_examples(
+    caplog: pytest.LogCaptureFixture,
+):
+    federation, groups = visits(0)
+    known = replace(federation, pool=replace(federation.pool, related=groups))
+    groups[federation.clients[0].train] = 0
+    privacy = ExamplePrivacy(clip_norm=1.0, noise_multiplier=1.0)
+    settings = {"rounds": 1, "engine": "stacked", "privacy": privacy}
+    simulate(ReplicatedCFL(), linear(), known, **settings)
+    warned = [text for text in caplog.messages if "do not respect data.groups" in text]
+    assert len(warned) == 1
+    caplog.clear()
+    simulate(ReplicatedCFL(), linear(), federation, **settings)
+    assert "data.groups" not in caplog.text
 
 
 def test_rows_in_a_random_order_give_no_warning(caplog: pytest.LogCaptureFixture):

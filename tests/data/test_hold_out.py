@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import csv
+from torch.utils.data import TensorDataset
 
 from fedclade import ConfigError, DataError, Federation, federation, federation_from_frame
 from fedclade.config import check_config
-from fedclade.data import DataSchema, encode_federation, open_folder, write_federation
+from fedclade.data import DataSchema, encode_federation, one_client, open_folder, write_federation
 from fedclade.data.hold_out import HoldOut
 from fedclade.data.partition import set_aside
 
@@ -214,6 +216,15 @@ def test_arrays_have_groups_of_examples() -> None:
 def test_groups_of_arrays_that_do_not_fit_are_refused(groups: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         federation({"a": (np.ones((9, 2)), np.arange(9) % 2)}, groups=groups)
+
+
+def test_one_client_has_groups_of_its_training_examples() -> None:
+    mine = TensorDataset(torch.rand(20, 3), torch.arange(20) % 2)
+    alone = one_client(mine, mine, labels=2, groups=np.arange(20) // 2)
+    assert np.bincount(alone.find_related(0)).tolist() == [2] * 10  # pyright: ignore
+    assert one_client(mine, mine, labels=2).find_related(0) is None
+    with pytest.raises(DataError, match="the groups of client 'client' should be 20 whole numbers"):
+        one_client(mine, mine, labels=2, groups=[1, 2])
 
 
 def test_groups_and_strata_of_arrays_exclude_each_other() -> None:

@@ -94,7 +94,7 @@ def pool_from_torch(
     return Pool.of_examples(name, x, read.y, train=train, test=tested, task=task)
 
 
-@checked("train", "test", "validation")
+@checked("train", "test", "validation", "groups")
 def one_client(
     train: Dataset[Any],
     test: Dataset[Any],
@@ -107,6 +107,7 @@ def one_client(
     mean: float = 0.0,
     std: float = 1.0,
     inputs_are: InputKind = "auto",
+    groups: Any = None,
 ) -> Federation:
     """Build a federation of a single client from its data sets, for a Flower client app.
 
@@ -130,6 +131,9 @@ def one_client(
         all clients.
     inputs_are
         ``numbers``, ``tokens`` or ``auto``; see :class:`OwnSettings`.
+    groups
+        Group of each training example, ``[n]``: whole numbers or texts, such as the names of
+        patients. The examples of a group depend on each other, see :class:`OwnSettings`.
 
     Raises
     ------
@@ -137,7 +141,7 @@ def one_client(
         If ``labels`` is missing, or given for a task without labels, or ``inputs_are`` is unknown.
     DataError
         If a data set cannot be read, or differs from ``train`` in the type or shape of examples, a
-        label is not below ``labels``, or the key is negative.
+        label is not below ``labels``, the groups have another length, or the key is negative.
 
     Examples
     --------
@@ -173,8 +177,20 @@ def one_client(
         raise DataError(f"the key of client {name!r} should be at least 0, got {key}")
     check_input_kind(inputs_are)
     x = convert_inputs(_require_numbers(read), inputs_are, f"inputs of client {name!r}")
+    related = None
+    if groups is not None:
+        related = _number_groups({name: groups}, [ClientRows(name, trained)], len(read.y))
     pool = Pool.of_examples(
-        "custom", x, read.y, trained, tested, outputs=labels, task=task, mean=mean, std=std
+        "custom",
+        x,
+        read.y,
+        trained,
+        tested,
+        outputs=labels,
+        task=task,
+        mean=mean,
+        std=std,
+        related=related,
     )
     client = ClientData(0, name, key, train=trained, validation=validated, test=tested)
     return Federation(pool, (client,), description="clients with data of their own")

@@ -222,6 +222,8 @@ class SimulatedClients(Workers):
     @property
     def undivided(self) -> Collection[int]:
         """Ids of the clients whose training examples cannot be divided into parts."""
+        if self._private is not None:
+            return frozenset()  # each example is then assigned to a part by itself
         return self._stages.now.federation.undivided
 
     @property

@@ -438,6 +438,7 @@ class ClientsData:
         self._warned_of_copies = False
         self._looked_at: set[int] = set()
         self._warned_of_neighbours = False
+        self._warned_of_groups = False
         self.positions = federation.positions
         table = federation.clients
         one = federation.pool.y[:1]
@@ -494,7 +495,7 @@ class ClientsData:
         if isinstance(data, AllData):
             return inputs, targets
         related = None
-        if isinstance(data, SplitPart) and not self._alone:
+        if isinstance(data, SplitPart):
             related = self._related_of(client, data)
         key = self._federation.keys[client]
         part = torch.from_numpy(query.examples(len(targets), key, related)).to(targets.device)
@@ -507,6 +508,9 @@ class ClientsData:
         other if they are copies; None if no example is a copy.
         """
         groups = self._federation.find_related(client)
+        if self._alone:
+            self._warn_of_groups(groups)
+            return None
         if groups is not None:
             return Related(groups)
         equal, equal_inputs = self._equal_of(client)
@@ -516,6 +520,17 @@ class ClientsData:
         if not have_different_targets(equal, equal_inputs):
             self._warn_of_equal(client, equal)
         return None
+
+    def _warn_of_groups(self, groups: Indices | None) -> None:
+        """Warn once if groups are given, but examples are assigned to parts independently."""
+        if groups is None or self._warned_of_groups:
+            return
+        self._warned_of_groups = True
+        _log.warning(
+            "parts of clients' data do not respect data.groups, since differential privacy of "
+            "examples requires that each example is assigned to a part by itself; clients of one "
+            "distribution may be separated"
+        )
 
     def _equal_of(self, client: int) -> tuple[Indices, Indices]:
         """Return two numbers for each training example of a client, int64 ``[n]`` each.
