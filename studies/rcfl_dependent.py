@@ -8,7 +8,8 @@ Each run is stored as one line of a JSON file, and an interrupted call continues
 
     python studies/rcfl_dependent.py --data-dir DIR --out dependent.jsonl   # all runs
     python studies/rcfl_dependent.py --only few --minutes 10                # cases by a part of a name
-    python studies/rcfl_dependent.py --out dependent.jsonl --table          # only print the tables
+    python studies/rcfl_dependent.py --out dependent.jsonl --table          # only print the table
+    python studies/rcfl_dependent.py --data-dir DIR --order   # how many clients' rows seem ordered
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from rich.console import Console
 import fedclade
 from fedclade import LocalTraining, ReplicatedCFL, load_federation
 from fedclade.core.queries import RoundPlan
-from fedclade.data import Federation
+from fedclade.data import Federation, FilesSettings, OwnSettings
 from fedclade.runs.backend import Backend
+from fedclade.training.dependence import have_similar_neighbours
 
 Line = dict[str, Any]
 Rows = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]
@@ -390,13 +392,97 @@ def rows_of(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
         )
 
 
+# Warnings of the order of rows.
+
+NATURAL: Mapping[str, dict[str, Any]] = {
+    "exam": {
+        "files": "exam/exam.csv",
+        "client": "school",
+        "target": "normexam",
+        "drop": ("student",),
+    },
+    "heart": {"files": "heart/*.csv", "target": "target"},
+    "landmine": {"files": "landmine/*.csv", "target": "mine"},
+    "parkinsons": {
+        "files": "parkinsons/parkinsons_updrs.csv",
+        "client": "subject#",
+        "target": "total_UPDRS",
+        "drop": ("motor_UPDRS",),
+    },
+    "student": {"files": "student/*.csv", "target": "G3"},
+    "tcga_brca": {
+        "files": "tcga_brca/brca.csv",
+        "client": "region",
+        "target": "E",
+        "drop": ("pid", "T", "fold"),
+    },
+    "wisdm": {
+        "files": "wisdm/wisdm.csv",
+        "client": "user",
+        "target": "class",
+        "drop": ("UNIQUE_ID",),
+    },
+}
+"""Settings of the files of natural federations, whose clients are real."""
+
+SHUFFLES = 20
+
+
+def natural(name: str, data_dir: Path) -> Federation:
+    """Return a natural federation, with empty cells filled by the mean."""
+    settings = {**NATURAL[name], "files": str(data_dir / "natural" / NATURAL[name]["files"])}
+    files = FilesSettings(**settings, missing="mean", fewest_rows=2)
+    return files.federation(OwnSettings(), "regression" if name == "student" else None)
+
+
+def ordered(federation: Federation, draw: np.random.Generator) -> tuple[int, int, int]:
+    """Count the clients whose rows are similar to adjacent rows, in their order and in shuffles.
+
+    Returns
+    -------
+    tuple
+        Number of clients, of clients whose rows seem ordered, and of shuffles that seem ordered.
+    """
+    found = shuffled = 0
+    for client in federation.clients:
+        x, y = federation.examples(client.id, "train")
+        in_order = torch.from_numpy(np.argsort(client.train, kind="stable"))
+        labels = None if y.is_floating_point() else y
+        found += have_similar_neighbours(x[in_order], None if labels is None else labels[in_order])
+        for _ in range(SHUFFLES):
+            some = torch.from_numpy(draw.permutation(len(x)))
+            shuffled += have_similar_neighbours(x[some], None if labels is None else labels[some])
+    return len(federation.clients), found, shuffled
+
+
+def order_rows(data_dir: Path) -> Iterator[tuple[str, ...]]:
+    """Yield a row of the table of orders for each data set."""
+    draw = np.random.default_rng(0)
+    federations = {
+        "digits": lambda: images("digits", 0, data_dir),
+        "MNIST": lambda: images("mnist", 0, data_dir),
+        **{name: partial(natural, name, data_dir) for name in NATURAL},
+    }
+    for name, build in federations.items():
+        clients, found, shuffled = ordered(build(), draw)
+        yield name, str(clients), str(found), f"{shuffled} of {SHUFFLES * clients}"
+
+
 def main() -> None:
     """Make the missing runs, and print the table."""
     parser = jsonl.parser(__doc__, "dependent.jsonl")
     parser.add_argument("--only", default="", help="run only cases with this text in their name")
     parser.add_argument("--runs", type=int, help="largest number of runs of each case")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
+    parser.add_argument(
+        "--order", action="store_true", help="make no runs; examine the order of rows of data sets"
+    )
     given = parser.parse_args()
+    console = Console(width=170)
+    if given.order:
+        columns = ("data", "clients", "seem ordered", "seem ordered if shuffled")
+        console.print(as_table("order of rows", columns, list(order_rows(given.data_dir))))
+        return
     if not given.table:
         jobs = [
             {"case": name, "seed": seed, "are_known": are_known}
@@ -415,7 +501,6 @@ def main() -> None:
         "warned of the order",
         "true clusters",
     )
-    console = Console(width=170)
     console.print(as_table("rcfl", columns, list(rows_of(jsonl.read(given.out)))))
 
 

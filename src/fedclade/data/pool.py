@@ -106,7 +106,20 @@ class Columns:
         return {name: list(value) for name, value in known.items() if value}
 
 
-@checked("name", "x", "y", "groups", "train", "test", "outputs", "task", "natural", "mean", "std")
+@checked(
+    "name",
+    "x",
+    "y",
+    "groups",
+    "train",
+    "test",
+    "outputs",
+    "task",
+    "natural",
+    "mean",
+    "std",
+    "related",
+)
 @dataclass(frozen=True, eq=False)
 class Pool:
     """All examples of a data source, decoded once and shared by all clients without copies.
@@ -140,10 +153,6 @@ class Pool:
         The task, one of :data:`~fedclade.core.TaskKind`.
     natural
         Owner of each example (writer, speaker, user), ``[N]``; None if unknown.
-    related
-        Group of examples that depend on each other, such as the visits of a patient, for each
-        example, int64 ``[N]``. Examples of one client in one group are never in different parts of
-        its data. None if the examples are independent, or nothing is known about their dependence.
     vocabulary
         The words of the tokens; empty for data that is not text.
     mean, std
@@ -154,6 +163,10 @@ class Pool:
     raw
         Inputs before default scaling, which a private run uses; None if ``x`` is not scaled by
         default.
+    related
+        Group of examples that depend on each other, such as the visits of a patient, for each
+        example, int64 ``[N]``. Examples of one client in one group are never in different parts of
+        its data. None if the examples are independent, or nothing is known about their dependence.
 
     Raises
     ------
@@ -171,12 +184,12 @@ class Pool:
     outputs: int
     task: TaskKind = "classification"
     natural: NDArray[np.str_] | None = None
-    related: Indices | None = None
     vocabulary: tuple[str, ...] = ()
     mean: float = 0.0
     std: float = 1.0
     columns: Columns | None = None
     raw: Tensor | None = field(default=None, repr=False)
+    related: Indices | None = field(default=None, repr=False)
     digest: str | None = field(default=None, init=False)
     """SHA-256 of ``x`` and ``y`` if stated by the file with the examples, otherwise None.
 
