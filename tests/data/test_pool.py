@@ -361,7 +361,9 @@ def test_groups_of_dependent_examples_are_one_number_for_each():
     made = Pool.of_examples("p", x, y, related=[3, 3, 1, 1], **options)
     assert made.related is not None
     assert made.related.dtype == np.int64
-    with pytest.raises(DataError, match=r"arrays of pool 'p' should have the same length, .*'related': 3"):
+    with pytest.raises(
+        DataError, match=r"arrays of pool 'p' should have the same length, .*'related': 3"
+    ):
         Pool.of_examples("p", x, y, related=np.arange(3), **options)
     with pytest.raises(DataError, match="related of pool 'p'"):
         Pool.of_examples("p", x, y, related=np.array([0.5] * 4), **options)

@@ -70,7 +70,7 @@ def _distances(inputs: Tensor) -> np.ndarray:
     The distance of tokens is the number of positions in which they differ. The distance of other
     inputs is Euclidean, after each column is scaled to a standard deviation of 1.
     """
-    flat = inputs.flatten(1).cpu()
+    flat = inputs.reshape(len(inputs), -1).cpu()
     if flat.dtype == torch.int64:
         return torch.stack([(flat != row).sum(1) for row in flat]).double().numpy()
     columns = flat.double()
