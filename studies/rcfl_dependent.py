@@ -221,17 +221,17 @@ def visits(law: np.random.Generator, draw: np.random.Generator) -> Rows:
 
 
 def series(law: np.random.Generator, draw: np.random.Generator) -> Rows:
-    """Draw a time series of 1,000 steps with a correlation of 0.97 between two steps.
+    """Draw a time series of 500 steps with a correlation of 0.95 between two steps.
 
-    The groups are blocks of 50 steps.
+    The labels also depend on a hidden variable of the same correlation. The groups are blocks of
+    50 steps.
     """
-    steps, correlation = 1000, 0.97
-    x = np.zeros((steps, 10))
-    x[0] = draw.normal(size=10)
+    steps, correlation = 500, 0.95
+    x = draw.normal(size=(steps, 4))
     for step in range(1, steps):
-        noise = np.sqrt(1 - correlation**2) * draw.normal(size=10)
-        x[step] = correlation * x[step - 1] + noise
-    return x.astype(np.float32), labels_of(x, law, draw), np.arange(steps) // 50
+        x[step] = correlation * x[step - 1] + np.sqrt(1 - correlation**2) * x[step]
+    y = labels_of(x, law, draw)
+    return x[:, :3].astype(np.float32), y, np.arange(steps) // 50
 
 
 @dataclass(frozen=True)
@@ -472,7 +472,7 @@ def main() -> None:
     """Make the missing runs, and print the table."""
     parser = jsonl.parser(__doc__, "dependent.jsonl")
     parser.add_argument("--only", default="", help="run only cases with this text in their name")
-    parser.add_argument("--runs", type=int, help="largest number of runs of each case")
+    parser.add_argument("--runs", type=int, help="number of runs of each case")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument(
         "--order", action="store_true", help="make no runs; examine the order of rows of data sets"
@@ -489,7 +489,7 @@ def main() -> None:
             for name, case in CASES.items()
             if given.only in name
             for are_known in ((False, True) if name.startswith("copies") else (True,))
-            for seed in range(min(case.runs, given.runs or case.runs))
+            for seed in range(given.runs or case.runs)
         ]
         jsonl.run_missing(given.out, jobs, partial(run, data_dir=given.data_dir), given.minutes)
     columns = (
