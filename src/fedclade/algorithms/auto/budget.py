@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedclade.core import Clients, ClientWork, LocalTraining, Query, R, Sink, TrainQuery
@@ -75,6 +75,11 @@ class CountingClients(Clients):
     def sizes(self) -> Mapping[int, int]:
         """Number of training examples of each client, by client id."""
         return self._clients.sizes
+
+    @property
+    def undivided(self) -> Collection[int]:
+        """Ids of the clients whose data cannot be divided into parts."""
+        return self._clients.undivided
 
     @property
     def stage(self) -> int:
