@@ -826,14 +826,24 @@ def _prepare_client(
     train = rows.train
     if limit is not None:
         train = rng.generator(seed, "samples_per_client", key).permutation(train)[:limit]
-    needed = 2 if rows.test is None else 1
+    lacking = [
+        name
+        for name, given, fraction in (
+            ("testing", rows.test, settings.test_fraction),
+            ("validation", rows.validation, settings.validation_fraction),
+        )
+        if given is None and (fraction or name == "testing")
+    ]
+    needed = 1 + len(lacking)
     if len(train) < needed:
         plural = "" if len(train) == 1 else "s"
         hint = ""
-        if rows.test is None:
+        if lacking:
+            purposes = " and ".join(f"one for {name}" for name in lacking)
+            own = "test data" if lacking == ["testing"] else "data for them"
             hint = (
-                " and one for testing; leave the client out (fewest_rows = 2 for tables), or give "
-                "it test data"
+                f" and {purposes}; leave the client out (fewest_rows = {needed} for tables), or "
+                f"give it {own}"
             )
         raise DataError(
             f"client {rows.name!r} has {len(train)} example{plural}, but needs {needed}: "
