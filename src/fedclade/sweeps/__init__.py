@@ -9,7 +9,7 @@ The command line imports this package, which imports configs and reports.
 """
 
 from fedclade.sweeps.advice import Advice, Gain
-from fedclade.sweeps.advise import advise
+from fedclade.sweeps.advisor import advise
 from fedclade.sweeps.result import SweepResult, TrialRow, short
 from fedclade.sweeps.search import sweep
 from fedclade.sweeps.space import Parameter, parse_over

@@ -28,6 +28,9 @@ PLURALS = {
 }
 """Kinds of own models, as sentences name them."""
 
+MOST_WORDS = 8
+"""Largest number of sizes of groups in a sentence."""
+
 Scores = NDArray[np.float64]
 
 
@@ -289,12 +292,10 @@ def _without_nan(value: Any) -> Any:
     return value
 
 
-def _write_served(
-    method: str, served: Mapping[str, int], groups: Sequence[Sequence[str]]
-) -> str:
+def _write_served(method: str, served: Mapping[str, int], groups: Sequence[Sequence[str]]) -> str:
     """Return the sentence about the kinds of models, and the number of clients for each."""
     total = sum(served.values())
-    sizes = shortened([str(len(group)) for group in groups])
+    sizes = _join([str(len(group)) for group in groups])
     if method == ONE_MODEL:
         return f"Serve all {total} clients with one model."
     if method == GROUPS:
@@ -305,14 +306,21 @@ def _write_served(
     own = {kind: n for kind, n in served.items() if kind in PLURALS}
     parts: list[str] = []
     if own:
-        kinds = ", ".join(f"{n} {PLURALS[kind]}" for kind, n in own.items())
+        kinds = _join([f"{n} {PLURALS[kind]}" for kind, n in own.items()])
         parts.append(f"{sum(own.values())} of {total} clients with own models ({kinds})")
     if n := served.get("cluster", 0):
         found = f"{count(len(groups), 'group')} of {sizes} clients"
         parts.append(f"{n} of {total} clients with the model of their group ({found})")
     if n := served.get("one model", 0):
         parts.append(f"{n} of {total} clients with one model for all")
-    return f"Serve {', and '.join(parts)}."
+    return f"Serve {_join(parts)}."
+
+
+def _join(words: Sequence[str]) -> str:
+    """Join words by commas and "and"; of many words, the remaining ones are only counted."""
+    if len(words) > MOST_WORDS or len(words) < 2:
+        return shortened(words, MOST_WORDS)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _write_method(method: str, gain: Gain) -> str:
@@ -364,4 +372,6 @@ def _write_scores(method: str, scores: Mapping[str, float], metric: Metric) -> s
     write = percent if metric.share else significant
     if math.isnan(scores[method]) or math.isnan(scores[ONE_MODEL]):
         return ""
-    return f", and the {metric.name} is {write(scores[method])} instead of {write(scores[ONE_MODEL])}"
+    return (
+        f", and the {metric.name} is {write(scores[method])} instead of {write(scores[ONE_MODEL])}"
+    )

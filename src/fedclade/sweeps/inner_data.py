@@ -161,9 +161,7 @@ def _are_binary(targets: Tensor) -> bool:
     return bool(((targets == 0) | (targets == 1)).all())
 
 
-def _spread_labels(
-    order: Indices, labels: NDArray[Any], generator: np.random.Generator
-) -> Indices:
+def _spread_labels(order: Indices, labels: NDArray[Any], generator: np.random.Generator) -> Indices:
     """Sort examples so that any part of the order has about the same share of each label."""
     places = np.empty(len(order))
     for label in np.unique(labels):

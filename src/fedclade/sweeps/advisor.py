@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedclade.algorithms import count_steps
 from fedclade.channel import Middleware
@@ -30,7 +31,7 @@ from fedclade.config import (
 )
 from fedclade.core import ConfigError, RunError, TrainQuery, checked, require
 from fedclade.data import Federation, TextFormat, inspect_files
-from fedclade.report import duration
+from fedclade.report import count, duration
 from fedclade.runs import OnRound, Run
 from fedclade.sweeps.advice import CHOICE, KINDS, METHODS, ONE_MODEL, Advice, Measured
 from fedclade.sweeps.inner_data import InnerData, check_inner, split_training
@@ -46,9 +47,6 @@ EXPECTED_STEPS: Mapping[str, float] = {"fedavg": 1.0, "rcfl": 1.7, "auto": 2.5, 
 The number of ``auto`` is its budget. The number of ``rcfl`` depends on the number of rounds, and is
 an upper bound for 20 rounds.
 """
-
-TIMED_ROUNDS = 2
-"""Number of rounds of FedAvg by which the duration of all runs is estimated."""
 
 _UNUSED = ("newcomers", "presence", "stop", "target", "report")
 """Sections of a config that do not apply to the short runs."""
@@ -113,7 +111,8 @@ def advise(
     data_dir, device
         See :func:`fedclade.simulate`.
     report
-        Called with a line of text about the budget, before and after the runs.
+        Called with lines of text: the budget in training steps before the runs, the estimated time
+        after the first run, and both as spent after all runs.
     on_start
         Called when a run starts, with the run's name and number of rounds; returns a function that
         is called after each round.
@@ -150,14 +149,7 @@ def advise(
     data = _Data.read(source, client, target, text_format, overrides, data_dir)
     least = 2 if data.is_fixed else 3
     left_out = check_inner(data.federation, least)
-    trials = _Trials(data, rounds, device, on_start, stop)
-    planned = seeds * sum(EXPECTED_STEPS.values())
-    seconds = trials.time_rounds() * rounds * planned
-    report(
-        f"budget: {len(METHODS)} methods x {seeds} seeds x {rounds} rounds on training data; "
-        f"about {planned:.0f} times the training steps of one FedAvg run, about "
-        f"{duration(seconds)}"
-    )
+    trials = _Trials(data, rounds, device, report, on_start, stop)
     measured = trials.measure(seeds)
     steps = trials.steps / (trials.steps_of_fedavg / seeds)
     advice = Advice.of(
@@ -169,8 +161,7 @@ def advise(
         seconds=perf_counter() - start,
     )
     report(
-        f"spent: {steps:.1f} times the training steps of one FedAvg run, "
-        f"{duration(advice.seconds)}"
+        f"spent: {steps:.1f} times the training steps of one FedAvg run, {duration(advice.seconds)}"
     )
     return advice
 
@@ -337,28 +328,33 @@ class _Trials:
     data: _Data
     rounds: int
     device: str
+    report: Callable[[str], object]
     on_start: Callable[[str, int], OnRound]
     stop: Callable[[], bool]
     steps: int = field(default=0, init=False)
     steps_of_fedavg: int = field(default=0, init=False)
 
-    def time_rounds(self) -> float:
-        """Return the duration of a round of FedAvg in seconds, after a first round."""
-        inner = self._split(0)
-        run = self._run(inner, ONE_MODEL, 0, min(TIMED_ROUNDS, self.rounds), silent)
-        self.steps = 0
-        return run.metric_rows[-1]["seconds"]
-
     def measure(self, seeds: int) -> Measured:
         """Run all methods with all seeds, and return the results."""
+        planned = seeds * sum(EXPECTED_STEPS.values())
+        self.report(
+            f"budget: {len(METHODS)} methods, {self.rounds} rounds and {count(seeds, 'seed')}: about "
+            f"{planned:.0f} times the training steps of one FedAvg run"
+        )
+        # The first round of a process takes several seconds more, for imports.
+        self._run(self._split(0), ONE_MODEL, 0, 1, silent)
+        self.steps = 0
         runs: dict[str, list[Run]] = {method: [] for method in METHODS}
         for seed in range(seeds):
             inner = self._split(seed)
             for method in METHODS:
-                before = self.steps
+                before, start = self.steps, perf_counter()
                 runs[method].append(self._run(inner, method, seed, self.rounds, self.on_start))
                 if method == ONE_MODEL:
                     self.steps_of_fedavg += self.steps - before
+                if method == ONE_MODEL and seed == 0:
+                    seconds = planned * (perf_counter() - start)
+                    self.report(f"time: about {duration(seconds)}, judging by the first run")
         return _collect(runs)
 
     def _split(self, seed: int) -> InnerData:
@@ -427,7 +423,7 @@ def _last_rows(run: Run) -> dict[int, Mapping[str, Any]]:
     return {row["client"]: row for row in run.client_rows}
 
 
-def _table(runs: Sequence[Run], ids: Sequence[int], column: str) -> np.ndarray:
+def _table(runs: Sequence[Run], ids: Sequence[int], column: str) -> NDArray[np.float64]:
     """Return a column of the clients' results in several runs, ``[runs, clients]``."""
     table = np.full((len(runs), len(ids)), np.nan)
     for number, run in enumerate(runs):
@@ -442,6 +438,8 @@ def _read_kinds(run: Run, ids: Sequence[int]) -> list[int]:
     """Return the number of the kind of model that ``auto`` serves each client with."""
     served = [event for event in run.events if event["kind"] == "served"][-1]
     kind_of = {
-        client: KINDS.index(kind) for kind, clients in served["clients"].items() for client in clients
+        client: KINDS.index(kind)
+        for kind, clients in served["clients"].items()
+        for client in clients
     }
     return [kind_of.get(client, 0) for client in ids]
