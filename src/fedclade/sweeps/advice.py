@@ -20,11 +20,14 @@ ONE_MODEL, GROUPS, CHOICE, ALONE = METHODS = ("fedavg", "rcfl", "auto", "local")
 KINDS = ("one model", "cluster", "personal head", "fine-tuned one model", "fine-tuned", "own")
 """Kinds of models that clients may be served with, from general to special."""
 
+OWN = KINDS[-1]
+"""Kind of a model that a client trains alone."""
+
 PLURALS = {
     "personal head": "personal heads",
     "fine-tuned one model": "fine-tuned copies of one model",
     "fine-tuned": "fine-tuned copies of a group's model",
-    "own": "models trained alone",
+    "own": "models that a client trains alone",
 }
 """Kinds of own models, as sentences name them."""
 
@@ -72,7 +75,9 @@ class Gain:
         mean, half = mean_and_interval(differences.tolist())
         assert half is not None  # there are at least two clients
         error = float(differences.std(ddof=1) / math.sqrt(len(differences)))
-        return cls(mean, mean - half, mean + half, error)
+        # A loss that is at least 0 cannot be lowered by more than all of it.
+        highest = 1.0 if (other >= 0).all() else math.inf
+        return cls(mean, mean - half, min(mean + half, highest), error)
 
     @property
     def is_beyond_noise(self) -> bool:
@@ -118,11 +123,15 @@ class Measured:
         return {name: Gain.of(base, self.losses[name]) for name in METHODS if name != ONE_MODEL}
 
     def choose_method(self) -> str:
-        """Return the simplest method that explains the gain, see :func:`fedclade.advise`."""
+        """Return the simplest method that explains the gain, see :func:`fedclade.advise`.
+
+        Groups explain it only if most clients share their group with others.
+        """
         gains = self.gains
         over_groups = Gain.of(self.losses[GROUPS], self.losses[CHOICE])
-        found = [len(np.unique(groups)) > 1 for groups in self.groups[GROUPS]]
-        has_groups = 2 * sum(found) > len(found)
+        groups = self.list_groups(GROUPS)
+        together = sum(len(group) for group in groups if len(group) > 1)
+        has_groups = len(groups) > 1 and 2 * together > len(self.names)
         if has_groups and gains[GROUPS].is_beyond_noise and not over_groups.is_beyond_noise:
             return GROUPS
         if gains[CHOICE].is_beyond_noise:
@@ -133,14 +142,19 @@ class Measured:
         """Return the kind of model that each client is served with, by the client's name.
 
         For ``auto`` it is the most frequent kind over the repetitions; of equally frequent ones,
-        the most general.
+        the most general. The model of a group that has only one client is the client's own.
         """
         if method == ONE_MODEL:
             return dict.fromkeys(self.names, KINDS[0])
-        if method == GROUPS:
-            return dict.fromkeys(self.names, KINDS[1])
-        frequent = [int(np.bincount(column).argmax()) for column in self.kinds.T]
-        return {name: KINDS[kind] for name, kind in zip(self.names, frequent, strict=True)}
+        frequent = [1] * len(self.names)
+        if method == CHOICE:
+            frequent = [int(np.bincount(column).argmax()) for column in self.kinds.T]
+        kinds = {name: KINDS[kind] for name, kind in zip(self.names, frequent, strict=True)}
+        single = {group[0] for group in self.list_groups(method) if len(group) == 1}
+        return {
+            name: OWN if kind == KINDS[1] and name in single else kind
+            for name, kind in kinds.items()
+        }
 
     def list_groups(self, method: str) -> list[list[str]]:
         """Return the names of the clients in each group that a method finds, the largest first.
@@ -295,25 +309,25 @@ def _without_nan(value: Any) -> Any:
 def _write_served(method: str, served: Mapping[str, int], groups: Sequence[Sequence[str]]) -> str:
     """Return the sentence about the kinds of models, and the number of clients for each."""
     total = sum(served.values())
-    sizes = _join([str(len(group)) for group in groups])
+    several = [str(len(group)) for group in groups if len(group) > 1]
     if method == ONE_MODEL:
         return f"Serve all {total} clients with one model."
-    if method == GROUPS:
-        return (
-            f"Serve all {total} clients with the models of {len(groups)} groups, which have "
-            f"{sizes} clients."
-        )
-    own = {kind: n for kind, n in served.items() if kind in PLURALS}
     parts: list[str] = []
+    if n := served.get("cluster", 0):
+        found = f"{count(len(several), 'group')} of {_join(several)} clients"
+        parts.append(f"{_name_share(n, total)} with the model of their group ({found})")
+    own = {kind: n for kind, n in served.items() if kind in PLURALS}
     if own:
         kinds = _join([f"{n} {PLURALS[kind]}" for kind, n in own.items()])
-        parts.append(f"{sum(own.values())} of {total} clients with own models ({kinds})")
-    if n := served.get("cluster", 0):
-        found = f"{count(len(groups), 'group')} of {sizes} clients"
-        parts.append(f"{n} of {total} clients with the model of their group ({found})")
+        parts.append(f"{_name_share(sum(own.values()), total)} with own models ({kinds})")
     if n := served.get("one model", 0):
-        parts.append(f"{n} of {total} clients with one model for all")
+        parts.append(f"{_name_share(n, total)} with one model for all")
     return f"Serve {_join(parts)}."
+
+
+def _name_share(n: int, total: int) -> str:
+    """Return a number of clients as text, such as "all 9 clients" or "3 of 9 clients"."""
+    return f"all {n} clients" if n == total else f"{n} of {total} clients"
 
 
 def _join(words: Sequence[str]) -> str:
@@ -349,21 +363,22 @@ def _write_gain(
     if not math.isfinite(gain.mean):
         return f"There is no gain to expect: the training of {gain_of} diverged."
     interval = f"95 % interval {percent(gain.low)} to {percent(gain.high)}, paired over {n} clients"
-    size = f"{percent(abs(gain.mean))} {'lower' if gain.mean >= 0 else 'higher'}"
     score = _write_scores(gain_of, scores, measured.metric)
-    doubt = ""
-    if gain.has_zero and method == ONE_MODEL:
-        doubt = "; the interval includes 0: there is no gain, or the data is too small to show it"
-    elif gain.has_zero:
-        doubt = "; the interval includes 0, so the data is too small to tell"
     if method == ONE_MODEL:
+        doubt = ""
+        if gain.has_zero:
+            doubt = (
+                "; the interval includes 0: there is no gain, or the data is too small to show it"
+            )
         return (
-            f"Expect no gain from other methods: with {gain_of}, the best of them, the loss on "
-            f"held-out data is {size} than with one model for all ({interval}){score}{doubt}."
+            f"Expect no gain from other methods: the gain of {gain_of}, the best of them, is "
+            f"{percent(gain.mean)} of the loss of one model for all on held-out data "
+            f"({interval}){score}{doubt}."
         )
+    doubt = "; the interval includes 0, so the data is too small to tell" if gain.has_zero else ""
     return (
-        f"Expect a loss on new data of the same clients that is {size} than with one model for all "
-        f"({interval}){score}{doubt}."
+        f"Expect a gain of {percent(gain.mean)} of the loss over one model for all, on new data of "
+        f"the same clients ({interval}){score}{doubt}."
     )
 
 
@@ -372,6 +387,4 @@ def _write_scores(method: str, scores: Mapping[str, float], metric: Metric) -> s
     write = percent if metric.share else significant
     if math.isnan(scores[method]) or math.isnan(scores[ONE_MODEL]):
         return ""
-    return (
-        f", and the {metric.name} is {write(scores[method])} instead of {write(scores[ONE_MODEL])}"
-    )
+    return f", with {metric.name} {write(scores[method])} instead of {write(scores[ONE_MODEL])}"

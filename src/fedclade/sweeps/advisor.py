@@ -87,9 +87,10 @@ def advise(
 
     The recommended method is ``fedavg`` if no other method has a gain beyond noise: a lower mean
     loss than one model for all, by more than one standard error over the clients. It is ``rcfl`` if
-    the gain of its groups is beyond noise, and ``auto`` does not improve on them beyond noise.
-    Otherwise it is ``auto``. Since the same examples decide between these three, the gain of the
-    recommended method is slightly overestimated if its interval is close to 0.
+    the gain of its groups is beyond noise, ``auto`` does not improve on them beyond noise, and most
+    clients share their group with others. Otherwise it is ``auto``. The same held-out examples
+    decide between these three methods, so that a gain whose interval is close to 0 is slightly
+    overestimated.
 
     Parameters
     ----------
@@ -134,6 +135,8 @@ def advise(
         If files cannot be read, or fewer than two clients have enough examples.
     RunError
         If the training of one model for all clients diverged.
+    UpdateError
+        If the training of any method diverged on all clients.
 
     Examples
     --------
@@ -400,7 +403,8 @@ def _collect(runs: Mapping[str, Sequence[Run]]) -> Measured:
     rows = _last_rows(first)
     ids = list(rows)
     losses = {name: _table(each, ids, "loss") for name, each in runs.items()}
-    if not np.isfinite(losses[ONE_MODEL]).all():
+    diverged = any(run.has_diverged for run in runs[ONE_MODEL])
+    if diverged or not np.isfinite(losses[ONE_MODEL]).all():
         raise RunError(
             "the training of one model for all clients diverged, so that there is nothing to "
             "compare with; set a smaller step size, such as --set local.lr=0.01"
