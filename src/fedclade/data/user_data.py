@@ -837,17 +837,16 @@ def _prepare_client(
     needed = 1 + len(lacking)
     if len(train) < needed:
         plural = "" if len(train) == 1 else "s"
-        hint = ""
+        purposes = ["one for training", *(f"one for {name}" for name in lacking)]
+        listed = purposes[0]
         if lacking:
-            purposes = " and ".join(f"one for {name}" for name in lacking)
             own = "test data" if lacking == ["testing"] else "data for them"
-            hint = (
-                f" and {purposes}; leave the client out (fewest_rows = {needed} for tables), or "
-                f"give it {own}"
+            listed = (
+                f"{', '.join(purposes[:-1])} and {purposes[-1]}; leave the client out "
+                f"(fewest_rows = {needed} for tables), or give it {own}"
             )
         raise DataError(
-            f"client {rows.name!r} has {len(train)} example{plural}, but needs {needed}: "
-            f"one for training{hint}"
+            f"client {rows.name!r} has {len(train)} example{plural}, but needs {needed}: {listed}"
         )
     hold = partial(hold_out.set_aside, seed=seed, client=key, name=rows.name)
     test = rows.test
