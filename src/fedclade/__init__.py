@@ -167,7 +167,7 @@ from fedclade.training import Actors
 
 if TYPE_CHECKING:
     from fedclade.report import Comparison, compare
-    from fedclade.sweeps import sweep
+    from fedclade.sweeps import Advice, advise, sweep
 
 __version__ = version_of("fedclade")
 
@@ -184,6 +184,7 @@ __all__ = [
     "PACFL",
     "Actors",
     "Adversary",
+    "Advice",
     "Aggregation",
     "Algorithm",
     "AllData",
@@ -297,6 +298,7 @@ __all__ = [
     "View",
     "WandbTracker",
     "__version__",
+    "advise",
     "assign",
     "build_model",
     "compare",
@@ -326,7 +328,13 @@ def __getattr__(name: str) -> Any:
 
     A simulation does not need these packages, nor the packages that they import.
     """
-    rooms = {"Comparison": "report", "compare": "report", "sweep": "sweeps"}
+    rooms = {
+        "Advice": "sweeps",
+        "Comparison": "report",
+        "advise": "sweeps",
+        "compare": "report",
+        "sweep": "sweeps",
+    }
     if name not in rooms:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"fedclade.{rooms[name]}"), name)

@@ -201,6 +201,12 @@ def test_it_trains() -> None:
             "client 'b' has 1 example, but needs 2: one for training and one for testing",
         ),
         (
+            {"a": part(5), "b": part(2)},
+            {"validation_fraction": 0.2},
+            "client 'b' has 2 examples, but needs 3: one for training, one for testing and one "
+            "for validation; leave the client out (fewest_rows = 3 for tables)",
+        ),
+        (
             {"a": (torch.zeros(3, 1), torch.zeros(2))},
             {},
             "training data of 'a' should be arrays x and y of the same length",

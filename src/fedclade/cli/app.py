@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedclade import __version__
-from fedclade.cli import assign, compare, data, example, inspect, ls, run, sweep
+from fedclade.cli import advise, assign, compare, data, example, inspect, ls, run, sweep
 from fedclade.cli.plugged import PluggedGroup
 from fedclade.cli.report import cite, export, report, tree, validate
 
@@ -47,6 +47,7 @@ app.command()(compare.demo)
 app.command("example")(example.copy_example)
 app.command("inspect")(inspect.inspect_tables)
 app.command("init")(inspect.init_config)
+app.command("advise")(advise.advise_on_data)
 app.command("run")(run.run_config)
 app.command()(run.resume)
 app.command()(compare.compare)

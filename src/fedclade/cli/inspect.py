@@ -96,10 +96,7 @@ def init_config(
     text_format = TextFormat(encoding=encoding, separator=separator, decimal=decimal, dates=dates)
     found = TableFiles.find(files)
     config = Path(f"{found.title}.toml") if out is None else out
-    if config.suffix != ".toml":
-        raise ConfigError(f"--out should end in .toml, got {config}")
-    if config.exists():
-        raise ConfigError(f"{config} exists already; choose another file with --out, or remove it")
+    check_new_config(config)
     options.make_parent_folder(config)
     inspection = inspect_files(found.paths, client, target, text_format)
     text = write_starter(inspection, found, config, text_format)
@@ -111,3 +108,11 @@ def init_config(
     for line in describe_inspection(inspection):
         say(console, line)
     say(console, f"config: {config}; read it, change it, and start with: fedclade run {config}")
+
+
+def check_new_config(config: Path) -> None:
+    """Check that a config can be written to a file: it ends in .toml, and does not exist yet."""
+    if config.suffix != ".toml":
+        raise ConfigError(f"--out should end in .toml, got {config}")
+    if config.exists():
+        raise ConfigError(f"{config} exists already; choose another file with --out, or remove it")

@@ -8,7 +8,7 @@ and by runs over a network, and imports the packages whose settings it checks.
 from fedclade.config.batch import Batch, check_labels, run_name
 from fedclade.config.build import Building, build_schema
 from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
-from fedclade.config.data import is_own_data
+from fedclade.config.data import is_own_data, with_files_found
 from fedclade.config.scenario import (
     Printed,
     Scenario,
@@ -54,5 +54,6 @@ __all__ = [
     "read_scenarios",
     "read_toml",
     "run_name",
+    "with_files_found",
     "write_starter",
 ]

@@ -909,18 +909,27 @@ def _prepare_client(
     train = rows.train
     if limit is not None:
         train = rng.generator(seed, "samples_per_client", key).permutation(train)[:limit]
-    needed = 2 if rows.test is None else 1
+    lacking = [
+        name
+        for name, given, fraction in (
+            ("testing", rows.test, settings.test_fraction),
+            ("validation", rows.validation, settings.validation_fraction),
+        )
+        if given is None and (fraction or name == "testing")
+    ]
+    needed = 1 + len(lacking)
     if len(train) < needed:
         plural = "" if len(train) == 1 else "s"
-        hint = ""
-        if rows.test is None:
-            hint = (
-                " and one for testing; leave the client out (fewest_rows = 2 for tables), or give "
-                "it test data"
+        purposes = ["one for training", *(f"one for {name}" for name in lacking)]
+        listed = purposes[0]
+        if lacking:
+            own = "test data" if lacking == ["testing"] else "data for them"
+            listed = (
+                f"{', '.join(purposes[:-1])} and {purposes[-1]}; leave the client out "
+                f"(fewest_rows = {needed} for tables), or give it {own}"
             )
         raise DataError(
-            f"client {rows.name!r} has {len(train)} example{plural}, but needs {needed}: "
-            f"one for training{hint}"
+            f"client {rows.name!r} has {len(train)} example{plural}, but needs {needed}: {listed}"
         )
     hold = partial(hold_out.set_aside, seed=seed, client=key, name=rows.name)
     test = rows.test

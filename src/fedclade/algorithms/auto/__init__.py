@@ -5,6 +5,7 @@ Read :mod:`~fedclade.algorithms.auto.method` first, which contains the algorithm
 :mod:`~fedclade.algorithms.auto.budget` counts the training steps that they cost.
 """
 
+from fedclade.algorithms.auto.budget import count_steps
 from fedclade.algorithms.auto.method import Auto, AutoState
 
-__all__ = ["Auto", "AutoState"]
+__all__ = ["Auto", "AutoState", "count_steps"]
