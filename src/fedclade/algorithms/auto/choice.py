@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from fedclade.core import Evaluation
 
@@ -45,9 +46,6 @@ It bounds the gain of a client whose models are all nearly perfect.
 
 MARGIN = 0.5
 """Standard deviations of a client's gain by which it must exceed 0 before the client departs."""
-
-HOPE = 2.0
-"""Standard deviations above a client's gain up to which its true gain is thought possible."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,16 +128,21 @@ class Choice:
     gains: Matrix
     deviations: Matrix
 
-    def may_serve(self, candidate: int) -> bool:
-        """Return whether a candidate may be better for some client than the client's own one.
+    def expect_improvement(self, candidate: int) -> float:
+        """Return how much a candidate is expected to improve on the clients' chosen candidates.
 
-        It may be better if its gain, plus :data:`HOPE` standard deviations, is larger than the gain
-        of the client's candidate.
+        It is the mean over clients of the expected positive part of the difference of two gains,
+        that of the candidate and that of the client's chosen one. The difference is taken as normal
+        with the deviation of the candidate's gain. So a candidate that is worse for all clients has
+        a positive value if that is uncertain.
         """
         rows = np.arange(len(self.chosen))
-        present = self.gains[rows, self.chosen]
-        highest = self.gains[:, candidate] + HOPE * self.deviations[:, candidate]
-        return bool((highest >= present).any())
+        others = self.chosen != candidate
+        ahead = (self.gains[:, candidate] - self.gains[rows, self.chosen])[others]
+        deviation = np.maximum(self.deviations[others, candidate], 1e-12)
+        scaled = np.maximum(ahead / deviation, -1e3)
+        positive = ahead * norm.cdf(scaled) + deviation * norm.pdf(scaled)
+        return float(np.where(np.isfinite(ahead), positive, 0.0).sum() / len(self.chosen))
 
 
 def choose_models(losses: Losses, *, noise: float = NOISE, margin: float = MARGIN) -> Choice:

@@ -71,6 +71,10 @@ LEAST_OWN_ROUNDS = 3
 """Number of rounds for which own models are trained before a review may give them up."""
 
 
+LEAST_IMPROVEMENT = 0.01
+"""Smallest improvement for which a candidate is trained on: 0.01 is a loss that is 1 % lower."""
+
+
 class Rung(IntEnum):
     """Candidates for a client, from general to special."""
 
@@ -513,7 +517,7 @@ class Auto(Algorithm[AutoState]):
             keepers=tuple(client for client in ids if chosen[client] in PERSONAL),
             steps=state.steps + counting.steps,
         )
-        if this_round.number % REVIEW_EVERY == 0 and this_round.number != this_round.rounds:
+        if _is_review(this_round):
             state = _give_up(state, choice, rungs)
         return state, [_report(losses, choice, rungs)]
 
@@ -577,6 +581,16 @@ def _check_left_out(answer: Evaluation, this_round: Round) -> None:
     )
 
 
+def _is_review(this_round: RoundPlan) -> bool:
+    """Return whether candidates may be given up in this round.
+
+    In the first half of a run it is too early: a model may still learn more slowly than others, and
+    be better in the end.
+    """
+    number, rounds = this_round.number, this_round.rounds or 0
+    return number % REVIEW_EVERY == 0 and number != rounds and 2 * number >= rounds
+
+
 def _give_up(state: AutoState, choice: Choice, rungs: Sequence[Rung]) -> AutoState:
     """Return the state in which candidates that suit no client are trained no further.
 
@@ -589,9 +603,12 @@ def _give_up(state: AutoState, choice: Choice, rungs: Sequence[Rung]) -> AutoSta
     rungs
         The candidates in the choice.
     """
+    served = {rungs[k] for k in choice.chosen.tolist()}
 
     def is_hopeless(rung: Rung) -> bool:
-        return rung in rungs and not choice.may_serve(rungs.index(rung))
+        if rung not in rungs or rung in served:
+            return False
+        return choice.expect_improvement(rungs.index(rung)) < LEAST_IMPROVEMENT
 
     has_tried = state.own_rounds >= LEAST_OWN_ROUNDS
     gives_up_own = state.own_stopped or (has_tried and is_hopeless(Rung.OWN))
