@@ -246,6 +246,7 @@ class Auto(Algorithm[AutoState]):
         beside = self._trains_beside(state, steps, this_round)
         inner, log = self._clusters(beside=beside).step(state, cohort, counting, this_round)
         assert isinstance(inner, AutoState)
+        inner = _continue_with_last_cluster(inner)
         state = replace(
             inner,
             steps=inner.steps + counting.steps,
@@ -254,7 +255,7 @@ class Auto(Algorithm[AutoState]):
         is_due = this_round.evaluated or this_round.number % REVIEW_EVERY == 0
         if not is_due:
             if self._trains_own(state, steps, this_round):
-                state = self._train_own(state, cohort, clients, this_round)
+                state, _ = self._train_own(state, cohort, clients, this_round)
             return state, log
         state, events = self._review(state, cohort, clients, steps, this_round)
         return state, replace(log, events=(*log.events, *events))
@@ -264,7 +265,10 @@ class Auto(Algorithm[AutoState]):
         steps = _RoundSteps.of(clients.ids, clients, this_round)
         # Making copies would replace the clients' own models, which are not trained again here.
         copies = () if state.own else self._choose_copies(state, steps, this_round)
-        return self._choose(state, clients, this_round, copies)[0]
+        counting = CountingClients(clients)
+        made = self._make_copies(state, counting, this_round, copies)
+        state = replace(state, steps=state.steps + counting.steps)
+        return self._choose(state, clients, this_round, made)[0]
 
     def models_for(self, state: AutoState, clients: Clients) -> EvaluatedModels:
         """Return the chosen model of each client: of the root, of its cluster, or its own."""
@@ -386,8 +390,8 @@ class Auto(Algorithm[AutoState]):
 
     def _train_own(
         self, state: AutoState, ids: Sequence[int], clients: Clients, this_round: RoundPlan
-    ) -> AutoState:
-        """Let clients train their own models for a round.
+    ) -> tuple[AutoState, tuple[int, ...]]:
+        """Let clients train their own models for a round; return the ids of those that did.
 
         The first training of an own model starts from the model of the client's cluster, and trains
         only the last layer: a last layer that does not fit the client's data would change the other
@@ -402,12 +406,13 @@ class Auto(Algorithm[AutoState]):
             work = replace(work, steps=LastLayer())
         updates = counting.train(ids, models, starts, this_round, work, sent_before=True)
         lost = {client for client, why in updates.left_out.items() if why.startswith(KEEPS_NONE)}
-        return replace(
+        state = replace(
             state,
             own=tuple(sorted({*state.own, *updates.ids} - lost)),
             own_rounds=state.own_rounds + 1,
             steps=state.steps + counting.steps,
         )
+        return state, updates.ids
 
     def _review(
         self,
@@ -432,33 +437,32 @@ class Auto(Algorithm[AutoState]):
         counting = CountingClients(clients)
         made = self._make_copies(state, counting, this_round, copies)
         state = replace(state, steps=state.steps + counting.steps)
+        replaced = {client for copy in made.values() for client in copy.ids}
+        kept = set(state.own) - replaced
         if trains_own:
-            state = self._train_own(state, ids, clients, this_round)
-        state, events = self._choose(state, clients, this_round, copies, made)
+            state, trained = self._train_own(state, ids, clients, this_round)
+            kept = set(state.own) & (kept | set(trained))
+        state = replace(state, own=tuple(sorted(kept)))
+        state, events = self._choose(state, clients, this_round, made)
         if this_round.number % REVIEW_EVERY == 0:
             state = _give_up(state)
         return state, events
 
     def _make_copies(
         self, state: AutoState, clients: Clients, this_round: Round, copies: Sequence[Rung]
-    ) -> dict[Rung, Evaluation]:
+    ) -> dict[Rung, _Copy]:
         """Let all clients make copies of models, one after the other, and evaluate each of them.
 
         Only the last copy stays with the client.
         """
-        found: dict[Rung, Evaluation] = {}
+        made: dict[Rung, _Copy] = {}
         for rung in copies:
             ids = make_copy(state.tree, rung, clients.ids, clients, this_round)
-            found[rung] = _evaluate_own(ids, state.tree, clients)
-        return found
+            made[rung] = _Copy(ids, _evaluate_own(ids, state.tree, clients))
+        return made
 
     def _choose(
-        self,
-        state: AutoState,
-        clients: Clients,
-        this_round: RoundPlan,
-        copies: Sequence[Rung] = (),
-        made: Mapping[Rung, Evaluation] | None = None,
+        self, state: AutoState, clients: Clients, this_round: RoundPlan, made: Mapping[Rung, _Copy]
     ) -> tuple[AutoState, list[Event]]:
         """Choose a model for each client by validation losses, and report the choice.
 
@@ -470,15 +474,10 @@ class Auto(Algorithm[AutoState]):
             All clients of the run.
         this_round
             The round.
-        copies
-            Copies that clients make in this round.
         made
-            Validation scores of these copies; None if they have not been made yet.
+            Copies that clients have made in this round, in this order.
         """
-        counting = CountingClients(clients)
-        if made is None:
-            made = self._make_copies(state, counting, this_round, copies)
-        answers = dict(made)
+        answers = {rung: copy.answer for rung, copy in made.items()}
         tree = state.tree
         if not _has_clusters(tree) or not state.beside_stopped:
             answers[Rung.ONE_MODEL] = _evaluate_nodes(dict.fromkeys(clients.ids, 0), tree, clients)
@@ -499,13 +498,17 @@ class Auto(Algorithm[AutoState]):
             client: rungs[k] for client, k in zip(losses.ids, choice.chosen.tolist(), strict=True)
         }
         # The last personal model that each client has made is the one that it stores.
-        stored = dict.fromkeys(first.ids, copies[-1]) if copies else {}
+        stored = {client: rung for rung, copy in made.items() for client in copy.ids}
         stored |= dict.fromkeys(state.own, Rung.OWN)
-        for rung in copies:
+        default = rungs[choice.common] if rungs[choice.common] not in PERSONAL else rungs[0]
+        counting = CountingClients(clients)
+        for rung in made:
             again = [c for c in chosen if chosen[c] == rung and stored[c] != rung]
             if again:
-                make_copy(tree, rung, again, counting, this_round)
-        default = rungs[choice.common] if rungs[choice.common] not in PERSONAL else rungs[0]
+                found = make_copy(tree, rung, again, counting, this_round)
+                # Clients that did not reply this time do not have the copy any more.
+                chosen |= dict.fromkeys(set(again).difference(found), default)
+        events: list[Event] = [_report(losses, choice, rungs, chosen)]
         for client in clients.ids:
             chosen.setdefault(client, default)
         ids = tuple(sorted(chosen))
@@ -516,7 +519,7 @@ class Auto(Algorithm[AutoState]):
             keepers=tuple(client for client in ids if chosen[client] in PERSONAL),
             steps=state.steps + counting.steps,
         )
-        return state, [_report(losses, choice, rungs)]
+        return state, events
 
 
 def make_copy(
@@ -592,17 +595,38 @@ def _give_up(state: AutoState) -> AutoState:
     )
 
 
-def _report(losses: Losses, choice: Choice, rungs: Sequence[Rung]) -> Served:
+def _report(
+    losses: Losses, choice: Choice, rungs: Sequence[Rung], chosen: Mapping[int, Rung]
+) -> Served:
     """Return the event that reports which client is served with which model, and why."""
     clients: dict[str, tuple[int, ...]] = {}
-    for k, rung in enumerate(rungs):
-        mine = [c for c, chosen in zip(losses.ids, choice.chosen, strict=True) if chosen == k]
+    for rung in rungs:
+        mine = tuple(client for client in losses.ids if chosen[client] == rung)
         if mine:
-            clients[NAMES[rung]] = tuple(mine)
-    rows = np.arange(len(losses.ids))
-    lower = -np.expm1(-choice.gains[rows, choice.chosen])
+            clients[NAMES[rung]] = mine
+    columns = [rungs.index(chosen[client]) for client in losses.ids]
+    lower = -np.expm1(-choice.gains[np.arange(len(columns)), columns])
     gains = {client: round(float(gain), 4) for client, gain in zip(losses.ids, lower, strict=True)}
     return Served(0, common=NAMES[rungs[choice.common]], clients=clients, gains=gains)
+
+
+def _continue_with_last_cluster(state: AutoState) -> AutoState:
+    """Return the state in which the model of a single cluster is the model for all clients.
+
+    The model for all clients is old if it was not trained while there were several clusters.
+    """
+    populated = [leaf for leaf in state.tree.leaves if leaf.members]
+    if len(state.tree.nodes) == 1 or len(populated) > 1:
+        return state
+    return replace(state, tree=state.tree.continued(populated[0].params))
+
+
+@dataclass(frozen=True, eq=False)
+class _Copy:
+    """Copies of models that clients have made and stored, with their validation scores."""
+
+    ids: tuple[int, ...]
+    answer: Evaluation
 
 
 def _has_clusters(tree: ParameterTree) -> bool:
