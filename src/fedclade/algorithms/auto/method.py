@@ -25,7 +25,7 @@ candidate that is served to no client in a review is trained no further.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -33,7 +33,7 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.algorithms.auto.budget import CountingClients, count_steps
-from fedclade.algorithms.auto.choice import Choice, Losses, choose_models
+from fedclade.algorithms.auto.choice import Losses, choose_models
 from fedclade.algorithms.base import Algorithm, RoundLog, sample
 from fedclade.algorithms.fallback import train_beside
 from fedclade.algorithms.rcfl.method import EARLY_ROUNDS, ReplicatedCFL, ReplicatedState
@@ -110,8 +110,12 @@ class AutoState(ReplicatedState):
         Number of training steps of all clients so far, and the number that FedAvg would have taken.
     own
         Ids of the clients that store an own model.
-    clients, rungs
-        Ids of the clients for which a model was chosen, and the rung of each client's model.
+    clients, rungs, gains
+        Ids of the clients for which a model was chosen, the rung of each client's model, and the
+        logarithm of the ratio of the validation losses with the common rung and with this rung, as
+        estimated; NaN for a client that has sent no losses.
+    common
+        The rung that suits all clients best together.
     own_rounds
         Number of rounds in which clients have trained their own models.
     beside_stopped, own_stopped
@@ -123,6 +127,8 @@ class AutoState(ReplicatedState):
     own: tuple[int, ...] = ()
     clients: tuple[int, ...] = ()
     rungs: tuple[int, ...] = ()
+    gains: tuple[float, ...] = ()
+    common: int = 0
     own_rounds: int = 0
     beside_stopped: bool = False
     own_stopped: bool = False
@@ -268,7 +274,11 @@ class Auto(Algorithm[AutoState]):
         counting = CountingClients(clients)
         made = self._make_copies(state, counting, this_round, copies)
         state = replace(state, steps=state.steps + counting.steps)
-        return self._choose(state, clients, this_round, made)[0]
+        return self._choose(state, clients, this_round, made)
+
+    def tuning_events(self, state: AutoState) -> Sequence[Event]:
+        """Return the event that reports the choice of models."""
+        return _report(state)
 
     def models_for(self, state: AutoState, clients: Clients) -> EvaluatedModels:
         """Return the chosen model of each client: of the root, of its cluster, or its own."""
@@ -424,7 +434,9 @@ class Auto(Algorithm[AutoState]):
     ) -> tuple[AutoState, list[Event]]:
         """Train own models, choose a model for each client, and give up candidates nobody needs."""
         is_last = this_round.number == this_round.rounds
-        ids = tuple(sorted({*cohort, *state.own})) if is_last else tuple(cohort)
+        # Clients outside of the cohort train own models only in the last round; some may have left.
+        with_own = set(state.own).intersection(clients.ids)
+        ids = tuple(sorted({*cohort, *with_own})) if is_last else tuple(cohort)
         trains_own = self._trains_own(state, steps, this_round)
         copies: tuple[Rung, ...] = ()
         if is_last:
@@ -443,7 +455,8 @@ class Auto(Algorithm[AutoState]):
             state, trained = self._train_own(state, ids, clients, this_round)
             kept = set(state.own) & (kept | set(trained))
         state = replace(state, own=tuple(sorted(kept)))
-        state, events = self._choose(state, clients, this_round, made)
+        state = self._choose(state, clients, this_round, made)
+        events = _report(state)
         if this_round.number % REVIEW_EVERY == 0:
             state = _give_up(state)
         return state, events
@@ -463,8 +476,8 @@ class Auto(Algorithm[AutoState]):
 
     def _choose(
         self, state: AutoState, clients: Clients, this_round: RoundPlan, made: Mapping[Rung, _Copy]
-    ) -> tuple[AutoState, list[Event]]:
-        """Choose a model for each client by validation losses, and report the choice.
+    ) -> AutoState:
+        """Choose a model for each client by validation losses; return the next state.
 
         Parameters
         ----------
@@ -490,8 +503,9 @@ class Auto(Algorithm[AutoState]):
         rungs = sorted(answers)
         first = answers[rungs[0]]
         if not first.ids:
-            _check_left_out(first, this_round)
-            return state, []
+            if not state.clients:
+                _check_left_out(first, this_round)
+            return _forget_choice(state, {c for copy in made.values() for c in copy.ids})
         losses = Losses.of([answers[rung] for rung in rungs])
         choice = choose_models(losses)
         chosen = {
@@ -508,18 +522,22 @@ class Auto(Algorithm[AutoState]):
                 found = make_copy(tree, rung, again, counting, this_round)
                 # Clients that did not reply this time do not have the copy any more.
                 chosen |= dict.fromkeys(set(again).difference(found), default)
-        events: list[Event] = [_report(losses, choice, rungs, chosen)]
+        gains = {
+            client: float(choice.gains[row, rungs.index(chosen[client])])
+            for row, client in enumerate(losses.ids)
+        }
         for client in clients.ids:
             chosen.setdefault(client, default)
         ids = tuple(sorted(chosen))
-        state = replace(
+        return replace(
             state,
             clients=ids,
             rungs=tuple(int(chosen[client]) for client in ids),
+            gains=tuple(gains.get(client, np.nan) for client in ids),
+            common=int(rungs[choice.common]),
             keepers=tuple(client for client in ids if chosen[client] in PERSONAL),
             steps=state.steps + counting.steps,
         )
-        return state, events
 
 
 def make_copy(
@@ -583,6 +601,8 @@ def _check_left_out(answer: Evaluation, this_round: Round) -> None:
 
 def _give_up(state: AutoState) -> AutoState:
     """Return the state in which candidates that no client is served with are trained no further."""
+    if not state.clients:  # no client has sent any losses
+        return state
     served = set(state.rung_of.values())
     needs_one = bool(served & {Rung.ONE_MODEL, Rung.TUNED_ONE})
     has_tried = state.own_rounds >= LEAST_OWN_ROUNDS
@@ -595,19 +615,39 @@ def _give_up(state: AutoState) -> AutoState:
     )
 
 
-def _report(
-    losses: Losses, choice: Choice, rungs: Sequence[Rung], chosen: Mapping[int, Rung]
-) -> Served:
-    """Return the event that reports which client is served with which model, and why."""
+def _forget_choice(state: AutoState, clients: Collection[int]) -> AutoState:
+    """Return the state in which no model is chosen for some clients.
+
+    They are served with their clusters' models.
+    """
+    kept = [place for place, client in enumerate(state.clients) if client not in clients]
+    return replace(
+        state,
+        clients=tuple(state.clients[place] for place in kept),
+        rungs=tuple(state.rungs[place] for place in kept),
+        gains=tuple(state.gains[place] for place in kept),
+        keepers=tuple(client for client in state.keepers if client not in clients),
+    )
+
+
+def _report(state: AutoState) -> list[Event]:
+    """Return the event that reports which client is served with which model, and why.
+
+    Clients that have sent no losses are left out. Without any losses there is no event.
+    """
+    gains = {
+        client: gain
+        for client, gain in zip(state.clients, state.gains, strict=True)
+        if not np.isnan(gain)
+    }
+    if not gains:
+        return []
+    rung_of = state.rung_of
     clients: dict[str, tuple[int, ...]] = {}
-    for rung in rungs:
-        mine = tuple(client for client in losses.ids if chosen[client] == rung)
-        if mine:
-            clients[NAMES[rung]] = mine
-    columns = [rungs.index(chosen[client]) for client in losses.ids]
-    lower = -np.expm1(-choice.gains[np.arange(len(columns)), columns])
-    gains = {client: round(float(gain), 4) for client, gain in zip(losses.ids, lower, strict=True)}
-    return Served(0, common=NAMES[rungs[choice.common]], clients=clients, gains=gains)
+    for rung in sorted({rung_of[client] for client in gains}):
+        clients[NAMES[rung]] = tuple(client for client in gains if rung_of[client] == rung)
+    lower = {client: round(float(-np.expm1(-gain)), 4) for client, gain in gains.items()}
+    return [Served(0, common=NAMES[Rung(state.common)], clients=clients, gains=lower)]
 
 
 def _continue_with_last_cluster(state: AutoState) -> AutoState:
