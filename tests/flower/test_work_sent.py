@@ -28,6 +28,7 @@ from fedclade.core import (
     NoReply,
     Nothing,
     OfRounds,
+    PolicyError,
     Proximal,
     Round,
     Sgd,
@@ -234,5 +235,5 @@ def test_only_training_of_the_last_layer_is_stated():
 def test_a_policy_limits_training_of_the_last_layer_as_any_other():
     handler = handler_of(2, federation_of(FOUR), policy=Policy(allow=QUERIES, max_epochs=2))
     ask(handler, last_layer=True, spec='{"epochs": 2}')
-    with pytest.raises(UpdateError, match="max-epochs"):
+    with pytest.raises(PolicyError, match="forbids 3 epochs; it allows at most 2"):
         ask(handler, last_layer=True, spec='{"epochs": 3}')
