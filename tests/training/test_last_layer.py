@@ -93,7 +93,7 @@ def test_a_loop_written_out_by_hand_gives_the_same():
         loss = nn.functional.cross_entropy(copy(x), y)
         for parameter, gradient in zip(last, torch.autograd.grad(loss, last), strict=True):
             parameter.data -= 0.3 * gradient
-    before = dict(module.named_parameters())
+    before = dict(perceptron().named_parameters())
     moved = torch.cat([(p - before[n]).flatten() for n, p in copy.named_parameters()])
     torch.testing.assert_close(deltas[0], moved.detach(), rtol=0, atol=1e-5)
 
