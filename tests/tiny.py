@@ -252,6 +252,10 @@ class SpyClients(Clients):
     def sizes(self) -> Mapping[int, int]:
         return self.clients.sizes
 
+    @property
+    def undivided(self):
+        return self.clients.undivided
+
     def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
         if isinstance(query, EvaluationQuery):
             models = _of_each(query.ids, query.models, query.assignment)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, LocalTraining, ReplicatedCFL, simulate
+from fedclade.channel import ExamplePrivacy
 from fedclade.core import BESIDE, ClientWork, Nothing, Round, SplitPart, Splits
 from fedclade.core.queries import RoundPlan
 from fedclade.core.updates import Updates
@@ -479,22 +480,6 @@ def test_parts_are_disjoint_cover_everything_and_are_drawn_anew():
     assert parts[0] != thirds[0].of_client(10, key=8, seed=1, number=1).tolist()
 
 
-def test_copies_of_an_example_are_in_one_part_but_at_its_ends():
-    parts, count = [SplitPart(k, 3, 40) for k in range(3)], 120
-    copies = np.arange(count) // 3
-    found = [each.of_client(count, 7, 1, 2, copies) for each in parts]
-    assert sorted(np.concatenate(found)) == list(range(count))
-    held = [set(copies[part].tolist()) for part in found]
-    assert len(held[0] & held[1]) <= 1 >= len(held[1] & held[2])
-    assert not held[0] & held[2]
-    alone = [each.of_client(count, 7, 1, 2) for each in parts]
-    assert len(set(copies[alone[0]].tolist()) & set(copies[alone[1]].tolist())) > 10
-    for all_differ in (np.arange(count), np.arange(count) % 2):  # or are of few kinds
-        assert [each.of_client(count, 7, 1, 2, all_differ).tolist() for each in parts] == [
-            each.tolist() for each in alone
-        ]
-
-
 def test_clients_that_hold_copies_of_their_examples_are_not_parted_for_that():
     """Of these seeds all were, into five, seven and six clusters, when copies lay in any part."""
     spec = LocalTraining(epochs=1, batch_size=8, lr=0.1)
@@ -508,36 +493,159 @@ def test_clients_that_hold_copies_of_their_examples_are_not_parted_for_that():
         assert clusters_of(run.states[-1]) == {frozenset(range(8))}
 
 
-@pytest.mark.parametrize(
-    ("times", "different", "is_warned"),
-    [
-        (19, 100, True),  # five examples are oversampled
-        (1, 100, False),  # they occur twice: few enough to be kept in one part
-        (19, 5, False),  # all examples occur often: a distribution of few values
-    ],
-)
-def test_a_run_warns_of_oversampled_examples(
-    times: int, different: int, is_warned: bool, caplog: pytest.LogCaptureFixture
-):
-    """Copies of an example in several parts make the parts of a client similar to each other."""
-    federation = federation_of([0] * 8, [100] * 8)
-    oversampled = [
+def with_examples_repeated(federation, different: int, times):
+    """Return clients with their first examples repeated a number of times each, after the others."""
+    changed = [
         replace(
             client,
-            train=np.concatenate([client.train[:different], np.repeat(client.train[:5], times)]),
+            train=np.concatenate(
+                [client.train[:different], np.repeat(client.train[: len(times)], times)]
+            ),
         )
         for client in federation.clients
     ]
-    clients, params = replicating(
-        replace(federation, clients=tuple(oversampled)), linear(), "stacked"
-    )
-    play(ReplicatedCFL(), clients, params, 1, spec=LocalTraining(batch_size=8, lr=0.1))
+    return replace(federation, clients=tuple(changed))
+
+
+def run_in_parts(federation, rounds: int = 1, **options):
+    clients, params = replicating(federation, linear(), "stacked")
+    spec = LocalTraining(batch_size=8, lr=0.1)
+    return play(ReplicatedCFL(**options), clients, params, rounds, spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("times", "different", "is_warned"),
+    [
+        ([19] * 5, 100, False),  # five examples are oversampled, which is recognized
+        ([1, 1, 1, 2, 2, 3, 4, 5, 7, 8] * 3, 100, True),  # and here it is not
+        ([19] * 5, 5, False),  # all examples occur often: a distribution of few values
+        ([1], 100, False),  # too few equal examples
+    ],
+)
+def test_a_run_warns_of_examples_that_may_be_oversampled(
+    times: list[int], different: int, is_warned: bool, caplog: pytest.LogCaptureFixture
+):
+    """Copies of an example in several parts make the parts of a client similar to each other."""
+    run_in_parts(with_examples_repeated(federation_of([0] * 8, [100] * 8), different, times))
     warned = [text for text in caplog.messages if "if the data was oversampled" in text]
     assert len(warned) == is_warned
     if is_warned:
         assert warned[0].startswith(
-            "95 of the 195 training examples of client 0 are equal to other examples"
+            "102 of the 202 training examples of client 0 are equal to other examples"
         )
+        assert "remove the copies from the data, or name a column" in warned[0]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_oversampled_examples_separate_no_clients(seed: int):
+    """Copies in all parts of a client made every client a cluster by itself."""
+    federation = federation_of([0] * 8, [100] * 8, seed=seed)
+    oversampled = with_examples_repeated(federation, 100, [19] * 5)
+    run = run_in_parts(oversampled, EARLY)
+    assert clusters_of(run.states[-1]) == {frozenset(range(8))}
+
+
+def test_equal_inputs_with_different_targets_give_no_warning(caplog: pytest.LogCaptureFixture):
+    federation = federation_of([0] * 8, [200] * 8, test=2)
+    pool = federation.pool
+    x = pool.x.clone()
+    for client in federation.clients:  # 70 rows occur once, and 30 three or more times
+        x[client.train[100:]] = x[client.train[np.arange(100) % 30]]
+    run_in_parts(replace(federation, pool=replace(pool, x=x)))
+    assert not caplog.messages
+    y = pool.y.clone()
+    for client in federation.clients:
+        y[client.train[100:]] = y[client.train[np.arange(100) % 30]]
+        x[client.train[195:]] = x[client.train[:1]]
+        y[client.train[195:]] = y[client.train[:1]]
+        x[client.train[100:110]] = x[client.train[90:100]]
+        y[client.train[100:110]] = y[client.train[90:100]]
+    run_in_parts(replace(federation, pool=replace(pool, x=x, y=y)))
+    assert len(caplog.messages) == 1
+
+
+def test_oversampled_examples_hide_no_clusters():
+    federation = federation_of([0, 1] * 4, [100] * 8)
+    run = run_in_parts(with_examples_repeated(federation, 100, [19] * 5), EARLY)
+    assert clusters_of(run.states[-1]) == {frozenset(range(0, 8, 2)), frozenset(range(1, 8, 2))}
+
+
+def visits(seed: int, *, in_order: bool = True, patients: int = 20):
+    """Return clients of one distribution with five similar rows of each patient, and their groups."""
+    federation = federation_of([0] * 8, [100] * 8, seed=seed, test=1)
+    draw = np.random.default_rng(seed)
+    x, y = federation.pool.x.clone(), federation.pool.y.clone()
+    groups = np.arange(len(x)) + 1000
+    for client in federation.clients:
+        rows = client.train if in_order else draw.permutation(client.train)
+        of_patient = np.arange(100) * patients // 100
+        first = rows[np.searchsorted(of_patient, of_patient)]
+        noise = torch.from_numpy(draw.normal(scale=0.3, size=(100, x.shape[1])).astype(np.float32))
+        x[rows], y[rows] = x[first] + noise, y[first]
+        groups[rows] = of_patient
+    return replace(federation, pool=replace(federation.pool, x=x, y=y)), groups
+
+
+ADJACENT = "adjacent training examples of client 0 are more similar than other examples"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_rows_of_a_group_separate_no_clients_if_the_groups_are_known(
+    seed: int, caplog: pytest.LogCaptureFixture
+):
+    federation, groups = visits(seed)
+    unknown = run_in_parts(federation, EARLY)
+    assert len(clusters_of(unknown.states[-1])) > 1
+    warned = [text for text in caplog.messages if text.startswith(ADJACENT)]
+    assert len(warned) == 1, "one client is reported"
+    assert "as data.groups" in warned[0]
+    caplog.clear()
+    known = replace(federation, pool=replace(federation.pool, related=groups))
+    run = run_in_parts(known, 9, check_every=3)
+    assert clusters_of(run.states[-1]) == {frozenset(range(8))}
+    assert not caplog.messages
+
+
+def test_groups_are_not_used_with_differential_privacy_of_examples(
+    caplog: pytest.LogCaptureFixture,
+):
+    federation, groups = visits(0)
+    known = replace(federation, pool=replace(federation.pool, related=groups))
+    groups[federation.clients[0].train] = 0
+    privacy = ExamplePrivacy(clip_norm=1.0, noise_multiplier=1.0)
+    settings = {"rounds": 1, "engine": "stacked", "privacy": privacy}
+    simulate(ReplicatedCFL(), linear(), known, **settings)
+    warned = [text for text in caplog.messages if "do not respect data.groups" in text]
+    assert len(warned) == 1
+    caplog.clear()
+    simulate(ReplicatedCFL(), linear(), federation, **settings)
+    assert "data.groups" not in caplog.text
+
+
+def test_rows_in_a_random_order_give_no_warning(caplog: pytest.LogCaptureFixture):
+    for seed in range(5):
+        run_in_parts(federation_of([0] * 8, [100] * 8, seed=seed))
+    federation, _ = visits(0, in_order=False)
+    run_in_parts(federation)
+    assert not caplog.messages
+
+
+def test_clients_with_fewer_than_eight_groups_are_not_tested(caplog: pytest.LogCaptureFixture):
+    federation, groups = visits(0)
+    few = federation.clients[2].train
+    groups[few] = np.arange(100) // 15  # seven groups
+    known = replace(federation, pool=replace(federation.pool, related=groups))
+    assert known.undivided == {2}
+    clients, params = replicating(known, linear(), "stacked")
+    spec = LocalTraining(batch_size=8, lr=0.1)
+    run = play(ReplicatedCFL(), clients, params, EARLY, spec=spec)
+    (training, smallest) = run.clients.asked("train", 1)
+    assert (training.ids, smallest.ids) == ((0, 1, 3, 4, 5, 6, 7), (2,))
+    for client in federation.clients[1:]:
+        groups[client.train] = np.arange(100) // 15
+    run_in_parts(replace(federation, pool=replace(federation.pool, related=groups)))
+    assert "rcfl cannot split the data of these clients" in caplog.text
+    assert "or 8 groups of dependent examples" in caplog.text
 
 
 def test_a_run_too_short_to_go_apart_is_told_so(caplog):

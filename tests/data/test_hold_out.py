@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import csv
+from torch.utils.data import TensorDataset
 
 from fedclade import ConfigError, DataError, Federation, federation, federation_from_frame
 from fedclade.config import check_config
-from fedclade.data import DataSchema, encode_federation
+from fedclade.data import DataSchema, encode_federation, one_client, open_folder, write_federation
 from fedclade.data.hold_out import HoldOut
 from fedclade.data.partition import set_aside
 
@@ -161,11 +163,105 @@ def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], message: 
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [{"test": "last", "order": "visit"}, {"groups": "patient"}])
-def test_arrays_have_no_columns_to_order_or_group_by(options: Any) -> None:
-    key = "order" if "order" in options else "groups"
-    with pytest.raises(ConfigError, match=f"{key} should be left out for data other than tables"):
-        federation({"a": (np.ones((9, 2)), np.arange(9) % 2)}, **options)
+def test_arrays_have_no_columns_to_order_or_group_by() -> None:
+    data = {"a": (np.ones((9, 2)), np.arange(9) % 2)}
+    with pytest.raises(ConfigError, match="order should be left out for data other than tables"):
+        federation(data, test="last", order="visit")
+    rule = "groups should be a mapping of the name of each client to the groups of its examples"
+    with pytest.raises(ConfigError, match=f"{rule}, got 'patient'"):
+        federation(data, groups="patient")  # pyright: ignore[reportArgumentType]
+
+
+def test_arrays_have_groups_of_examples() -> None:
+    data = {name: (np.arange(40.0)[:, None], np.arange(40) % 2) for name in ("a", "b")}
+    names = np.array([f"p{k // 2}" for k in range(40)])
+    groups = {"a": names, "b": (np.arange(40) // 8).tolist()}
+    split = federation(data, groups=groups, validation_fraction=0.2)
+    related = split.pool.related
+    assert related is not None
+    for client, size in zip(split.clients, (2, 8), strict=True):
+        parts = [client.train, client.validation, client.test]
+        together = [set(related[part].tolist()) for part in parts]
+        assert not together[0] & together[1] | together[0] & together[2] | together[1] & together[2]
+        assert sorted(np.unique(np.concatenate([related[part] for part in parts])).tolist()) == (
+            sorted(set.union(*together))
+        )
+        assert len(client.test) % size == 0
+        own = split.find_related(client.id)
+        assert own is not None
+        assert own.tolist() == related[client.train].tolist()
+    own = [set(related[client.train].tolist()) for client in split.clients]
+    assert not own[0] & own[1], "groups of two clients have different numbers"
+    plain = federation(data)
+    assert plain.pool.related is plain.find_related(0) is None
+    assert plain.undivided == frozenset()
+    assert split.undivided == {1}
+    train = {name: (arrays, arrays) for name, arrays in data.items()}
+    assert federation(train, groups=groups).fingerprint != federation(train).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({}, r"groups should name every client .* missing or unknown are: \['a'\]"),
+        ({"a": [1] * 9, "b": [1]}, r"missing or unknown are: \['b'\]"),
+        (
+            {"a": [1, 2]},
+            r"the groups of client 'a' should be 9 whole numbers .* got .* shape \[2\]",
+        ),
+        ({"a": [0.5] * 9}, "whole numbers or texts, one for each training example, .* float64"),
+        ({"a": ["p"] * 9}, "client 'a' should have rows of at least 2 groups of 'groups'"),
+    ],
+)
+def test_groups_of_arrays_that_do_not_fit_are_refused(groups: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        federation({"a": (np.ones((9, 2)), np.arange(9) % 2)}, groups=groups)
+
+
+def test_one_client_has_groups_of_its_training_examples() -> None:
+    mine = TensorDataset(torch.rand(20, 3), torch.arange(20) % 2)
+    alone = one_client(mine, mine, labels=2, groups=np.arange(20) // 2)
+    assert np.bincount(alone.find_related(0)).tolist() == [2] * 10  # pyright: ignore
+    assert one_client(mine, mine, labels=2).find_related(0) is None
+    with pytest.raises(DataError, match="the groups of client 'client' should be 20 whole numbers"):
+        one_client(mine, mine, labels=2, groups=[1, 2])
+
+
+def test_groups_and_strata_of_arrays_exclude_each_other() -> None:
+    data = {"a": (np.ones((9, 2)), np.arange(9) % 2)}
+    rule = "stratify should be 'none' or 'auto' with groups, which determine the held-out examples"
+    with pytest.raises(ConfigError, match=rule):
+        federation(data, groups={"a": np.arange(9)}, stratify="labels")
+
+
+def test_texts_have_groups_of_examples() -> None:
+    texts = [f"word{k} again" for k in range(20)]
+    split = federation({"a": (texts, np.arange(20) % 2)}, groups={"a": np.arange(20) // 4})
+    related = split.pool.related
+    assert related is not None
+    (client,) = split.clients
+    assert not set(related[client.train].tolist()) & set(related[client.test].tolist())
+    assert len(client.test) == 4
+
+
+def test_the_groups_of_a_table_travel_with_its_rows(tmp_path: Path) -> None:
+    split = made(groups="patient")
+    related = split.pool.related
+    assert related is not None
+    patient = np.arange(ROWS) // 4
+    for client in split.clients:
+        same_group = related[client.train][:, None] == related[client.train]
+        same_patient = patient[client.train][:, None] == patient[client.train]
+        assert (same_group == same_patient).all()
+    write_federation(split, tmp_path / "built")
+    opened = open_folder(tmp_path / "built")
+    for client in (0, 1):
+        found, expected = opened.find_related(client), split.find_related(client)
+        assert found is not None
+        assert expected is not None
+        assert found.tolist() == expected.tolist()
+    write_federation(made(), tmp_path / "plain")
+    assert open_folder(tmp_path / "plain").find_related(0) is None
 
 
 def test_a_client_of_a_network_holds_out_the_same_rows_by_an_agreed_schema() -> None:

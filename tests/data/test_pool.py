@@ -353,3 +353,17 @@ def test_a_scaling_that_there_is_not_is_named():
         ConfigError, match=r"how of scaled should be 'source' or 'unit' or 'pixel', got 3"
     ):
         POOL.scaled(3)
+
+
+def test_groups_of_dependent_examples_are_one_number_for_each():
+    options: dict[str, Any] = {"train": np.arange(4), "test": np.arange(0)}
+    x, y = torch.zeros(4, 2), torch.arange(4) % 2
+    made = Pool.of_examples("p", x, y, related=[3, 3, 1, 1], **options)
+    assert made.related is not None
+    assert made.related.dtype == np.int64
+    with pytest.raises(
+        DataError, match=r"arrays of pool 'p' should have the same length, .*'related': 3"
+    ):
+        Pool.of_examples("p", x, y, related=np.arange(3), **options)
+    with pytest.raises(DataError, match="related of pool 'p'"):
+        Pool.of_examples("p", x, y, related=np.array([0.5] * 4), **options)

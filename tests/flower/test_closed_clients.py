@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
@@ -407,16 +406,6 @@ def test_a_closed_client_draws_parts_from_as_many_examples_as_it_reports(part_si
         assert set.union(*parts[:3]) == set.union(*parts[3:])
     with_all = [examples(replace(part, drawn_from=None), 16, seed) for part, seed in drawn]
     assert [examples(part, 16, seed) for part, seed in drawn] == with_all
-
-
-def test_copies_stay_together_in_parts_of_some_examples():
-    copies = np.arange(60) // 2
-    data = SplitPart(0, 2, 20, drawn_from=50)
-    part = data.of_client(60, key=7, seed=0, number=1, copies=copies)
-    assert len(part) == 20
-    assert len(np.unique(part)) == 20
-    without_copies = data.of_client(60, key=7, seed=0, number=1)
-    assert len(set(copies[part])) < len(set(copies[without_copies]))
 
 
 def test_steps_of_parts_of_some_examples_are_booked_at_their_rate():

@@ -13,12 +13,12 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedclade import LocalTraining, simulate
+from fedclade import Federation, LocalTraining, simulate
 from fedclade.algorithms import PFedMe, ReplicatedCFL
 from fedclade.algorithms.rcfl import method
 from fedclade.channel.accounting import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.core import Interpolation, LocalRule, MetaLearning, MoreauEnvelope, SplitPart
+from fedclade.core import Interpolation, LocalRule, MetaLearning, MoreauEnvelope, Related, SplitPart
 from fedclade.core.errors import PolicyError, UpdateError
 from fedclade.flower import data_splits, wire
 from fedclade.flower.client_handler import ClientHandler
@@ -508,3 +508,73 @@ def test_rcfl_does_not_end_with_few_examples_a_client(
     assert FORBIDS not in str(there.events)
     if examples > 40:
         assert max(event.get("tests", 0) for event in there.events) > 3, "none was by an e-value"
+
+
+def grouped(sizes: list[int], of: int, few: dict[int, int] | None = None) -> Federation:
+    """Return clients whose training examples form groups of equal size; ``few`` has other sizes."""
+    federation = federation_of([0] * len(sizes), sizes=sizes)
+    groups = np.arange(len(federation.pool.x))
+    for client in federation.clients:
+        each = (few or {}).get(client.id, of)
+        groups[client.train] = 1000 * client.id + np.arange(len(client.train)) // each
+    return replace(federation, pool=replace(federation.pool, related=groups))
+
+
+def test_parts_over_a_network_are_the_whole_groups_of_a_simulation():
+    federation = grouped([80] * 6, 5)
+    algorithm = ReplicatedCFL(check_every=4)
+    settings: dict[str, Any] = {"rounds": 4, "local": LocalTraining(batch_size=10, lr=0.1)}
+    there = federated(grid_of(federation), algorithm, **settings)
+    here = simulate(algorithm, perceptron(), federation, engine="loop", device="cpu", **settings)
+    for ours, theirs in zip(here.tree.nodes, there.tree.nodes, strict=True):
+        torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-6)
+    plain = federated(grid_of(federation_of([0] * 6, sizes=[80] * 6)), algorithm, **settings)
+    assert not torch.allclose(plain.tree.nodes[0].params, there.tree.nodes[0].params, atol=1e-4)
+
+
+def test_a_client_with_few_groups_refuses_updates_from_parts():
+    federation = grouped([80], 5, {0: 12})
+    client = handler_of(0, federation)
+    with pytest.raises(
+        PolicyError,
+        match=r"forbids updates from 2 parts of its examples, since they form fewer than 8 groups .* \('groups'",
+    ):
+        parts(client, 2)
+    parts(handler_of(0, grouped([80], 5, {0: 10})), 2)
+
+
+def test_a_part_of_whole_groups_has_enough_different_examples():
+    """Eight groups, of which all except one have a single example, and parts of one group each."""
+    federation = grouped([88], 1)
+    related = federation.pool.related
+    assert related is not None
+    related[federation.clients[0].train[:81]] = 0
+    client = handler_of(0, federation)
+    with pytest.raises(
+        PolicyError,
+        match=r"since a part of whole groups has fewer than 10 different examples \(min-part in its node config\)",
+    ):
+        parts(client, 4, part_size=20)
+
+
+def test_shares_and_equations_are_those_of_whole_groups(tmp_path: Path):
+    related = Related(np.arange(24) // 3)  # eight groups of three examples
+    split = DataSplit(24, 0, 0, 3, 8)
+    owners = [set((part // 3).tolist()) for part in split.parts(5, related)]
+    assert not owners[0] & owners[1] | owners[0] & owners[2] | owners[1] & owners[2]
+    assert [len(groups) for groups in owners] == [2, 2, 2]
+    assert split.remainder == 0
+    assert split.count_left_out(5, related) == 6  # two groups
+    assert split.count_left_out(5) == 0
+    shares = largest_shares([split], 5, 24, related)
+    columns = np.ones((24, 4))
+    for k, part in enumerate(split.parts(5, related)):
+        columns[:, k] = np.bincount(part, minlength=24)  # two of six examples are repeated
+        assert sorted(columns[:, k])[-7:] == [0, 1, 1, 1, 1, 2, 2]
+    weights = columns @ np.random.default_rng(0).normal(size=(4, 50_000))
+    found = (weights**2 / (weights**2).sum(0)).max(1)
+    assert np.all(found <= shares + 1e-9)
+    assert np.all(found > 0.9 * shares)
+    federation = grouped([80], 5)
+    parts(handler_of(0, federation, folder=tmp_path), 2, part_size=40)
+    assert usage_in(tmp_path).partings == 2, "examples may be left out or repeated"

@@ -6,7 +6,7 @@ sink is a function that receives clients' updates as soon as they arrive, before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, ClassVar, Literal, cast
 
@@ -137,6 +137,11 @@ class Channel(Clients):
         return reduce(
             lambda sizes, each: each.weights(sizes), self._middleware, self._clients.sizes
         )
+
+    @property
+    def undivided(self) -> Collection[int]:
+        """Ids of the clients whose training examples cannot be divided into parts."""
+        return self._clients.undivided
 
     def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
         """Send a query through all middleware to the clients, and return the reply."""

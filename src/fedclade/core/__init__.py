@@ -209,6 +209,7 @@ from fedclade.core.updates import (
     row_norms,
 )
 from fedclade.core.work import (
+    LEAST_DIVIDED,
     AllData,
     Answer,
     ClientWork,
@@ -230,6 +231,7 @@ from fedclade.core.work import (
     Nothing,
     OfRounds,
     Proximal,
+    Related,
     Reply,
     Sgd,
     SplitPart,
@@ -239,6 +241,8 @@ from fedclade.core.work import (
     Store,
     Trainer,
     are_copies,
+    draw_examples,
+    have_different_targets,
 )
 
 __all__ = [
@@ -250,6 +254,7 @@ __all__ = [
     "KINDS",
     "LARGEST",
     "LARGEST_NORM",
+    "LEAST_DIVIDED",
     "MECHANISMS",
     "NOT_ASKED",
     "OF_TORCH",
@@ -351,6 +356,7 @@ __all__ = [
     "Refused",
     "Regrouped",
     "Rejected",
+    "Related",
     "Released",
     "Reply",
     "Restart",
@@ -412,6 +418,7 @@ __all__ = [
     "count_batches",
     "defaults",
     "document_settings",
+    "draw_examples",
     "draw_with",
     "drawn",
     "field_types",
@@ -422,6 +429,7 @@ __all__ = [
     "has_imported_names",
     "has_replied",
     "has_same_values",
+    "have_different_targets",
     "import_extra",
     "imported",
     "importing_only",

@@ -7,7 +7,7 @@ chain of middleware: they carry out the queries.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 from torch import Tensor
@@ -53,6 +53,15 @@ class Clients(ABC):
     @abstractmethod
     def sizes(self) -> Mapping[int, int]:
         """Number |D_i| of training examples of each client, by client id."""
+
+    @property
+    def undivided(self) -> Collection[int]:
+        """Ids of the clients whose training examples cannot be divided into parts.
+
+        Their examples form too few groups of examples that depend on each other. A client in a
+        network is not listed here: it refuses to reply if it is queried for updates from parts.
+        """
+        return frozenset()
 
     @property
     def stage(self) -> int:

@@ -20,7 +20,7 @@ from fedclade.core.evaluation import Evaluation
 from fedclade.core.local import LocalTraining
 from fedclade.core.mixtures import Mixture
 from fedclade.core.updates import Updates
-from fedclade.core.work import ClientWork, FromStored, Indices, Models
+from fedclade.core.work import ClientWork, FromStored, Indices, Models, Related
 
 Split = Literal["train", "validation", "test"]
 
@@ -195,13 +195,13 @@ class TrainQuery(Query[Updates]):
         """
         return self.work.steps.settings(self.round.local)
 
-    def examples(self, count: int, key: int, copies: Indices | None = None) -> Indices:
+    def examples(self, count: int, key: int, related: Related | None = None) -> Indices:
         """Return the ascending indices of the training examples on which a client trains.
 
         See :meth:`Examples.of_client` for the parameters.
         """
         data = self.work.data
-        return data.of_client(count, key, self.round.seed, self.round.number, copies)
+        return data.of_client(count, key, self.round.seed, self.round.number, related)
 
     def select(self, ids: Sequence[int]) -> TrainQuery:
         """Return the same query for some of its clients, in the order of the given ids."""

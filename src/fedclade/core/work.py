@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import rng
+from fedclade.core.errors import DataError
 from fedclade.core.local import LocalTraining
 from fedclade.core.mixtures import Mixture
 from fedclade.core.private_questions import Question
@@ -73,7 +74,7 @@ class Examples:
     """Base class for the declaration of the training examples on which a client trains."""
 
     def of_client(
-        self, count: int, key: int, seed: int, number: int, copies: Indices | None = None
+        self, count: int, key: int, seed: int, number: int, related: Related | None = None
     ) -> Indices:
         """Return the ascending indices of the training examples on which a client trains.
 
@@ -85,9 +86,8 @@ class Examples:
             Key of the client, which seeds its random draws.
         seed, number
             Seed of the run, and number of the round.
-        copies
-            An integer for each example, ``[count]``; equal examples have equal integers. None: all
-            examples are different.
+        related
+            Which of the examples depend on each other; None: no example depends on another one.
         """
         return np.arange(count)
 
@@ -136,54 +136,195 @@ class SplitPart(Examples):
     drawn_from: int | None = None
 
     def of_client(
-        self, count: int, key: int, seed: int, number: int, copies: Indices | None = None
+        self, count: int, key: int, seed: int, number: int, related: Related | None = None
     ) -> Indices:
         """Return the ascending indices of the examples in the part.
 
-        See :meth:`Examples.of_client` for the parameters. If parts have a fixed size, copies of an
-        example are assigned to the same part, unless the part is full. Copies in different parts
-        would make the parts similar to each other, whatever the distribution of the client's data.
-        Equal examples need not be copies, see :func:`are_copies`.
+        See :meth:`Examples.of_client` for the parameters. Examples that depend on each other are
+        never in different parts: this would make the parts similar to each other, whatever the
+        distribution of the client's data. Parts then contain whole groups of examples, as many in
+        each part. The size of a part does not depend on the groups: if the groups of a part have
+        too many examples, the last ones are left out; if they have too few, examples are repeated,
+        each as often as the others or once more.
+
+        Raises
+        ------
+        DataError
+            If the examples form fewer groups than there are parts.
         """
         if self.drawn_from is not None and self.drawn_from < count:
-            # The run's seed has no influence on the choice: by changing it, a server could
-            # otherwise obtain parts of all examples.
-            order = rng.generator(0, "examples for parts", key).permutation(count)
-            chosen = np.sort(order[: self.drawn_from])
-            copies = None if copies is None else copies[chosen]
+            chosen = draw_examples(count, self.drawn_from, key)
+            related = None if related is None else related.select(chosen)
             unlimited = replace(self, drawn_from=None)
-            return chosen[unlimited.of_client(len(chosen), key, seed, number, copies)]
+            return chosen[unlimited.of_client(len(chosen), key, seed, number, related)]
         if self.parts_from is not None:
             seed, number = self.parts_from
         if self.size == 0:
-            order = rng.generator(seed, "parts", number, key).permutation(count)
+            draw = rng.generator(seed, "parts", number, key)
+            length = len(range(self.place, count, self.count))
+        else:
+            draw = rng.generator(seed, "equal parts", key)
+            length = self.size
+        order = draw.permutation(count)
+        if related is not None:
+            return np.sort(np.resize(self._select_groups(order, related, draw), length))
+        if self.size == 0:
             return np.sort(order[self.place :: self.count])
-        order = rng.generator(seed, "equal parts", key).permutation(count)
-        if copies is not None and are_copies(copies, self.size):
-            # Move each copy to the place of the first one in the random order.
-            first = np.full(int(copies.max()) + 1, count)
-            np.minimum.at(first, copies[order], np.arange(count))
-            order = order[np.argsort(first[copies[order]], kind="stable")]
         return np.sort(order[self.place * self.size : (self.place + 1) * self.size])
 
+    def _select_groups(
+        self, order: Indices, related: Related, draw: np.random.Generator
+    ) -> Indices:
+        """Return the indices of all examples in the groups of the part, one group after the other.
 
-def are_copies(copies: Indices, size: int) -> bool:
-    """Return whether equal examples of a client are taken for copies of each other.
+        Parameters
+        ----------
+        order
+            Indices of the client's examples in a random order, ``[n]``.
+        related
+            The groups of examples.
+        draw
+            Generator that draws the order in which groups are dealt to the parts.
+        """
+        names, numbers = np.unique(related.groups[order], return_inverse=True)
+        if len(names) < self.count:
+            raise DataError(
+                f"the training examples of a client form {len(names)} groups, fewer than the "
+                f"{self.count} parts that the method needs; give the client more groups, or leave "
+                "it out"
+            )
+        turns = draw.permutation(len(names))[numbers]
+        # The groups that remain after equal numbers of groups belong to no part, except if the
+        # parts contain all examples.
+        used = len(names) if self.size == 0 else len(names) // self.count * self.count
+        is_chosen = (turns % self.count == self.place) & (turns < used)
+        if related.are_copies:
+            # All examples of a group are equal, and the first of them in the order is used.
+            is_first = np.zeros(len(order), dtype=np.bool_)
+            is_first[np.unique(numbers, return_index=True)[1]] = True
+            is_chosen &= is_first
+        chosen = np.flatnonzero(is_chosen)
+        return order[chosen[np.argsort(turns[chosen], kind="stable")]]
 
-    They are not if an example occurs more often than a tenth of the size of a part. The client's
-    distribution then has few values, such as the answers to three yes-or-no questions, or some
-    frequent values, and equal examples are independent of each other. If all examples with a
-    frequent value were in one part, all other parts would lack it, so that clients with this value
-    in the same part would seem to form a cluster.
+
+def draw_examples(count: int, drawn_from: int, key: int) -> Indices:
+    """Return the ascending indices of the examples that a client uses for parts of its data.
+
+    See :attr:`SplitPart.drawn_from`. The run's seed has no influence on the choice: by changing it,
+    a server could otherwise obtain parts of all examples.
+    """
+    order = rng.generator(0, "examples for parts", key).permutation(count)
+    return np.sort(order[:drawn_from])
+
+
+@dataclass(frozen=True, eq=False)
+class Related:
+    """Groups of a client's training examples that depend on each other.
 
     Parameters
     ----------
-    copies
-        An integer for each example, ``[n]``; equal examples have equal integers.
-    size
-        Number of examples in each part.
+    groups
+        Number of the group of each example, ``[n]``. Examples of different groups are independent.
+    are_copies
+        Whether all examples of a group are copies of one example, which counts once in the parts
+        of the client's data.
     """
-    return 10 * int(np.bincount(copies).max()) <= size
+
+    groups: Indices
+    are_copies: bool = False
+
+    def select(self, chosen: Indices) -> Related:
+        """Return the groups of some of the examples, given the indices of these examples."""
+        return replace(self, groups=self.groups[chosen])
+
+
+LEAST_DIVIDED = 8
+"""Smallest number of groups of dependent examples with which a client's data is divided into parts.
+
+It is the largest number of parts, so that each part has at least one group.
+"""
+
+MANY_SINGLE = 2 / 3
+"""Smallest share of a client's different examples that occur once, if equal examples are copies."""
+
+FEW_TWICE = 0.2
+"""Largest share of the repeated examples that occur exactly twice, if examples were oversampled."""
+
+ALIKE = 3
+"""Largest ratio of the largest to the median number of copies, if examples were oversampled."""
+
+RARE = 0.15
+"""Share of a part that copies of an example may fill if their number need not be unusual."""
+
+FEW_DIFFER = 0.1
+"""Largest share of the repeated inputs that have different targets, if equal examples are copies."""
+
+UNIFORM = 0.3
+"""Largest ratio of variance to mean of the multiplicities, if all examples were copied."""
+
+LEAST_DIFFERENT = 10
+"""Smallest number of different examples in a part whose copies are left out."""
+
+
+def are_copies(examples: Indices, inputs: Indices, parts: int) -> bool:
+    """Return whether equal examples of a client are copies of each other.
+
+    Copies depend on each other, for example if rows were oversampled. Equal examples may also be
+    independent: a distribution with few values, such as the answers to three yes-or-no questions,
+    gives them often, and so does a distribution with some frequent values. Copies have the same
+    target, while a frequent input usually occurs with different targets. If equal inputs have equal
+    targets, the numbers of occurrences of the different examples (their multiplicities) distinguish
+    three cases of copies:
+
+    - *Oversampled examples.* Most different examples occur once, and few occur exactly twice: the
+      others occur about equally often. Independent draws give multiplicities in between as well.
+    - *Rare copies.* Most different examples occur once, and no example fills much of a part. If
+      these examples are values that recur by chance, leaving out their repetitions hardly changes
+      the distribution of the examples in the parts.
+    - *All examples copied.* The multiplicities of all examples differ by less than those of
+      independent draws, which have about a Poisson distribution or vary more.
+
+    In all other cases equal examples are taken for independent examples.
+
+    Parameters
+    ----------
+    examples
+        An integer for each example, ``[n]``; equal examples, with equal inputs and targets, have
+        equal integers.
+    inputs
+        An integer for each example, ``[n]``; examples with equal inputs have equal integers.
+    parts
+        Number of parts into which the examples are divided.
+    """
+    occurrences = np.unique(examples, return_counts=True)[1]
+    different = len(occurrences)
+    repeated = occurrences[occurrences > 1]
+    if len(repeated) == 0 or different < LEAST_DIFFERENT * parts:
+        return False
+    if have_different_targets(examples, inputs):
+        return False
+    if different - len(repeated) < MANY_SINGLE * different:
+        return bool(occurrences.var() <= UNIFORM * occurrences.mean())
+    if parts * repeated.max() <= RARE * len(examples):
+        return True
+    # A single repeated example may as well be a frequent value, such as a row of zeros.
+    have_gap = len(repeated) > 1 and (repeated == 2).sum() <= FEW_TWICE * len(repeated)
+    return bool(have_gap and repeated.max() <= ALIKE * np.median(repeated))
+
+
+def have_different_targets(examples: Indices, inputs: Indices) -> bool:
+    """Return whether many of the inputs that a client has repeatedly occur with different targets.
+
+    Such inputs are independent draws of frequent values, and no copies. See :func:`are_copies` for
+    the parameters.
+    """
+    rows_of_input = np.bincount(inputs)
+    first = np.unique(examples, return_index=True)[1]
+    targets_of_input = np.bincount(inputs[first], minlength=len(rows_of_input))
+    is_repeated = rows_of_input > 1
+    if not is_repeated.any():
+        return False
+    return bool((targets_of_input[is_repeated] > 1).mean() > FEW_DIFFER)
 
 
 @dataclass(frozen=True)

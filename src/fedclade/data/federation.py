@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core import (
+    LEAST_DIVIDED,
     ArrayMapping,
     ClientRegistry,
     DataError,
@@ -272,6 +273,27 @@ class Federation(Displayed):
             return ArrayMapping(self.clients.positions, self.clients.train.counts)
         return {client.id: len(client.train) for client in self.clients}
 
+    def find_related(self, client: int) -> Indices | None:
+        """Return the group of each training example of a client, ``[n]``; None without groups.
+
+        Examples of the same group depend on each other, see :class:`Pool`.
+        """
+        if self.pool.related is None:
+            return None
+        return self.pool.related[self.by_id[client].train]
+
+    @cached_property
+    def undivided(self) -> frozenset[int]:
+        """Ids of the clients with too few groups of dependent examples to be divided into parts."""
+        related = self.pool.related
+        if related is None:
+            return frozenset()
+        return frozenset(
+            client.id
+            for client in self.clients
+            if len(np.unique(related[client.train])) < LEAST_DIVIDED
+        )
+
     @cached_property
     def keys(self) -> Mapping[int, int]:
         """Key of each client by its id. The key seeds the client's random draws."""
@@ -417,6 +439,8 @@ class Federation(Displayed):
                 digest.update(tensor.contiguous().numpy().data)
         if self.pool.columns is not None and self.pool.columns.target_mean is not None:
             digest.update(f"{self.pool.columns.target_mean}{self.pool.columns.target_std}".encode())
+        if self.pool.related is not None:
+            digest.update(self.pool.related.tobytes())
         if self.augment is not None:
             name = getattr(self.augment, "__qualname__", "")
             digest.update(f"{self.augment.__module__}:{name}".encode())

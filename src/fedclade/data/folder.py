@@ -422,6 +422,9 @@ def _build_pool(folder: Path, header: Header, examples: Mapped) -> Pool:
     x = examples.array("x", header.examples, x_kind, tuple(x_shape))
     y = examples.array("y", header.examples, y_kind, tuple(y_shape))
     nothing = np.empty(0, dtype=np.int64)
+    related = None
+    if "related" in examples.names:
+        related = examples.array("related", header.examples)
     pool = Pool(
         name=header.name,
         x=torch.from_numpy(x),
@@ -435,6 +438,7 @@ def _build_pool(folder: Path, header: Header, examples: Mapped) -> Pool:
         mean=header.mean,
         std=header.std,
         columns=None if header.columns is None else _read_columns(header.columns),
+        related=related,
     )
     pool.record_file(header.digest, open_pool, str(folder.absolute()), header.digest)
     return pool

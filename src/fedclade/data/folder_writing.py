@@ -40,6 +40,9 @@ class ClientBlock:
     names, clusters, view, quarter_turns
         Name, true cluster, row of the label map (-1 for none) and number of rotations of each
         client, ``[k]``; None if no client has such a value.
+    related
+        Group of dependent examples of each example, ``[m]``, see :class:`~fedclade.data.Pool`; None
+        without groups.
     """
 
     x: Tensor
@@ -51,6 +54,7 @@ class ClientBlock:
     clusters: Indices | None = None
     view: Indices | None = None
     quarter_turns: Indices | None = None
+    related: Indices | None = None
 
 
 Counts = NDArray[np.int32]
@@ -71,12 +75,15 @@ class _Written:
         Hashes of the bytes of inputs and of targets.
     clients
         Number of clients in all blocks.
+    related
+        Groups of dependent examples of the blocks' examples.
     """
 
     counts: list[Counts] = field(default_factory=list[Any])
     others: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     digests: tuple[Any, Any] = field(default_factory=lambda: (hashlib.sha256(), hashlib.sha256()))
     clients: int = 0
+    related: list[Indices] = field(default_factory=list[Any])
 
 
 OnClients = Callable[[int], object]
@@ -132,7 +139,9 @@ def write_folder(
         written = _write_examples(x_file, y_file, like, blocks, on_clients)
         x_type = _describe_entry(like.x)
         y_type = _describe_entry(like.y)
-        examples = {"x": Raw(x_file, *x_type), "y": Raw(y_file, *y_type)}
+        examples: dict[str, Raw | Indices] = {"x": Raw(x_file, *x_type), "y": Raw(y_file, *y_type)}
+        if written.related:
+            examples["related"] = np.concatenate(written.related)
         write_arrow(unfinished / EXAMPLES, examples)
         x_file.unlink()
         y_file.unlink()
@@ -305,6 +314,8 @@ def _record_block(written: _Written, block: ClientBlock) -> None:
             values = numbers
         if values is not None:
             written.others.setdefault(name, []).append(values)
+    if block.related is not None:
+        written.related.append(block.related)
     written.clients += len(block.counts)
 
 
@@ -356,4 +367,5 @@ def _divide_into_blocks(federation: Federation, table: ClientTable) -> Iterator[
             clusters=clusters,
             view=take_optional(table.view, places),
             quarter_turns=take_optional(table.quarter_turns, places),
+            related=take_optional(pool.related, rows.numpy()),
         )

@@ -145,6 +145,7 @@ def write_out_views(
         train=every,
         test=every[:0],
         natural=None if pool.natural is None else pool.natural[rows],
+        related=None if pool.related is None else pool.related[rows],
     )
     places = {key: np.searchsorted(used, each) for key, each in numbers.items()}
 
@@ -462,6 +463,7 @@ class _PoisonedExamples:
             train=every,
             test=every[:0],
             natural=None,
+            related=None,
         )
         return Federation(
             pool, tuple(clients), description=str(federation), augment=federation.augment

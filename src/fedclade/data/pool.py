@@ -106,7 +106,20 @@ class Columns:
         return {name: list(value) for name, value in known.items() if value}
 
 
-@checked("name", "x", "y", "groups", "train", "test", "outputs", "task", "natural", "mean", "std")
+@checked(
+    "name",
+    "x",
+    "y",
+    "groups",
+    "train",
+    "test",
+    "outputs",
+    "task",
+    "natural",
+    "mean",
+    "std",
+    "related",
+)
 @dataclass(frozen=True, eq=False)
 class Pool:
     """All examples of a data source, decoded once and shared by all clients without copies.
@@ -150,6 +163,10 @@ class Pool:
     raw
         Inputs before default scaling, which a private run uses; None if ``x`` is not scaled by
         default.
+    related
+        Group of examples that depend on each other, such as the visits of a patient, for each
+        example, int64 ``[N]``. Examples of one client in one group are never in different parts of
+        its data. None if the examples are independent, or nothing is known about their dependence.
 
     Raises
     ------
@@ -172,6 +189,7 @@ class Pool:
     std: float = 1.0
     columns: Columns | None = None
     raw: Tensor | None = field(default=None, repr=False)
+    related: Indices | None = field(default=None, repr=False)
     digest: str | None = field(default=None, init=False)
     """SHA-256 of ``x`` and ``y`` if stated by the file with the examples, otherwise None.
 
@@ -217,6 +235,8 @@ class Pool:
                     f"{shown(self.natural)}"
                 )
             arrays["natural"] = self.natural
+        if self.related is not None:
+            arrays["related"] = self.related
         scalars = [name for name, array in arrays.items() if array.ndim == 0]
         if scalars:
             raise DataError(
@@ -275,7 +295,10 @@ class Pool:
             "x": as_inputs(self.x, f"inputs {owner}"),
             "y": as_targets(self.y, f"targets {owner}", self.task),
         }
-        for name in ("groups", "train", "test"):
+        numbered = ["groups", "train", "test"]
+        if self.related is not None:
+            numbered.append("related")
+        for name in numbered:
             converted[name] = as_indices(getattr(self, name), f"{name} {owner}")
         for name, value in converted.items():
             object.__setattr__(self, name, value)

@@ -94,7 +94,7 @@ def pool_from_torch(
     return Pool.of_examples(name, x, read.y, train=train, test=tested, task=task)
 
 
-@checked("train", "test", "validation")
+@checked("train", "test", "validation", "groups")
 def one_client(
     train: Dataset[Any],
     test: Dataset[Any],
@@ -107,6 +107,7 @@ def one_client(
     mean: float = 0.0,
     std: float = 1.0,
     inputs_are: InputKind = "auto",
+    groups: Any = None,
 ) -> Federation:
     """Build a federation of a single client from its data sets, for a Flower client app.
 
@@ -130,6 +131,9 @@ def one_client(
         all clients.
     inputs_are
         ``numbers``, ``tokens`` or ``auto``; see :class:`OwnSettings`.
+    groups
+        Group of each training example, ``[n]``: whole numbers or texts, such as the names of
+        patients. The examples of a group depend on each other, see :class:`OwnSettings`.
 
     Raises
     ------
@@ -137,7 +141,7 @@ def one_client(
         If ``labels`` is missing, or given for a task without labels, or ``inputs_are`` is unknown.
     DataError
         If a data set cannot be read, or differs from ``train`` in the type or shape of examples, a
-        label is not below ``labels``, or the key is negative.
+        label is not below ``labels``, the groups have another length, or the key is negative.
 
     Examples
     --------
@@ -173,8 +177,20 @@ def one_client(
         raise DataError(f"the key of client {name!r} should be at least 0, got {key}")
     check_input_kind(inputs_are)
     x = convert_inputs(_require_numbers(read), inputs_are, f"inputs of client {name!r}")
+    related = None
+    if groups is not None:
+        related = _number_groups({name: groups}, [ClientRows(name, trained)], len(read.y))
     pool = Pool.of_examples(
-        "custom", x, read.y, trained, tested, outputs=labels, task=task, mean=mean, std=std
+        "custom",
+        x,
+        read.y,
+        trained,
+        tested,
+        outputs=labels,
+        task=task,
+        mean=mean,
+        std=std,
+        related=related,
     )
     client = ClientData(0, name, key, train=trained, validation=validated, test=tested)
     return Federation(pool, (client,), description="clients with data of their own")
@@ -190,14 +206,13 @@ def _require_numbers(read: Examples) -> torch.Tensor:
     )
 
 
-class OwnOptions(TypedDict, total=False):
-    """Fields of :class:`OwnSettings`, as keyword arguments of functions that build federations."""
+class ArrayOptions(TypedDict, total=False):
+    """Fields of :class:`OwnSettings` for data other than tables, as keyword arguments."""
 
     test_fraction: float
     validation_fraction: float
     test: HoldOutRule
     order: str | None
-    groups: str | None
     stratify: Stratify
     samples_per_client: int | None
     standardize: Standardize
@@ -209,6 +224,12 @@ class OwnOptions(TypedDict, total=False):
     newcomers: int
     newcomer_samples: int | None
     seed: int
+
+
+class OwnOptions(ArrayOptions, total=False):
+    """Fields of :class:`OwnSettings`, as keyword arguments of functions that build federations."""
+
+    groups: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,9 +249,10 @@ class OwnSettings:
         Column of a table by which its rows are ordered for ``last``, such as a time; None for the
         order of the rows. The column is an input only if ``inputs`` lists it.
     groups
-        Column of a table with the group of each row, such as a patient: all rows of a group are
-        training, validation or test data together. The column is an input only if ``inputs`` lists
-        it.
+        Column of a table with the group of each row, such as a patient. The rows of a group depend
+        on each other: a client's rows of one group are training, validation or test data together,
+        and are in the same part of the data if a method divides a client's data into parts. The
+        column is an input only if ``inputs`` lists it.
     stratify
         Strata of a random hold-out. ``labels``: the same share of a client's examples of each label
         is set aside. ``none``: no strata. ``auto``: ``labels`` for tables without
@@ -360,7 +382,7 @@ class ClientRows:
     test: Indices | None = None
 
 
-@checked("clients")
+@checked("clients", "groups")
 def federation(
     clients: Mapping[str, Any],
     task: TaskKind | None = None,
@@ -369,7 +391,8 @@ def federation(
     labels: int | None = None,
     true_clusters: Mapping[str, int] | None = None,
     schema: DataSchema | str | Path | None = None,
-    **options: Unpack[OwnOptions],
+    groups: Mapping[str, Any] | None = None,
+    **options: Unpack[ArrayOptions],
 ) -> Federation:
     """Build a federation from the arrays, tensors or torch data sets of each client.
 
@@ -394,6 +417,10 @@ def federation(
         For texts: a :class:`DataSchema` with the words of the vocabulary, or the path of a JSON
         file with such a schema. By default, the words of the training texts are used, and over a
         network all clients agree on one vocabulary.
+    groups
+        Group of each training example of each client, ``[n]`` by the name of the client: whole
+        numbers or texts, such as the names of patients. The examples of a group depend on each
+        other, see :class:`~fedclade.data.OwnSettings`. None: no examples depend on each other.
     **options
         Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
 
@@ -403,7 +430,7 @@ def federation(
         If a setting is out of range, or the task is neither given nor clear from the targets.
     DataError
         If a client's data cannot be read, differs in shape or type from the other clients' data, or
-        has too few examples.
+        has too few examples, or if the groups of a client are missing or of another length.
 
     Examples
     --------
@@ -415,6 +442,8 @@ def federation(
     Federation('custom, 2 clients')
     """
     settings = OwnSettings(**options)
+    rule = "a mapping of the name of each client to the groups of its examples"
+    require(("groups", groups, groups is None or isinstance(groups, Mapping), rule))  # pyright: ignore[reportUnnecessaryIsInstance]
     declared = read_declared(schema)
     if not isinstance(clients, Mapping) or not clients:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DataError(
@@ -437,6 +466,9 @@ def federation(
         )
         for client in clients
     ]
+    group_numbers = None
+    if groups is not None:
+        group_numbers = _number_groups(groups, all_rows, len(read.y))
 
     if isinstance(read.x, Tensor):
         if declared is not None:
@@ -451,6 +483,7 @@ def federation(
             settings=settings,
             true_clusters=true_clusters,
             name=name,
+            groups=group_numbers,
             task=read.task,
             outputs=labels,
         )
@@ -464,8 +497,44 @@ def federation(
         task=read.task,
         labels=labels,
         schema=declared,
+        groups=group_numbers,
     )
     return source.federation()
+
+
+def _number_groups(
+    groups: Mapping[str, Any], all_rows: Sequence[ClientRows], examples: int
+) -> Indices:
+    """Return the number of the group of each example of all clients, int64 ``[N]``.
+
+    Groups of different clients have different numbers. Only training examples need a group.
+
+    Raises
+    ------
+    DataError
+        If the groups of a client are missing, or are not one value for each training example.
+    """
+    names = [rows.name for rows in all_rows]
+    odd = sorted(set(names) ^ set(groups), key=str)
+    if odd:
+        raise DataError(
+            "groups should name every client of the federation and no other client; missing or "
+            f"unknown are: {shown(odd)}"
+        )
+    numbers = np.zeros(examples, dtype=np.int64)
+    first = 0
+    for rows in all_rows:
+        given = np.asarray(groups[rows.name])
+        if given.shape != rows.train.shape or given.dtype.kind not in "iuUSO":
+            raise DataError(
+                f"the groups of client {rows.name!r} should be {len(rows.train)} whole numbers or "
+                f"texts, one for each training example, got an array of shape {list(given.shape)} "
+                f"and type {given.dtype}"
+            )
+        own = number_values(given.astype(str))
+        numbers[rows.train] = first + own
+        first += len(own)
+    return numbers
 
 
 def _name_part(client: str, split: str) -> str:
@@ -489,6 +558,7 @@ class TextSource(DataSource):
     task: TaskKind
     labels: int | None
     schema: DataSchema | None = None
+    groups: Indices | None = None
 
     def federation(self) -> Federation:
         """Build the federation, encoded by the declared words or those of the training texts."""
@@ -500,7 +570,8 @@ class TextSource(DataSource):
         """Return the client's proposal: the declared schema, or the words of its training texts."""
         if self.schema is not None:
             return Proposal(self._complete_schema(self.schema), is_fixed=True)
-        hold_out = hold_out_of_arrays(self.settings, self.y if self.task in LABELLED else None)
+        labels = self.y if self.task in LABELLED else None
+        hold_out = hold_out_of_arrays(self.settings, labels, self.groups)
         words, counts = count_words(self.clients, self.texts, self.settings, hold_out=hold_out)
         schema = self._complete_schema(DataSchema(words=words))
         return Proposal(schema, word_counts=counts, vocabulary_size=self.settings.vocabulary_size)
@@ -545,6 +616,7 @@ class TextSource(DataSource):
             settings=self.settings,
             true_clusters=self.true_clusters,
             name=self.name,
+            groups=self.groups,
             task=self.task,
             outputs=schema.labels if isinstance(schema.labels, int) else self.labels,
             words=schema.words,
@@ -570,6 +642,7 @@ def build_federation(
     first_key: int = 0,
     is_table: bool = False,
     hold_out: HoldOut | None = None,
+    groups: Indices | None = None,
     **pool_options: Any,
 ) -> Federation:
     """Build a federation from the inputs and targets of all clients and the rows of each client.
@@ -600,6 +673,8 @@ def build_federation(
     hold_out
         Rule by which clients set examples aside. If None, :func:`hold_out_of_arrays` returns the
         rule.
+    groups
+        Number of the group of each example, ``[N]``, if ``hold_out`` is None.
     **pool_options
         Further fields of the pool.
 
@@ -612,7 +687,7 @@ def build_federation(
     """
     if hold_out is None:
         labels = y if pool_options.get("task") in LABELLED else None
-        hold_out = hold_out_of_arrays(settings, labels)
+        hold_out = hold_out_of_arrays(settings, labels, groups)
     members, trained = prepare_clients(all_rows, settings, first_key, hold_out=hold_out)
     train = np.concatenate([client.train for client in members[:trained]])
     test = np.concatenate([client.test for client in members[:trained]])
@@ -638,6 +713,7 @@ def build_federation(
         vocabulary=vocabulary,
         columns=table.columns,
         raw=table.raw,
+        related=hold_out.groups,
         **pool_options,
     )
     if true_clusters is not None:
@@ -735,7 +811,9 @@ LABELLED: tuple[TaskKind, ...] = ("classification", "binary")
 """Tasks whose targets are labels, which can be the strata of a hold-out."""
 
 
-def hold_out_of_arrays(settings: OwnSettings, labels: Tensor | None) -> HoldOut:
+def hold_out_of_arrays(
+    settings: OwnSettings, labels: Tensor | None, groups: Indices | None = None
+) -> HoldOut:
     """Return the rule by which clients with arrays or texts (not tables) set examples aside.
 
     Parameters
@@ -744,6 +822,8 @@ def hold_out_of_arrays(settings: OwnSettings, labels: Tensor | None) -> HoldOut:
         Settings of users' own data.
     labels
         Label of each example, ``[N]``; None if the targets are not labels.
+    groups
+        Number of the group of each example, ``[N]``; None without groups.
 
     Raises
     ------
@@ -754,7 +834,10 @@ def hold_out_of_arrays(settings: OwnSettings, labels: Tensor | None) -> HoldOut:
         column = getattr(settings, key)
         rule = "left out for data other than tables, since it names a column"
         require((key, column, column is None, rule))
-    return HoldOut(settings.test, labels=strata_of(settings, labels))
+    is_divided = groups is None or settings.stratify != "labels"
+    rule = "'none' or 'auto' with groups, which determine the held-out examples"
+    require(("stratify", settings.stratify, is_divided, rule))
+    return HoldOut(settings.test, groups=groups, labels=strata_of(settings, labels))
 
 
 def strata_of(settings: OwnSettings, labels: Any, *, by_default: bool = False) -> Indices | None:

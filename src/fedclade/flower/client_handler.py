@@ -474,7 +474,12 @@ class ClientHandler:
         self._secret = secret
         self._encoding = encoding_digest(federation.pool, agreed)
         self._usage_log = UsageLog(folder)
-        self._splits = SplitLog(folder, self._data.key, self._policy, self._usage_log)
+        groups = federation.find_related(self._data.id)
+        if isinstance(privacy, ExamplePrivacy):
+            groups = None  # training then assigns each example to a part by itself
+        self._splits = SplitLog(
+            folder, self._data.key, self._policy, self._usage_log, groups=groups
+        )
         self._sketch_log = SketchLog(folder)
         self._policy.check_sums_possible(has_peers=peers is not None, has_folder=folder is not None)
         self._member = Member(self._policy, peers, folder)

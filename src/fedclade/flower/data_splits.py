@@ -35,7 +35,17 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from fedclade.core import PolicyError, Round, SplitPart, Splits
+from fedclade.core import (
+    FORBIDS,
+    LEAST_DIVIDED,
+    Indices,
+    PolicyError,
+    Related,
+    Round,
+    SplitPart,
+    Splits,
+    draw_examples,
+)
 from fedclade.flower.lasting_record import LastingRecord, RecordKind
 from fedclade.flower.policy import Policy, Usage, UsageLog
 from fedclade.flower.wire import Content, shown
@@ -83,14 +93,18 @@ class DataSplit:
         """Number of examples that are in no part."""
         return self.examples - self.replicates * self.part_size if self.part_size else 0
 
-    @property
-    def equations(self) -> int:
-        """Number of linear equations that sums over the split's parts add to a server's knowledge.
+    def count_equations(self, *, leaves_out: bool) -> int:
+        """Return the number of linear equations that the sums over the parts add.
 
         The server is assumed to know the sum over all examples already. The number is an upper
         bound.
+
+        Parameters
+        ----------
+        leaves_out
+            Whether some examples may be in no part, or repeated in a part.
         """
-        return self.replicates - 1 + (self.remainder > 0)
+        return self.replicates - 1 + leaves_out
 
     def resembles(self, other: DataSplit) -> bool:
         """Return whether two splits have the same numbers of examples and of parts, and part size.
@@ -99,21 +113,37 @@ class DataSplit:
         """
         return replace(self, seed=other.seed, number=other.number) == other
 
-    def parts(self, key: int) -> list[NDArray[np.int64]]:
-        """Return the indices of the examples in each part, given the client's key.
+    def parts(self, key: int, related: Related | None = None) -> list[NDArray[np.int64]]:
+        """Return the indices of the examples in each part.
 
-        Training puts identical examples into the same part. This method treats them as different
-        examples. Otherwise, whether a query is refused would depend on the data.
+        An example that a part repeats has its index repeated. Training leaves copies of an example
+        out. This method treats them as different examples. Otherwise, whether a query is refused
+        would depend on the inputs and targets of the examples.
+
+        Parameters
+        ----------
+        key
+            The client's key.
+        related
+            The groups of dependent examples that the client's owner specifies; None without groups.
         """
         return [
             SplitPart(place, self.replicates, self.part_size).of_client(
-                self.examples, key, self.seed, self.number
+                self.examples, key, self.seed, self.number, related
             )
             for place in range(self.replicates)
         ]
 
+    def count_left_out(self, key: int, related: Related | None = None) -> int:
+        """Return the number of examples that are in no part; see :meth:`parts`."""
+        if related is None:
+            return self.remainder
+        return self.examples - len(np.unique(np.concatenate(self.parts(key, related))))
 
-def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDArray[np.float64]:
+
+def largest_shares(
+    splits: Sequence[DataSplit], key: int, examples: int, related: Related | None = None
+) -> NDArray[np.float64]:
     """Return how well a server could isolate each example by combining sums over parts.
 
     A linear combination of the sums gives each example i a weight v_i, and the share of example i
@@ -131,6 +161,9 @@ def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDAr
         The client's key, by which examples are assigned to parts.
     examples
         Number n of training examples.
+    related
+        The groups of dependent examples, by which examples are assigned to parts; None without
+        groups.
 
     Returns
     -------
@@ -139,9 +172,9 @@ def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDAr
     """
     columns = [np.ones(examples)]
     for split in splits:
-        for part in split.parts(key):
+        for part in split.parts(key, related):
             column = np.zeros(examples)
-            column[part] = 1.0
+            np.add.at(column, part, 1.0)
             columns.append(column)
     # Indicators may be linearly dependent, such as the parts of a split and the sum over all
     # examples. Left singular vectors with nonzero singular values are a basis of their span.
@@ -174,10 +207,20 @@ class SplitLog:
         Policy of the client, which limits the splits.
     usage
         Counts of the client's replies, which include the equations from splits.
+    groups
+        Group of each training example, ``[n]``; None without groups of dependent examples.
     """
 
-    def __init__(self, folder: Path | None, key: int, policy: Policy, usage: UsageLog) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        key: int,
+        policy: Policy,
+        usage: UsageLog,
+        groups: Indices | None = None,
+    ) -> None:
         self._key = key
+        self._groups = groups
         self._policy = policy
         self._usage = usage
         self._stored = LastingRecord(folder, _KIND)
@@ -213,9 +256,12 @@ class SplitLog:
             if wanted in record.splits:
                 return splits
             try:
-                self._check(record, wanted)
+                related = self._related_of(examples)
+                self._check(record, wanted, related)
+                # Parts of whole groups may leave out and repeat examples.
+                leaves_out = related is not None or wanted.remainder > 0
                 self._usage.book(
-                    Usage(partings=wanted.equations),
+                    Usage(partings=wanted.count_equations(leaves_out=leaves_out)),
                     lambda usage: self._policy.check_usage(usage, examples),
                     state,
                 )
@@ -254,7 +300,19 @@ class SplitLog:
             record.answered = [*record.answered, digest_of_query(content)][-MOST_REPEATS:]
             self._stored.write(record, state)
 
-    def _check(self, record: _Record, wanted: DataSplit) -> None:
+    def _related_of(self, examples: int) -> Related | None:
+        """Return the groups of the examples from which the client draws parts; None without groups.
+
+        ``examples`` is the number of these examples. A client that reports a rounded number of
+        examples draws parts from this number of its examples.
+        """
+        if self._groups is None:
+            return None
+        if examples == len(self._groups):
+            return Related(self._groups)
+        return Related(self._groups[draw_examples(len(self._groups), examples, self._key)])
+
+    def _check(self, record: _Record, wanted: DataSplit, related: Related | None) -> None:
         """Check that a server could not isolate an example by combining sums over parts.
 
         The share of a single example in any combination of sums is limited; see
@@ -265,17 +323,40 @@ class SplitLog:
         although each part is large enough. For the first recorded split of this kind, the limit for
         the r examples is therefore raised by 1/r. Otherwise, clients would refuse the split only
         because a few examples are left over.
+
+        Parts of whole groups may have fewer different examples than their size, which is therefore
+        checked here as well.
         """
+        if related is not None:
+            self._check_groups(wanted, related)
         known = [split for split in record.splits if split.examples == wanted.examples]
         together = [*known, wanted]
-        shares = largest_shares(together, self._key, wanted.examples)
+        shares = largest_shares(together, self._key, wanted.examples, related)
         besides = np.zeros(wanted.examples)
         first = next((split for split in together if split.part_size), None)
-        if first is not None and 0 < first.remainder < self._policy.min_part:
-            besides[:] = 1 / first.remainder
-            besides[np.concatenate(first.parts(self._key))] = 0
+        left_out = 0 if first is None else first.count_left_out(self._key, related)
+        if first is not None and 0 < left_out < self._policy.min_part:
+            besides[:] = 1 / left_out
+            besides[np.concatenate(first.parts(self._key, related))] = 0
         worst = int((shares - besides).argmax())
         self._policy.check_share(float(shares[worst]), float(besides[worst]))
+
+    def _check_groups(self, wanted: DataSplit, related: Related) -> None:
+        """Check that each part has enough groups, and enough different examples."""
+        least = max(LEAST_DIVIDED, wanted.replicates)
+        if len(np.unique(related.groups)) < least:
+            raise PolicyError(
+                f"{FORBIDS} updates from {wanted.replicates} parts of its examples, since they form "
+                f"fewer than {least} groups of examples that depend on each other ('groups' in its "
+                "data settings)"
+            )
+        different = min(len(np.unique(part)) for part in wanted.parts(self._key, related))
+        if different < self._policy.min_part:
+            raise PolicyError(
+                f"{FORBIDS} updates from {wanted.replicates} parts of its examples, since a part of "
+                f"whole groups has fewer than {self._policy.min_part} different examples (min-part "
+                "in its node config)"
+            )
 
 
 def _is_in_parts(content: Content) -> bool:

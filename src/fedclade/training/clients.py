@@ -7,7 +7,7 @@ training, evaluation and data queries to clients.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -218,6 +218,13 @@ class SimulatedClients(Workers):
         that a query has used so far.
         """
         return self._stages.now.federation.sizes
+
+    @property
+    def undivided(self) -> Collection[int]:
+        """Ids of the clients whose training examples cannot be divided into parts."""
+        if self._private is not None:
+            return frozenset()  # each example is then assigned to a part by itself
+        return self._stages.now.federation.undivided
 
     @property
     def kept(self) -> dict[int, dict[str, Tensor]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,12 +20,15 @@ from fedclade.core import (
     Indices,
     ModelError,
     Positions,
+    Related,
     Split,
     SplitPart,
     TrainQuery,
     are_copies,
+    have_different_targets,
 )
 from fedclade.data import Augment, ClientTable, Federation, SplitRows, map_labels
+from fedclade.training.dependence import have_similar_neighbours
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +40,9 @@ LEAST_SINGLE = 0.25
 
 If fewer examples occur once, the distribution has few values, and equal examples are natural.
 """
+
+LOOKED_AT = 20
+"""Number of clients whose adjacent examples are compared, for a warning of dependent examples."""
 
 # The distinct inputs of a split on the device, and the inputs of each client.
 
@@ -417,8 +423,8 @@ class ClientsData:
         Bytes that the data may take.
     alone
         Whether examples are assigned to parts of a client's data independently of each other, as
-        privacy requires. Otherwise equal examples are assigned to the same part, so
-        that the part of an example depends on other examples.
+        privacy requires. Otherwise examples that depend on each other are assigned to the same
+        part, so that the part of an example depends on other examples.
     """
 
     def __init__(
@@ -428,8 +434,11 @@ class ClientsData:
         self._alone = alone
         self._device = self.device = device
         self._targets: dict[int, Tensor] = {}
-        self._copies: dict[int, Indices] = {}
+        self._equal: dict[int, tuple[Indices, Indices]] = {}
         self._warned_of_copies = False
+        self._looked_at: set[int] = set()
+        self._warned_of_neighbours = False
+        self._warned_of_groups = False
         self.positions = federation.positions
         table = federation.clients
         one = federation.pool.y[:1]
@@ -485,47 +494,107 @@ class ClientsData:
         data = query.work.data
         if isinstance(data, AllData):
             return inputs, targets
-        copies = None
-        if isinstance(data, SplitPart) and data.size > 0 and not self._alone:
-            copies = self._copies_of(client)
-            self._warn_of_copies(client, copies, data.size)
+        related = None
+        if isinstance(data, SplitPart):
+            related = self._related_of(client, data)
         key = self._federation.keys[client]
-        part = torch.from_numpy(query.examples(len(targets), key, copies)).to(targets.device)
+        part = torch.from_numpy(query.examples(len(targets), key, related)).to(targets.device)
         return inputs[part], targets[part]
 
-    def _copies_of(self, client: int) -> Indices:
-        """Return a number for each training example of a client, ``[n]``.
+    def _related_of(self, client: int, part: SplitPart) -> Related | None:
+        """Return which training examples of a client depend on each other, for a part of its data.
 
-        Equal examples have the same number, so that all of them are assigned to the same part of
-        the client's data.
+        These are the groups that the user specifies. Without groups, equal examples depend on each
+        other if they are copies; None if no example is a copy.
         """
-        if client not in self._copies:
-            numbers: dict[bytes, int] = {}
-            pairs = zip(*(each.cpu().numpy() for each in self.of(client)), strict=True)
-            found = [numbers.setdefault(x.tobytes() + y.tobytes(), len(numbers)) for x, y in pairs]
-            self._copies[client] = np.array(found, dtype=np.int64)
-        return self._copies[client]
+        groups = self._federation.find_related(client)
+        if self._alone:
+            self._warn_of_groups(groups)
+            return None
+        if groups is not None:
+            return Related(groups)
+        equal, equal_inputs = self._equal_of(client)
+        self._warn_of_neighbours(client, equal)
+        if are_copies(equal, equal_inputs, part.count):
+            return Related(equal, are_copies=True)
+        if not have_different_targets(equal, equal_inputs):
+            self._warn_of_equal(client, equal)
+        return None
 
-    def _warn_of_copies(self, client: int, copies: Indices, size: int) -> None:
-        """Warn once if a client may have oversampled examples that are not taken for copies.
+    def _warn_of_groups(self, groups: Indices | None) -> None:
+        """Warn once if groups are given, but examples are assigned to parts independently."""
+        if groups is None or self._warned_of_groups:
+            return
+        self._warned_of_groups = True
+        _log.warning(
+            "parts of clients' data do not respect data.groups, since differential privacy of "
+            "examples requires that each example is assigned to a part by itself; clients of one "
+            "distribution may be separated"
+        )
+
+    def _equal_of(self, client: int) -> tuple[Indices, Indices]:
+        """Return two numbers for each training example of a client, int64 ``[n]`` each.
+
+        Examples with equal inputs and targets have the same first number. Examples with equal
+        inputs have the same second number.
+        """
+        if client not in self._equal:
+            inputs, targets = (each.cpu().numpy() for each in self.of(client))
+            of_inputs = _number_equal(x.tobytes() for x in inputs)
+            pairs = zip(of_inputs.tolist(), targets, strict=True)
+            of_examples = _number_equal((number, y.tobytes()) for number, y in pairs)
+            self._equal[client] = of_examples, of_inputs
+        return self._equal[client]
+
+    def _warn_of_equal(self, client: int, equal: Indices) -> None:
+        """Warn once if a client may have oversampled examples that are not recognized as copies.
 
         Examples that occur often are typical if few examples occur once. Otherwise the client's
         distribution has many values, so an example may occur often because it was copied.
         """
-        if self._warned_of_copies or are_copies(copies, size):
+        if self._warned_of_copies:
             return
-        occurrences = np.bincount(copies)
-        equal = len(copies) - len(occurrences)
-        has_many_values = (occurrences == 1).sum() >= LEAST_SINGLE * len(copies)
-        if equal < MANY_COPIES * len(copies) or not has_many_values:
+        occurrences = np.bincount(equal)
+        repeated = len(equal) - len(occurrences)
+        has_many_values = (occurrences == 1).sum() >= LEAST_SINGLE * len(equal)
+        if repeated < MANY_COPIES * len(equal) or not has_many_values:
             return
         self._warned_of_copies = True
         _log.warning(
             "%d of the %d training examples of client %d are equal to other examples, and are taken "
             "for independent examples; if the data was oversampled, they make the client look like "
-            "a cluster by itself: remove the copies from the data",
-            equal,
-            len(copies),
+            "a cluster by itself: remove the copies from the data, or name a column that is equal "
+            "in all copies of a row, such as its number before oversampling, as data.groups",
+            repeated,
+            len(equal),
+            client,
+        )
+
+    def _warn_of_neighbours(self, client: int, equal: Indices) -> None:
+        """Warn once if the examples of a client that are adjacent in its data are similar.
+
+        Of equal examples only the first is compared, since the other warning is for them.
+        Only the first :data:`LOOKED_AT` clients are examined. The next clients of a run seldom
+        differ from them, and a warning appears once in a run.
+        """
+        if self._warned_of_neighbours or len(self._looked_at) >= LOOKED_AT:
+            return
+        if client in self._looked_at:
+            return
+        self._looked_at.add(client)
+        inputs, targets = self.of(client)
+        different = np.unique(equal, return_index=True)[1]
+        rows = self._federation.by_id[client].train[different]
+        in_order = torch.from_numpy(different[np.argsort(rows, kind="stable")]).to(inputs.device)
+        labels = None if targets.is_floating_point() or targets.dim() > 1 else targets[in_order]
+        if not have_similar_neighbours(inputs[in_order], labels):
+            return
+        self._warned_of_neighbours = True
+        _log.warning(
+            "adjacent training examples of client %d are more similar than other examples; if they "
+            "depend on each other, such as a patient's visits or a time series, clients of one "
+            "distribution may be separated: name the column that states which rows belong together "
+            "as data.groups",
             client,
         )
 
@@ -538,3 +607,9 @@ class ClientsData:
         ).to(self._device)
         parts = whole.split([len(client.train) for client in clients])
         self._targets = dict(zip(self._federation.ids, parts, strict=True))
+
+
+def _number_equal(values: Iterable[Hashable]) -> Indices:
+    """Return a number for each of n values, int64 ``[n]``; equal values have the same number."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)

@@ -46,6 +46,9 @@ It bounds the gain of a client whose models are all nearly perfect.
 MARGIN = 0.5
 """Standard deviations of a client's gain by which it must exceed 0 before the client departs."""
 
+HOPE = 2.0
+"""Standard deviations above a client's gain up to which its true gain is thought possible."""
+
 
 @dataclass(frozen=True, eq=False)
 class Losses:
@@ -130,11 +133,25 @@ class Choice:
     gains
         Shrunk gain of each client with each candidate, ``[n, K]``: the logarithm of the loss of the
         common candidate over the loss of this candidate. -inf if the client lacks the candidate.
+    deviations
+        Standard deviation of each of these gains, ``[n, K]``; 0 for the common candidate.
     """
 
     common: int
     chosen: NDArray[np.int64]
     gains: Matrix
+    deviations: Matrix
+
+    def may_serve(self, candidate: int) -> bool:
+        """Return whether a candidate may be better for some client than the client's own one.
+
+        It may be better if its gain, plus :data:`HOPE` standard deviations, is larger than the gain
+        of the client's candidate.
+        """
+        rows = np.arange(len(self.chosen))
+        present = self.gains[rows, self.chosen]
+        highest = self.gains[:, candidate] + HOPE * self.deviations[:, candidate]
+        return bool((highest >= present).any())
 
 
 def choose_models(losses: Losses, *, noise: float = NOISE, margin: float = MARGIN) -> Choice:
@@ -153,20 +170,20 @@ def choose_models(losses: Losses, *, noise: float = NOISE, margin: float = MARGI
     common = _select_common(logs)
     n, count = logs.shape
     gains = np.full((n, count), -np.inf)
-    lower = np.full((n, count), -np.inf)
-    gains[:, common] = lower[:, common] = 0.0
+    deviations = np.zeros((n, count))
+    gains[:, common] = 0.0
     for k in range(count):
         have = ~np.isnan(logs[:, k])
         if k == common or not have.any():
             continue
         variances = noise / losses.examples[have]
-        shrunk, deviations = shrink_gains(logs[have, common] - logs[have, k], variances)
-        gains[have, k] = shrunk
-        lower[have, k] = shrunk - margin * deviations
+        observed = logs[have, common] - logs[have, k]
+        gains[have, k], deviations[have, k] = shrink_gains(observed, variances)
+    lower = gains - margin * deviations
     # The gains of other clients are no reason for a model whose loss is infinite for this client.
     lower[np.isinf(losses.values)] = -np.inf
     chosen = np.where(np.isinf(lower).all(axis=1), common, lower.argmax(axis=1))
-    return Choice(common, chosen, gains)
+    return Choice(common, chosen, gains, deviations)
 
 
 def shrink_gains(observed: Matrix, variances: Matrix) -> tuple[Matrix, Matrix]:

@@ -33,7 +33,7 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.algorithms.auto.budget import CountingClients, count_steps
-from fedclade.algorithms.auto.choice import Losses, choose_models
+from fedclade.algorithms.auto.choice import Choice, Losses, choose_models
 from fedclade.algorithms.base import Algorithm, RoundLog, sample
 from fedclade.algorithms.fallback import train_beside
 from fedclade.algorithms.rcfl.method import EARLY_ROUNDS, ReplicatedCFL, ReplicatedState
@@ -456,10 +456,7 @@ class Auto(Algorithm[AutoState]):
             kept = set(state.own) & (kept | set(trained))
         state = replace(state, own=tuple(sorted(kept)))
         state = self._choose(state, clients, this_round, made)
-        events = _report(state)
-        if this_round.number % REVIEW_EVERY == 0:
-            state = _give_up(state)
-        return state, events
+        return state, _report(state)
 
     def _make_copies(
         self, state: AutoState, clients: Clients, this_round: Round, copies: Sequence[Rung]
@@ -529,7 +526,7 @@ class Auto(Algorithm[AutoState]):
         for client in clients.ids:
             chosen.setdefault(client, default)
         ids = tuple(sorted(chosen))
-        return replace(
+        state = replace(
             state,
             clients=ids,
             rungs=tuple(int(chosen[client]) for client in ids),
@@ -538,6 +535,9 @@ class Auto(Algorithm[AutoState]):
             keepers=tuple(client for client in ids if chosen[client] in PERSONAL),
             steps=state.steps + counting.steps,
         )
+        if this_round.number % REVIEW_EVERY == 0 and this_round.number != this_round.rounds:
+            state = _give_up(state, choice, rungs)
+        return state
 
 
 def make_copy(
@@ -599,19 +599,30 @@ def _check_left_out(answer: Evaluation, this_round: Round) -> None:
     )
 
 
-def _give_up(state: AutoState) -> AutoState:
-    """Return the state in which candidates that no client is served with are trained no further."""
-    if not state.clients:  # no client has sent any losses
-        return state
-    served = set(state.rung_of.values())
-    needs_one = bool(served & {Rung.ONE_MODEL, Rung.TUNED_ONE})
+def _give_up(state: AutoState, choice: Choice, rungs: Sequence[Rung]) -> AutoState:
+    """Return the state in which candidates that suit no client are trained no further.
+
+    Parameters
+    ----------
+    state
+        The state.
+    choice
+        The choice of models in this round.
+    rungs
+        The candidates in the choice.
+    """
+
+    def is_hopeless(rung: Rung) -> bool:
+        return rung in rungs and not choice.may_serve(rungs.index(rung))
+
     has_tried = state.own_rounds >= LEAST_OWN_ROUNDS
-    own_stopped = state.own_stopped or (has_tried and Rung.OWN not in served)
+    gives_up_own = state.own_stopped or (has_tried and is_hopeless(Rung.OWN))
+    gives_up_one = _has_clusters(state.tree) and is_hopeless(Rung.ONE_MODEL)
     return replace(
         state,
-        beside_stopped=state.beside_stopped or (_has_clusters(state.tree) and not needs_one),
-        own_stopped=own_stopped,
-        own=() if own_stopped else state.own,
+        beside_stopped=state.beside_stopped or gives_up_one,
+        own_stopped=gives_up_own,
+        own=() if gives_up_own else state.own,
     )
 
 

@@ -48,7 +48,7 @@ from fedclade.algorithms.cluster_update import (
     membership_events,
     move_clusters,
 )
-from fedclade.algorithms.rcfl.data_splits import DataSplits
+from fedclade.algorithms.rcfl.data_splits import DataSplits, divisible_sizes
 from fedclade.algorithms.rcfl.replicate_test import examine_node, list_clusters, postpone_if_too_few
 from fedclade.clustering import VIEWS, RepeatedTest, compute_training_losses
 from fedclade.core import (
@@ -229,7 +229,7 @@ def run_cohort_round(
             on_whole_data += training
             continue
         new = [client for client in training if client in untrained]
-        able = tests.splits.select_able(clients.sizes, new)
+        able = tests.splits.select_able(divisible_sizes(clients), new)
         if len(able) < needed:
             on_whole_data += training
             events.append(Postponed(leaf.id, len(able), needed))

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedclade.clustering import VIEWS, choose_part_count, compute_lowest_p_value
 from fedclade.core import (
+    LEAST_DIVIDED,
     Clients,
     ClientWork,
     Nothing,
@@ -126,7 +127,10 @@ class DataSplits:
         sample
             Number of clients that are tested.
         """
-        median = np.quantile(_to_array(sizes), 0.5, method="lower")
+        counts = _to_array(sizes)
+        if counts.any():
+            counts = counts[counts > 0]  # clients whose data cannot be divided are not tested
+        median = np.quantile(counts, 0.5, method="lower")
         return cls._choose(sample, int(median), level)
 
     @classmethod
@@ -162,15 +166,17 @@ class DataSplits:
         DataSplits or None
             None if the data cannot be split.
         """
-        splits = cls.choose(clients.sizes, level)
+        sizes = divisible_sizes(clients)
+        splits = cls.choose(sizes, level)
         if splits is None:
             _log.warning(
                 "%s cannot split the data of these clients, since fewer than two clients have two "
-                "training examples; use more clients or data",
+                "training examples, or %d groups of dependent examples; use more clients or data",
                 method,
+                LEAST_DIVIDED,
             )
             return None
-        able = splits.select_able(clients.sizes, clients.ids)
+        able = splits.select_able(sizes, clients.ids)
         lowest = compute_lowest_p_value(len(able), splits.count)
         needed = level / 2 / VIEWS
         if lowest > needed:
@@ -279,7 +285,7 @@ class DataSplits:
         tuple of Updates
             The updates of all clients that trained, and the updates that were made in splits.
         """
-        able = self.select_able(clients.sizes, members)
+        able = self.select_able(divisible_sizes(clients), members)
         models, rows = tree.models([tree.leaf_of[client] for client in able])
         in_splits = self.request_updates(
             clients, able, models, this_round, rows=rows, compares=compares, sent_before=sent_before
@@ -296,6 +302,18 @@ class DataSplits:
         return updates.select(sorted([*able, *others])), in_splits
 
 
+def divisible_sizes(clients: Clients) -> Mapping[int, int]:
+    """Return the number of training examples of each client that can be divided into splits.
+
+    The number is 0 for a client whose examples form too few groups of dependent examples: splits
+    contain whole groups, and such a client is not tested.
+    """
+    undivided = clients.undivided
+    if not undivided:
+        return clients.sizes
+    return {client: 0 if client in undivided else size for client, size in clients.sizes.items()}
+
+
 HALVES = DataSplits(2, 0)
 """Splits of all data of a client into two halves, which are drawn again each time."""
 
@@ -307,6 +325,8 @@ def _leave_smallest_out(sizes: Mapping[int, int]) -> NDArray[np.int64]:
     clients' numbers, or less than a quarter of their median.
     """
     counts = _to_array(sizes)
+    if counts.any():
+        counts = counts[counts > 0]  # clients whose data cannot be divided are not tested
     enough = max(np.quantile(counts, 0.1), np.median(counts) / 2)
     return counts[2 * counts >= enough]
 

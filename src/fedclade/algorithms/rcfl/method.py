@@ -63,7 +63,7 @@ from fedclade.algorithms.cluster_update import (
 from fedclade.algorithms.fallback import LEAF, ROOT, best_on_validation, keep_better, train_beside
 from fedclade.algorithms.rcfl.changed_data import SplitSketches
 from fedclade.algorithms.rcfl.cohorts import CohortTests, run_cohort_round
-from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits
+from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits, divisible_sizes
 from fedclade.algorithms.rcfl.replicate_test import (
     Verdict,
     can_split_later,
@@ -429,7 +429,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """
         if number != EARLY_ROUNDS + 1 or not _has_just_separated(state.tree, number):
             return False
-        return len(state.splits.select_able(clients.sizes, cohort)) < FEW_CLIENTS
+        return len(state.splits.select_able(divisible_sizes(clients), cohort)) < FEW_CLIENTS
 
     def _run_round_in_splits(
         self,
@@ -446,7 +446,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """
         tree = state.tree
         model = tree.nodes[0].params
-        able = state.splits.select_able(clients.sizes, tree.leaf_of)
+        able = state.splits.select_able(divisible_sizes(clients), tree.leaf_of)
         # Sketches of the first round's updates later show which clients' data has changed.
         compares = this_round.number in (1, last_in_splits)
         updates, in_splits = state.splits.train(
@@ -523,7 +523,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """
         tree = state.tree
         query = replace(this_round, number=1)  # the same random draws as in the first round
-        able = state.splits.select_able(clients.sizes, tree.leaf_of)
+        able = state.splits.select_able(divisible_sizes(clients), tree.leaf_of)
         postponed = postpone_if_too_few(0, len(able), this_round)
         if postponed:
             return state, [postponed]
@@ -572,7 +572,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """
         tree = state.tree
         repeated = self._get_repeated_test(state.halves, state.halves_evidence)
-        splits, able = choose_check_splits(clients.sizes, tree.leaf_of, repeated)
+        splits, able = choose_check_splits(divisible_sizes(clients), tree.leaf_of, repeated)
         postponed = postpone_if_too_few(0, len(able), this_round)
         if postponed:
             return state, [postponed]
@@ -671,7 +671,10 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
 
     def _choose_cohort_splits(self, state: ReplicatedState, clients: Clients) -> ReplicatedState:
         """Choose the splits for a run that queries only the clients of each cohort."""
-        splits = DataSplits.choose_for_cohorts(clients.sizes, self.level, self.sample) or HALVES
+        splits = (
+            DataSplits.choose_for_cohorts(divisible_sizes(clients), self.level, self.sample)
+            or HALVES
+        )
         return replace(
             state, on_cohorts=True, parts=splits.count, part_size=splits.size, initial=None
         )

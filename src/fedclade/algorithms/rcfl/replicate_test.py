@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.algorithms.cluster_update import ClusterUpdate, train_clusters
-from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits
+from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits, divisible_sizes
 from fedclade.algorithms.split_criterion import (
     CFLState,
     ExaminedCluster,
@@ -947,7 +947,7 @@ def _can_train_in_splits(
     clients must have trained on splits in all rounds that led to it, in this cluster and in the
     clusters above it.
     """
-    if not splits.select_able(clients.sizes, leaf.members):
+    if not splits.select_able(divisible_sizes(clients), leaf.members):
         return False
     path = tree.above(leaf.id)
     return all(child.born - node.born <= ROUNDS_IN_SPLITS for node, child in pairwise(path))
@@ -1003,7 +1003,7 @@ def _request_halves(
         The updates for the test. None if no later test could split the cluster: no client is then
         queried.
     """
-    splits, able = choose_check_splits(clients.sizes, leaf.members, repeated)
+    splits, able = choose_check_splits(divisible_sizes(clients), leaf.members, repeated)
     if postpone_if_too_few(leaf.id, len(able), this_round):
         return _Replicates(None, len(able), splits=0, repeated=repeated)
     if not can_split_later(repeated, len(able), splits.count):

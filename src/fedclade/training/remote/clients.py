@@ -7,7 +7,7 @@ Clients are assigned to actors so that all actors take about equally long.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -418,6 +418,11 @@ class RayClients(Workers):
     def sizes(self) -> Mapping[int, int]:
         """Number of training examples of each client, by client id."""
         return self._setup.federation.sizes
+
+    @property
+    def undivided(self) -> Collection[int]:
+        """Ids of the clients whose training examples cannot be divided into parts."""
+        return self._setup.federation.undivided
 
     @property
     def kept(self) -> dict[int, dict[str, Tensor]]:
