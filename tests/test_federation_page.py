@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
-from fedclade import APFL, CFL, IFCA, Ditto, LocalTraining, Signature, Task
+from fedclade import APFL, CFL, IFCA, Auto, Ditto, LocalTraining, Signature, Task
 from fedclade.algorithms import FLUX
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
 from fedclade.flower.from_config import AppSettings, RunConfig
@@ -23,7 +23,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 DATA = {
     "data.name": "digits",
     "data.clients": 4,
-    "data.samples_per_client": 20,
+    "data.samples_per_client": 25,
+    "data.validation_fraction": 0.2,
     "model.name": "mclr",
 }
 
@@ -117,6 +118,7 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
         ("pacfl", False),
         (Ditto(), False),
         (APFL(), False),
+        (Auto(budget=20.0), False),
         ("ifca", False),
         (IFCA(clusters=2, reports="choice"), False),
         ("fedsoft", False),

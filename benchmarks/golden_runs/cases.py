@@ -77,6 +77,12 @@ CFL: Settings = {
 }
 CFL_MLP: Settings = {**CFL, **MLP, "algorithm.eps1": 2.0}
 RCFL: Settings = {"algorithm.name": "rcfl", "data.clients": 12, "rounds": 9}
+AUTO: Settings = {
+    **RCFL,
+    "algorithm.name": "auto",
+    "algorithm.budget": 3.0,
+    "data.validation_fraction": 0.2,
+}
 FL_HC: Settings = {
     "algorithm.name": "fl_hc",
     "algorithm.rounds_before": 2,
@@ -136,6 +142,7 @@ METHODS: Mapping[str, Settings] = {
     "oracle": {"algorithm.name": "oracle"},
     "cfl": CFL,
     "rcfl": RCFL,
+    "auto": AUTO,
     "fl_hc": FL_HC,
     "fedgroup": FEDGROUP,
     "flexcfl": {**FLEXCFL, **DRIFT},
@@ -403,6 +410,7 @@ NETWORK: Mapping[str, Settings] = {
     "fedavg": {"algorithm.name": "fedavg"},
     "cfl": CFL,
     "rcfl": {**RCFL, "rounds": 3},
+    "auto": {**AUTO, "rounds": 4, "algorithm.budget": 5.0},
     "fl_hc": FL_HC,
     "fedgroup": FEDGROUP,
     "flexcfl": FLEXCFL,

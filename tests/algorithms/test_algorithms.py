@@ -32,7 +32,7 @@ def test_options_reach_the_algorithm():
 
 
 def test_an_unknown_algorithm_suggests_the_nearest():
-    told = r"unknown algorithm 'clf'; did you mean 'cfl'\? \(known: apfl, cfl, .*, fedavg, "
+    told = r"unknown algorithm 'clf'; did you mean 'cfl'\? \(known: apfl, auto, cfl, .*, fedavg, "
     with pytest.raises(ConfigError, match=told):
         build_algorithm("clf")
 

@@ -106,10 +106,11 @@ def test_clients_without_validation_data_are_a_clear_error_after_the_first_round
             {},
             "models of their own with ReplicatedCFL",
         ),
+        ("auto", {}, "models of their own with Auto"),
         ("fedem", {}, "the weights of their mixture with FedEM"),
         ("fedrc", {}, "the weights of their mixture with FedRC"),
     ],
-    ids=["personal", "fedper", "ditto", "fedsoft", "rcfl", "fedem", "fedrc"],
+    ids=["personal", "fedper", "ditto", "fedsoft", "rcfl", "auto", "fedem", "fedrc"],
 )
 def test_what_only_clients_keep_cannot_be_brought_back_from_an_earlier_round(
     algorithm, settings, what, tmp_path

@@ -21,12 +21,14 @@ from fedclade.core import (
     FullGradient,
     HeadThenBody,
     Interpolation,
+    LastLayer,
     LocalModel,
     Mixture,
     Models,
     NoReply,
     Nothing,
     OfRounds,
+    PolicyError,
     Proximal,
     Round,
     Sgd,
@@ -91,6 +93,9 @@ def anchors_read(asked: TrainingAsked, query: TrainQuery) -> list[bytes] | None:
         query_of(ClientWork(store=Nothing()), purpose="beside"),
         query_of(ClientWork(steps=Proximal(0.5)), anchor=1),
         query_of(ClientWork(steps=HeadThenBody(2))),
+        query_of(ClientWork(steps=LastLayer())),
+        query_of(ClientWork(**OWN_MODEL, steps=LastLayer()), start=OWN),
+        query_of(ClientWork(**TUNED, steps=LastLayer()), purpose="finetune"),
         query_of(ClientWork(steps=Interpolation(alpha=0.25))),
         query_of(ClientWork(steps=ControlVariates()), anchor=1),
         query_of(ClientWork(steps=FullGradient(), store=Nothing())),
@@ -201,3 +206,34 @@ def test_a_client_refuses_two_kinds_of_steps_at_once(words: dict[str, Any]):
         UpdateError, match="requests epochs of only the personal parameters together with"
     ):
         ask(handler_of(2, federation_of(FOUR)), personal_epochs=1, **words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"personal_epochs": 1},
+        {"rule": '{"name": "meta_learning", "alpha": 0.1, "hessian": false, "delta": 0.1}'},
+        {"spec": '{"mu": 0.5}', "sent": {"model": MODEL, "anchor": MODEL + 1}},
+    ],
+)
+def test_a_client_refuses_the_last_layer_together_with_other_steps(words: dict[str, Any]):
+    with pytest.raises(UpdateError, match="requests training of only the last layer together with"):
+        ask(handler_of(2, federation_of(FOUR)), last_layer=True, **words)
+
+
+def test_a_client_refuses_a_last_layer_that_is_no_truth_value():
+    with pytest.raises(UpdateError, match="last_layer"):
+        ask(handler_of(2, federation_of(FOUR)), last_layer=1)
+
+
+def test_only_training_of_the_last_layer_is_stated():
+    """Messages of all other training are as they were before."""
+    assert "last_layer" not in training_values(query_of(ClientWork()), None)
+    assert training_values(query_of(ClientWork(steps=LastLayer())), None)["last_layer"] is True
+
+
+def test_a_policy_limits_training_of_the_last_layer_as_any_other():
+    handler = handler_of(2, federation_of(FOUR), policy=Policy(allow=QUERIES, max_epochs=2))
+    ask(handler, last_layer=True, spec='{"epochs": 2}')
+    with pytest.raises(PolicyError, match="forbids 3 epochs; it allows at most 2"):
+        ask(handler, last_layer=True, spec='{"epochs": 3}')

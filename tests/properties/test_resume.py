@@ -10,6 +10,7 @@ from torch import nn
 
 from fedclade import (
     CFL,
+    Auto,
     ExamplePrivacy,
     FedGroup,
     LocalTraining,
@@ -20,6 +21,7 @@ from fedclade import (
 from fedclade.algorithms import ALGORITHMS, build_algorithm
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.channel.retry import Faults
+from fedclade.runs import rounds
 from fedclade.runs.store import Run
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
@@ -161,3 +163,39 @@ def test_a_module_that_draws_and_has_buffers_resumes_to_the_same_bytes(engine, t
         nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, LABELS)
     )
     assert_same_end(CFL(**OPTIONS["cfl"]), tmp_path, engine=engine, model=module)
+
+
+OWN = federation_of([0, 1, 2, 3], [120] * 4, validation=60)
+"""Four clients that see labels in four ways, and so need models of their own."""
+
+
+@pytest.mark.parametrize("way", ["plain", "some clients", "faulty", "permuted"])
+def test_auto_resumes_to_the_same_bytes_own_models_included(way, tmp_path, monkeypatch):
+    """Clients train own models from the fourth round on, and make copies in the last one."""
+    monkeypatch.setattr("tests.properties.test_resume.FEDERATION", OWN)
+    settings = WAYS[way] | {"rounds": 9, "local": LocalTraining(epochs=2, batch_size=12, lr=0.3)}
+    whole = assert_same_end(Auto(budget=5.0, level=0.5), tmp_path, **settings)
+    assert b'"kind": "served"' in whole["events.jsonl"]
+    assert "personal.safetensors" in whole
+
+
+def test_auto_that_is_killed_after_its_last_round_has_the_same_bytes(tmp_path, monkeypatch):
+    """After the checkpoint of the last round, and before the summary is written."""
+    monkeypatch.setattr("tests.properties.test_resume.FEDERATION", OWN)
+    algorithm = Auto(budget=5.0, level=0.5)
+    settings = {"rounds": 7, "local": LocalTraining(epochs=2, batch_size=12, lr=0.3)}
+    run_of(algorithm, tmp_path / "whole", **settings)
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds, "_build_run", _die)
+        with pytest.raises(KeyboardInterrupt):
+            run_of(algorithm, tmp_path / "killed", **settings)
+    assert not (tmp_path / "killed" / "summary.json").exists()
+    run_of(algorithm, tmp_path / "killed", **settings)
+    whole, killed = bytes_of(tmp_path / "whole"), bytes_of(tmp_path / "killed")
+    assert killed.keys() == whole.keys()
+    assert [name for name in whole if killed[name] != whole[name]] == []
+    assert "personal.safetensors" in whole
+
+
+def _die(*arguments):
+    raise KeyboardInterrupt

@@ -44,6 +44,7 @@ CLUSTERED = (
     *(
         "cfl",
         "rcfl",
+        "auto",
         "fl_hc",
         "fedgroup",
         "flexcfl",
@@ -75,7 +76,8 @@ def digits(**settings) -> Federation:
 
 @cache
 def run_of(name: str) -> Run:
-    federation = digits()
+    # auto chooses models by validation data
+    federation = digits(validation_fraction=0.2) if name == "auto" else digits()
     options = {"fl_hc": {"rounds_before": 3, "n_clusters": 2, "metric": "l2"}, **OPTIONS}.get(
         name, {}
     )

@@ -320,6 +320,10 @@ class Algorithm(ABC, Generic[S]):
         """
         return state
 
+    def tuning_events(self, state: S) -> Sequence[Event]:
+        """Return the events that report the result of :meth:`tune`; by default there are none."""
+        return ()
+
     def join(
         self, state: S, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[S, list[Event]]:

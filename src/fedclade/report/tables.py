@@ -531,6 +531,10 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     yield from _adversary_facts(summary)
     if own := summary.get("own_models"):
         yield "own models", f"evaluated for {own} of {count(summary['clients'], 'client')}"
+    if served := summary.get("served"):
+        kinds = ", ".join(f"{kind} {clients:,}" for kind, clients in served.items())
+        noun = "client" if list(served.values())[-1] == 1 else "clients"
+        yield "served", f"{kinds} {noun}"
     yield from _target_facts(summary)
     yield from _connection_facts(run)
     yield from _reply_facts(run)

@@ -34,6 +34,7 @@ from fedclade.core import (
     PrivateRelease,
     Regrouped,
     Released,
+    Served,
     Stepped,
     shown,
     unknown,
@@ -42,7 +43,7 @@ from fedclade.data import Federation
 from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.divergence import LossWatch, diverged_clients, known_losses
 from fedclade.runs.stopping import Stopped
-from fedclade.runs.store.contents import Block, Row, RowTable, plain
+from fedclade.runs.store.contents import Block, Row, RowTable, events_of, plain
 from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.run import FORMAT, Run
 from fedclade.runs.store.tree_files import LARGEST_KEPT, SimilarityMatrix
@@ -103,6 +104,17 @@ def _members_by_leaf(event: Regrouped, tree: ParameterTree) -> Members:
     """
     leaves = [tree.leaf_of[cluster[0]] for cluster in event.clusters]
     return dict(zip(leaves, event.clusters, strict=True))
+
+
+def _count_served(events: Sequence[Row]) -> dict[str, int]:
+    """Return the number of clients that are served with each kind of model, by the kind's name.
+
+    The numbers are from the last choice of models; empty if no models were chosen.
+    """
+    choices = events_of(events, Served)
+    if not choices:
+        return {}
+    return {kind: len(clients) for kind, clients in choices[-1][1].clients.items()}
 
 
 # Privacy budget in the summary of a run, from the events that count the updates that clients sent
@@ -672,6 +684,8 @@ class History:
             # Clusters that were formed by diverged models carry no information.
             summary["clusters"] |= {"found": 0, "ari": None, "nmi": None, "sizes": []}
             summary["clusters"].pop("ari_assigned", None)
+        if served := _count_served(shown.events):
+            summary["served"] = served
         if self.task.balanced and self.task.weights is not None:  # newcomers use the same weights
             summary["class_weights"] = self.task.weights.tolist()
         if self.adversaries is not None:

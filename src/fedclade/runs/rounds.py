@@ -403,7 +403,11 @@ def evaluate_last_round(
     scores = evaluate_round(algorithm, backend, clients, state, settings, number)
     cost = backend.meter.since(before, perf_counter() - start)
     columns = _columns_of_adversaries(backend, history, number, state, scores)
-    events = (*backend.retrying.told(), *report_divergence(history, scores))
+    events = (
+        *algorithm.tuning_events(state),
+        *backend.retrying.told(),
+        *report_divergence(history, scores),
+    )
     history.evaluate_last(
         state,
         scores.test,

@@ -13,7 +13,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedclade import Aggregation, DifferentialPrivacy, Run, Signature
-from fedclade.algorithms import CFL, FLHC, FeSEM, ReplicatedCFL
+from fedclade.algorithms import CFL, FLHC, Auto, FeSEM, ReplicatedCFL
 from fedclade.channel import Budget
 from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, Network, wire
@@ -74,8 +74,12 @@ def assert_same(here: Run, there: Run) -> None:
             ReplicatedCFL(level=0.5, check_every=2),
             {"signature": Signature(kind="signs", dim=15), "rounds": 3},
         ),
+        (
+            Auto(level=0.5, budget=8.0, check_every=2),
+            {"signature": Signature(kind="signs", dim=15), "rounds": 5, "evaluate_every": 5},
+        ),
     ],
-    ids=["oracle", "cfl", "fl_hc", "rcfl"],
+    ids=["oracle", "cfl", "fl_hc", "rcfl", "auto"],
 )
 def test_a_run_ends_as_one_that_streams_does(algorithm: Any, settings: dict[str, Any]):
     grid = grid_of(federation_of(SIX), config={"min-honest": 2, "max-colluders": 0})

@@ -32,6 +32,7 @@ DP_SGD = fedclade.ExamplePrivacy(clip_norm=1.0, noise_multiplier=0.5)
 METHODS = {
     "cfl": {"algorithm": fedclade.CFL(criterion="thresholds", eps1=0.6, eps2=0.1, gamma_max=0.5)},
     "fedgroup": {"algorithm": fedclade.FedGroup(groups=2)},
+    "auto": {"algorithm": fedclade.Auto(budget=8.0, level=0.5)},
     "fedper": {},
     "local": {},
 }
@@ -89,6 +90,17 @@ def test_runs_end_the_same_on_any_number_of_actors(method, actors, privacy):
     got = run(method, actors=Actors(count=actors, engine="loop"), privacy=privacy)
     assert_same(got, expected)
     assert got.summary.get("privacy") == expected.summary.get("privacy")
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("rounds", [4, 7])
+def test_auto_serves_the_same_models(rounds):
+    """In four rounds clients make copies of models; in seven they train own models as well."""
+    expected = run("auto", rounds=rounds, evaluate_every=rounds)
+    got = run("auto", actors=Actors(count=2, engine="loop"), rounds=rounds, evaluate_every=rounds)
+    assert_same(got, expected)
+    assert got.summary["served"] == expected.summary["served"]
+    assert expected.kept
 
 
 @pytest.mark.usefixtures("cluster")

@@ -39,7 +39,7 @@ of two models on the same example have a correlation of 1/2, this variance is 1.
 """
 
 LEAST_LOSS = 0.02
-"""Smallest loss that is told from 0, as a share of the median loss of the common candidate.
+"""Smallest loss that is told from 0, as a share of the median of all losses.
 
 It bounds the gain of a client whose models are all nearly perfect.
 """
@@ -81,8 +81,11 @@ class Losses:
         answers
             Replies to the evaluation of each candidate. All clients have the first candidate.
         """
-        by_score = any(answer.without_loss for answer in answers)
-        columns = [_read_losses(answer, by_score=by_score) for answer in answers]
+        if any(answer.without_loss for answer in answers):
+            are_shares = all(_has_shares(answer) for answer in answers)
+            columns = [_read_scores(answer, are_shares=are_shares) for answer in answers]
+        else:
+            columns = [_read_losses(answer) for answer in answers]
         ids = tuple(sorted(columns[0]))
         values = np.full((len(ids), len(answers)), np.nan)
         for k, column in enumerate(columns):
@@ -95,15 +98,24 @@ class Losses:
         return cls(ids, values, examples)
 
 
-def _read_losses(answer: Evaluation, *, by_score: bool) -> Mapping[int, float]:
-    """Return the loss of each client that replied, or a substitute computed from its score."""
-    if not by_score:
-        return dict(zip(answer.ids, answer.losses.tolist(), strict=True))
-    merits = answer.merit
-    known = merits[merits.isfinite()]
-    are_shares = answer.higher_is_better and bool(((known >= 0) & (known <= 1)).all())
-    losses = 1 - merits if are_shares else -merits
+def _read_losses(answer: Evaluation) -> Mapping[int, float]:
+    """Return the loss of each client that replied."""
+    return dict(zip(answer.ids, answer.losses.tolist(), strict=True))
+
+
+def _read_scores(answer: Evaluation, *, are_shares: bool) -> Mapping[int, float]:
+    """Return a substitute for the loss of each client that replied, computed from its score.
+
+    With ``are_shares``, scores are shares of correct examples, and losses those of wrong ones.
+    """
+    losses = 1 - answer.merit if are_shares else -answer.merit
     return dict(zip(answer.ids, losses.tolist(), strict=True))
+
+
+def _has_shares(answer: Evaluation) -> bool:
+    """Return whether all scores are in [0, 1] and higher is better, as for accuracies."""
+    known = answer.merit[answer.merit.isfinite()]
+    return answer.higher_is_better and bool(((known >= 0) & (known <= 1)).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +182,10 @@ def choose_models(losses: Losses, *, noise: float = NOISE, margin: float = MARGI
         variances = noise / losses.examples[have]
         observed = logs[have, common] - logs[have, k]
         gains[have, k], deviations[have, k] = shrink_gains(observed, variances)
-    chosen = (gains - margin * deviations).argmax(axis=1)
+    lower = gains - margin * deviations
+    # The gains of other clients are no reason for a model whose loss is infinite for this client.
+    lower[np.isinf(losses.values)] = -np.inf
+    chosen = np.where(np.isinf(lower).all(axis=1), common, lower.argmax(axis=1))
     return Choice(common, chosen, gains, deviations)
 
 
@@ -225,8 +240,8 @@ def _take_logarithms(values: Matrix) -> Matrix:
     typical = float(np.median(finite))
     if typical <= 0:
         typical = float(finite.mean())
-    if typical <= 0:  # all losses are 0
-        return np.where(np.isfinite(values), 0.0, values)
+    if typical <= 0:  # all finite losses are 0
+        return np.where(np.isinf(values), 1.0, np.where(np.isnan(values), np.nan, 0.0))
     floor = LEAST_LOSS * typical
     highest = max(float(finite.max()), typical) * 10  # stands for a loss that is not finite
     bounded = np.where(np.isinf(values), highest, np.maximum(values, 0.0))

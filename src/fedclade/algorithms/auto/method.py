@@ -25,7 +25,7 @@ candidate that is served to no client in a review is trained no further.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -114,8 +114,12 @@ class AutoState(ReplicatedState):
         Number of training steps of all clients so far, and the number that FedAvg would have taken.
     own
         Ids of the clients that store an own model.
-    clients, rungs
-        Ids of the clients for which a model was chosen, and the rung of each client's model.
+    clients, rungs, gains
+        Ids of the clients for which a model was chosen, the rung of each client's model, and the
+        logarithm of the ratio of the validation losses with the common rung and with this rung, as
+        estimated; NaN for a client that has sent no losses.
+    common
+        The rung that suits all clients best together.
     own_rounds
         Number of rounds in which clients have trained their own models.
     beside_stopped, own_stopped
@@ -127,6 +131,8 @@ class AutoState(ReplicatedState):
     own: tuple[int, ...] = ()
     clients: tuple[int, ...] = ()
     rungs: tuple[int, ...] = ()
+    gains: tuple[float, ...] = ()
+    common: int = 0
     own_rounds: int = 0
     beside_stopped: bool = False
     own_stopped: bool = False
@@ -250,6 +256,7 @@ class Auto(Algorithm[AutoState]):
         beside = self._trains_beside(state, steps, this_round)
         inner, log = self._clusters(beside=beside).step(state, cohort, counting, this_round)
         assert isinstance(inner, AutoState)
+        inner = _continue_with_last_cluster(inner)
         state = replace(
             inner,
             steps=inner.steps + counting.steps,
@@ -258,7 +265,7 @@ class Auto(Algorithm[AutoState]):
         is_due = this_round.evaluated or this_round.number % REVIEW_EVERY == 0
         if not is_due:
             if self._trains_own(state, steps, this_round):
-                state = self._train_own(state, cohort, clients, this_round)
+                state, _ = self._train_own(state, cohort, clients, this_round)
             return state, log
         state, events = self._review(state, cohort, clients, steps, this_round)
         return state, replace(log, events=(*log.events, *events))
@@ -268,7 +275,14 @@ class Auto(Algorithm[AutoState]):
         steps = _RoundSteps.of(clients.ids, clients, this_round)
         # Making copies would replace the clients' own models, which are not trained again here.
         copies = () if state.own else self._choose_copies(state, steps, this_round)
-        return self._choose(state, clients, this_round, copies)[0]
+        counting = CountingClients(clients)
+        made = self._make_copies(state, counting, this_round, copies)
+        state = replace(state, steps=state.steps + counting.steps)
+        return self._choose(state, clients, this_round, made)
+
+    def tuning_events(self, state: AutoState) -> Sequence[Event]:
+        """Return the event that reports the choice of models."""
+        return _report(state)
 
     def models_for(self, state: AutoState, clients: Clients) -> EvaluatedModels:
         """Return the chosen model of each client: of the root, of its cluster, or its own."""
@@ -390,8 +404,8 @@ class Auto(Algorithm[AutoState]):
 
     def _train_own(
         self, state: AutoState, ids: Sequence[int], clients: Clients, this_round: RoundPlan
-    ) -> AutoState:
-        """Let clients train their own models for a round.
+    ) -> tuple[AutoState, tuple[int, ...]]:
+        """Let clients train their own models for a round; return the ids of those that did.
 
         The first training of an own model starts from the model of the client's cluster, and trains
         only the last layer: a last layer that does not fit the client's data would change the other
@@ -406,12 +420,13 @@ class Auto(Algorithm[AutoState]):
             work = replace(work, steps=LastLayer())
         updates = counting.train(ids, models, starts, this_round, work, sent_before=True)
         lost = {client for client, why in updates.left_out.items() if why.startswith(KEEPS_NONE)}
-        return replace(
+        state = replace(
             state,
             own=tuple(sorted({*state.own, *updates.ids} - lost)),
             own_rounds=state.own_rounds + 1,
             steps=state.steps + counting.steps,
         )
+        return state, updates.ids
 
     def _review(
         self,
@@ -423,7 +438,9 @@ class Auto(Algorithm[AutoState]):
     ) -> tuple[AutoState, list[Event]]:
         """Train own models, choose a model for each client, and give up candidates nobody needs."""
         is_last = this_round.number == this_round.rounds
-        ids = tuple(sorted({*cohort, *state.own})) if is_last else tuple(cohort)
+        # Clients outside of the cohort train own models only in the last round; some may have left.
+        with_own = set(state.own).intersection(clients.ids)
+        ids = tuple(sorted({*cohort, *with_own})) if is_last else tuple(cohort)
         trains_own = self._trains_own(state, steps, this_round)
         copies: tuple[Rung, ...] = ()
         if is_last:
@@ -436,32 +453,32 @@ class Auto(Algorithm[AutoState]):
         counting = CountingClients(clients)
         made = self._make_copies(state, counting, this_round, copies)
         state = replace(state, steps=state.steps + counting.steps)
+        replaced = {client for copy in made.values() for client in copy.ids}
+        kept = set(state.own) - replaced
         if trains_own:
-            state = self._train_own(state, ids, clients, this_round)
-        return self._choose(state, clients, this_round, copies, made)
+            state, trained = self._train_own(state, ids, clients, this_round)
+            kept = set(state.own) & (kept | set(trained))
+        state = replace(state, own=tuple(sorted(kept)))
+        state = self._choose(state, clients, this_round, made)
+        return state, _report(state)
 
     def _make_copies(
         self, state: AutoState, clients: Clients, this_round: Round, copies: Sequence[Rung]
-    ) -> dict[Rung, Evaluation]:
+    ) -> dict[Rung, _Copy]:
         """Let all clients make copies of models, one after the other, and evaluate each of them.
 
         Only the last copy stays with the client.
         """
-        found: dict[Rung, Evaluation] = {}
+        made: dict[Rung, _Copy] = {}
         for rung in copies:
             ids = make_copy(state.tree, rung, clients.ids, clients, this_round)
-            found[rung] = _evaluate_own(ids, state.tree, clients)
-        return found
+            made[rung] = _Copy(ids, _evaluate_own(ids, state.tree, clients))
+        return made
 
     def _choose(
-        self,
-        state: AutoState,
-        clients: Clients,
-        this_round: RoundPlan,
-        copies: Sequence[Rung] = (),
-        made: Mapping[Rung, Evaluation] | None = None,
-    ) -> tuple[AutoState, list[Event]]:
-        """Choose a model for each client by validation losses, and report the choice.
+        self, state: AutoState, clients: Clients, this_round: RoundPlan, made: Mapping[Rung, _Copy]
+    ) -> AutoState:
+        """Choose a model for each client by validation losses; return the next state.
 
         Parameters
         ----------
@@ -471,15 +488,10 @@ class Auto(Algorithm[AutoState]):
             All clients of the run.
         this_round
             The round.
-        copies
-            Copies that clients make in this round.
         made
-            Validation scores of these copies; None if they have not been made yet.
+            Copies that clients have made in this round, in this order.
         """
-        counting = CountingClients(clients)
-        if made is None:
-            made = self._make_copies(state, counting, this_round, copies)
-        answers = dict(made)
+        answers = {rung: copy.answer for rung, copy in made.items()}
         tree = state.tree
         if not _has_clusters(tree) or not state.beside_stopped:
             answers[Rung.ONE_MODEL] = _evaluate_nodes(dict.fromkeys(clients.ids, 0), tree, clients)
@@ -492,21 +504,29 @@ class Auto(Algorithm[AutoState]):
         rungs = sorted(answers)
         first = answers[rungs[0]]
         if not first.ids:
-            _check_left_out(first, this_round)
-            return state, []
+            if not state.clients:
+                _check_left_out(first, this_round)
+            return _forget_choice(state, {c for copy in made.values() for c in copy.ids})
         losses = Losses.of([answers[rung] for rung in rungs])
         choice = choose_models(losses)
         chosen = {
             client: rungs[k] for client, k in zip(losses.ids, choice.chosen.tolist(), strict=True)
         }
         # The last personal model that each client has made is the one that it stores.
-        stored = dict.fromkeys(first.ids, copies[-1]) if copies else {}
+        stored = {client: rung for rung, copy in made.items() for client in copy.ids}
         stored |= dict.fromkeys(state.own, Rung.OWN)
-        for rung in copies:
+        default = rungs[choice.common] if rungs[choice.common] not in PERSONAL else rungs[0]
+        counting = CountingClients(clients)
+        for rung in made:
             again = [c for c in chosen if chosen[c] == rung and stored[c] != rung]
             if again:
-                make_copy(tree, rung, again, counting, this_round)
-        default = rungs[choice.common] if rungs[choice.common] not in PERSONAL else rungs[0]
+                found = make_copy(tree, rung, again, counting, this_round)
+                # Clients that did not reply this time do not have the copy any more.
+                chosen |= dict.fromkeys(set(again).difference(found), default)
+        gains = {
+            client: float(choice.gains[row, rungs.index(chosen[client])])
+            for row, client in enumerate(losses.ids)
+        }
         for client in clients.ids:
             chosen.setdefault(client, default)
         ids = tuple(sorted(chosen))
@@ -514,12 +534,14 @@ class Auto(Algorithm[AutoState]):
             state,
             clients=ids,
             rungs=tuple(int(chosen[client]) for client in ids),
+            gains=tuple(gains.get(client, np.nan) for client in ids),
+            common=int(rungs[choice.common]),
             keepers=tuple(client for client in ids if chosen[client] in PERSONAL),
             steps=state.steps + counting.steps,
         )
         if _is_review(this_round):
             state = _give_up(state, choice, rungs)
-        return state, [_report(losses, choice, rungs)]
+        return state
 
 
 def make_copy(
@@ -621,17 +643,58 @@ def _give_up(state: AutoState, choice: Choice, rungs: Sequence[Rung]) -> AutoSta
     )
 
 
-def _report(losses: Losses, choice: Choice, rungs: Sequence[Rung]) -> Served:
-    """Return the event that reports which client is served with which model, and why."""
+def _forget_choice(state: AutoState, clients: Collection[int]) -> AutoState:
+    """Return the state in which no model is chosen for some clients.
+
+    They are served with their clusters' models.
+    """
+    kept = [place for place, client in enumerate(state.clients) if client not in clients]
+    return replace(
+        state,
+        clients=tuple(state.clients[place] for place in kept),
+        rungs=tuple(state.rungs[place] for place in kept),
+        gains=tuple(state.gains[place] for place in kept),
+        keepers=tuple(client for client in state.keepers if client not in clients),
+    )
+
+
+def _report(state: AutoState) -> list[Event]:
+    """Return the event that reports which client is served with which model, and why.
+
+    Clients that have sent no losses are left out. Without any losses there is no event.
+    """
+    gains = {
+        client: gain
+        for client, gain in zip(state.clients, state.gains, strict=True)
+        if not np.isnan(gain)
+    }
+    if not gains:
+        return []
+    rung_of = state.rung_of
     clients: dict[str, tuple[int, ...]] = {}
-    for k, rung in enumerate(rungs):
-        mine = [c for c, chosen in zip(losses.ids, choice.chosen, strict=True) if chosen == k]
-        if mine:
-            clients[NAMES[rung]] = tuple(mine)
-    rows = np.arange(len(losses.ids))
-    lower = -np.expm1(-choice.gains[rows, choice.chosen])
-    gains = {client: round(float(gain), 4) for client, gain in zip(losses.ids, lower, strict=True)}
-    return Served(0, common=NAMES[rungs[choice.common]], clients=clients, gains=gains)
+    for rung in sorted({rung_of[client] for client in gains}):
+        clients[NAMES[rung]] = tuple(client for client in gains if rung_of[client] == rung)
+    lower = {client: round(float(-np.expm1(-gain)), 4) for client, gain in gains.items()}
+    return [Served(0, common=NAMES[Rung(state.common)], clients=clients, gains=lower)]
+
+
+def _continue_with_last_cluster(state: AutoState) -> AutoState:
+    """Return the state in which the model of a single cluster is the model for all clients.
+
+    The model for all clients is old if it was not trained while there were several clusters.
+    """
+    populated = [leaf for leaf in state.tree.leaves if leaf.members]
+    if len(state.tree.nodes) == 1 or len(populated) > 1:
+        return state
+    return replace(state, tree=state.tree.continued(populated[0].params))
+
+
+@dataclass(frozen=True, eq=False)
+class _Copy:
+    """Copies of models that clients have made and stored, with their validation scores."""
+
+    ids: tuple[int, ...]
+    answer: Evaluation
 
 
 def _has_clusters(tree: ParameterTree) -> bool:

@@ -30,6 +30,7 @@ from fedclade.report.page.faults import (
 from fedclade.report.page.gains import distinction_section, gain_cards, gains_section
 from fedclade.report.page.sankey import sankey_section
 from fedclade.report.page.section import Card, Page, Section, Table, write_page
+from fedclade.report.page.served import served_section
 from fedclade.report.page.tree import tree_section
 from fedclade.report.queries import personal_part
 from fedclade.report.run_view import Outcome, RunView
@@ -285,6 +286,7 @@ SECTIONS = (
     gains_section,
     distinction_section,
     scores_section,
+    served_section,
     tree_section,
     similarity_section,
     dendrogram_section,
