@@ -21,7 +21,7 @@ is found by one set of the parts. By the other set it is measured how much more 
 clients are to their own group than to the nearest clients of the other group, as a share of the
 difference between the mean similarities within and between the groups. This *gap* is about 1 for
 groups without inner structure. If points are spread evenly on a line that is cut in two, it is
-below 0.2; it may be negative.
+0.12; it may be negative.
 
 If clusters do not have these properties, the most similar of them are merged, one pair after the
 other. The first partition with both properties is the partition into *stable groups*. Often there
