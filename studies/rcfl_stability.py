@@ -159,10 +159,11 @@ def count_rows(lines: Sequence[Line]) -> Iterator[list[str]]:
         for chosen in (True, False):
             part = [line for line in runs if (line["seed"] in CHOSEN_ON) == chosen]
             right = [line for line in part if line.get("ari") == 1]
+            indices = [line["ari"] for line in part if "ari" in line]
             known = [line["stability"] for line in part if line["stability"] is not None]
             cells += [
                 f"{sum(line['stable'] > 0 for line in part)} of {len(part)}",
-                f"{len(right)}" if task in (*GROUPS, "landmine") else "",
+                f"{len(right)}, ARI {mean(indices):.2f}" if indices else "",
                 f"{min(known):.2f} to {max(known):.2f}" if known else "",
             ]
         found = [line["found"] for line in runs]

@@ -60,13 +60,15 @@ def regrouped(node: int, stability: float | None, *groups: list[int]) -> dict:
     return row if stability is None else {**row, "stability": stability, "stable_groups": groups}
 
 
-def test_the_last_check_that_formed_all_clusters_decides():
+def test_of_the_checks_of_the_last_clusters_the_one_with_the_highest_stability_counts():
     first = regrouped(0, 0.9, [0, 1], [2, 3])
     checked = {**regrouped(0, 0.1), "kind": "checked"}
-    assert collect_stable_groups([first, checked]) == {
-        "stability": 0.9,
-        "stable_groups": [[0, 1], [2, 3]],
-    }
+    not_measured = {**regrouped(0, None), "kind": "checked"}
+    stable = {"stability": 0.9, "stable_groups": [[0, 1], [2, 3]]}
+    assert collect_stable_groups([first, checked, not_measured]) == stable
+    clearer = {**first, "kind": "checked"}
+    assert collect_stable_groups([regrouped(0, 0.3), clearer]) == stable
+    assert collect_stable_groups([clearer, regrouped(0, 0.3)])["stable_groups"] == []
     assert collect_stable_groups([first, regrouped(0, 0.2)]) == {
         "stability": 0.2,
         "stable_groups": [],
