@@ -37,6 +37,7 @@ from fedclade import ReplicatedCFL, Run, load_federation, simulate
 from fedclade.config import check_config
 from fedclade.data import Federation
 from fedclade.data.view import rotate_images
+from fedclade.runs.stable_groups import find_stable_groups
 from fedclade.tasks.metrics import cluster_scores
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -135,12 +136,13 @@ def measure(task: str, seed: int, *, data_dir: Path | None, natural: Path | None
     else:
         run, truth = run_mnist(task, seed, data_dir)
     clusters = run.summary["clusters"]
-    groups: list[list[int]] | None = clusters.get("stable_groups")
+    stable = find_stable_groups(run.events)
+    groups = stable[1] if stable else []
     line: Line = {
         "clusters": {str(client): leaf for client, leaf in run.tree.leaf_of.items()},
         "found": clusters["found"],
         "stability": clusters.get("stability"),
-        "stable": len(groups or ()),
+        "stable": len(groups),
     }
     if groups:
         group_of = {client: i for i, group in enumerate(groups) for client in group}

@@ -15,7 +15,7 @@ from fedclade.clustering import compute_part_similarity
 from fedclade.core import Checked, Regrouped
 from fedclade.report.page import write_report
 from fedclade.report.tables import facts
-from fedclade.runs.stable_groups import collect_stable_groups
+from fedclade.runs.stable_groups import find_stable_groups, summarize_stable_groups
 from fedclade.runs.store.contents import event_of
 
 
@@ -64,34 +64,30 @@ def test_of_the_checks_of_the_last_clusters_the_one_with_the_highest_stability_c
     first = regrouped(0, 0.9, [0, 1], [2, 3])
     checked = {**regrouped(0, 0.1), "kind": "checked"}
     not_measured = {**regrouped(0, None), "kind": "checked"}
-    stable = {"stability": 0.9, "stable_groups": [[0, 1], [2, 3]]}
-    assert collect_stable_groups([first, checked, not_measured]) == stable
+    stable = (0.9, [[0, 1], [2, 3]])
+    assert find_stable_groups([first, checked, not_measured]) == stable
     clearer = {**first, "kind": "checked"}
-    assert collect_stable_groups([regrouped(0, 0.3), clearer]) == stable
-    assert collect_stable_groups([clearer, regrouped(0, 0.3)])["stable_groups"] == []
-    assert collect_stable_groups([first, regrouped(0, 0.2)]) == {
-        "stability": 0.2,
-        "stable_groups": [],
-    }
-    assert collect_stable_groups([first, regrouped(0, None)]) == {}, "one cluster again"
-    assert collect_stable_groups([]) == {}
+    assert find_stable_groups([regrouped(0, 0.3), clearer]) == stable
+    assert find_stable_groups([clearer, regrouped(0, 0.3)]) == (0.3, [])
+    assert find_stable_groups([first, regrouped(0, 0.2)]) == (0.2, [])
+    assert find_stable_groups([first, regrouped(0, None)]) is None, "one cluster again"
+    assert find_stable_groups([]) is None
 
 
 def test_groups_inside_a_stable_group_replace_it():
     first = regrouped(0, 0.9, [0, 1, 2], [3, 4])
-    assert collect_stable_groups([first, regrouped(1, 0.8, [0], [1, 2])]) == {
-        "stability": 0.8,
-        "stable_groups": [[3, 4], [0], [1, 2]],
-    }
+    divided = [first, regrouped(1, 0.8, [0], [1, 2])]
+    assert find_stable_groups(divided) == (0.8, [[3, 4], [0], [1, 2]])
+    assert summarize_stable_groups(divided) == {"stability": 0.8, "stable_sizes": [2, 2, 1]}
     not_stable = regrouped(1, 0.3)
-    assert collect_stable_groups([first, not_stable])["stable_groups"] == [[0, 1, 2], [3, 4]]
     part_of_a_group = regrouped(1, 0.8, [0], [1])
-    assert collect_stable_groups([first, part_of_a_group])["stability"] == 0.9
+    for later in (not_stable, part_of_a_group):
+        assert find_stable_groups([first, later]) == (0.9, [[0, 1, 2], [3, 4]])
 
 
 def test_nothing_is_told_of_clusters_that_the_log_withholds():
     withheld = {"round": 4, "kind": "withheld", "node": 0, "clusters": 1, "least": 3}
-    assert collect_stable_groups([regrouped(0, 0.9, [0, 1], [2, 3]), withheld]) == {}
+    assert summarize_stable_groups([regrouped(0, 0.9, [0, 1], [2, 3]), withheld]) == {}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +111,10 @@ def run_folder(tmp_path_factory) -> Path:
 def test_a_run_tells_its_stable_groups_in_summary_terminal_and_report(run_folder, tmp_path):
     run = Run.load(run_folder)
     clusters = run.summary["clusters"]
-    assert sorted(clusters["stable_groups"]) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert clusters["stable_sizes"] == [4, 4]
+    found = find_stable_groups(run.events)
+    assert found is not None
+    assert found[1] == [[0, 2, 4, 6], [1, 3, 5, 7]]
     sentence = f"Stable groups: 2 (stability {clusters['stability']:.2f})."
     assert sentence in [text for _, text in facts(run)]
     assert sentence in write_report(run, tmp_path / "report.html").read_text()
@@ -124,7 +123,7 @@ def test_a_run_tells_its_stable_groups_in_summary_terminal_and_report(run_folder
 def test_a_run_from_before_stable_groups_still_opens(run_folder, tmp_path):
     run = Run.load(run_folder)
     summary = {**run.summary, "clusters": dict(run.summary["clusters"])}
-    for name in ("stability", "stable_groups"):
+    for name in ("stability", "stable_sizes"):
         del summary["clusters"][name]
     events = [
         {key: row[key] for key in row if key not in ("stability", "stable_groups")}

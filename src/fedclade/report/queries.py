@@ -63,7 +63,7 @@ def describe_stable_groups(clusters: Mapping[str, Any]) -> str | None:
     stability = clusters.get("stability")
     if stability is None:
         return None
-    groups = clusters["stable_groups"]
+    groups = clusters["stable_sizes"]
     if not groups:
         return (
             f"No stable groups (stability {stability:.2f}): clients differ gradually, or too "

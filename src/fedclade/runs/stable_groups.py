@@ -9,8 +9,32 @@ from fedclade.core import Checked, Regrouped, Withheld
 from fedclade.runs.store.contents import Row
 
 
-def collect_stable_groups(events: Sequence[Row]) -> dict[str, Any]:
-    """Collect the stability of a run's final clusters for the section ``clusters`` of the summary.
+def summarize_stable_groups(events: Sequence[Row]) -> dict[str, Any]:
+    """Summarize the stable groups of a run for the section ``clusters`` of its summary.
+
+    Parameters
+    ----------
+    events
+        Rows of the run's events, in order.
+
+    Returns
+    -------
+    dict
+        ``stability``, rounded, and ``stable_sizes``, the sizes of the stable groups in descending
+        order; empty if the stability of the final clusters is unknown.
+    """
+    found = find_stable_groups(events)
+    if found is None:
+        return {}
+    stability, groups = found
+    return {
+        "stability": round(stability, 3),
+        "stable_sizes": sorted((len(group) for group in groups), reverse=True),
+    }
+
+
+def find_stable_groups(events: Sequence[Row]) -> tuple[float, list[list[int]]] | None:
+    """Find the stability of a run's final clusters, and the stable groups among them.
 
     The check that formed the clusters of all clients states the stable groups
     (:mod:`fedclade.clustering.stability`), and so do later checks that confirmed the clusters. Of
@@ -25,13 +49,13 @@ def collect_stable_groups(events: Sequence[Row]) -> dict[str, Any]:
 
     Returns
     -------
-    dict
-        ``stability``, and ``stable_groups``: a list of client ids for each group, empty if no
-        groups are stable. The dictionary is empty if no check measured the stability of the
-        clusters, or if the log does not report small clusters.
+    tuple or None
+        The stability, and the client ids of each stable group; there is no group if none is stable.
+        None if no check measured the stability of the clusters, or if the log does not report small
+        clusters.
     """
     if any(row["kind"] == Withheld.kind for row in events):
-        return {}
+        return None
     stability: float | None = None
     groups: list[list[int]] = []
     for row in events:
@@ -48,6 +72,4 @@ def collect_stable_groups(events: Sequence[Row]) -> dict[str, Any]:
             others = [group for group in groups if set(group) != members]
             if len(others) < len(groups):
                 stability, groups = min(stability, of_event), [*others, *of_clusters]
-    if stability is None:
-        return {}
-    return {"stability": stability, "stable_groups": groups}
+    return None if stability is None else (stability, groups)

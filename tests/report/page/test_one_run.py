@@ -339,7 +339,11 @@ def test_the_stable_groups_are_told_beside_the_clusters(
 ):
     run = make_run([(2, 0)])
     assert "table groups" not in section(page_of(run), "tree").caption
-    clusters = {**run.summary["clusters"], "stability": stability, "stable_groups": groups}
+    clusters = {
+        **run.summary["clusters"],
+        "stability": stability,
+        "stable_sizes": [len(group) for group in groups],
+    }
     told = replace(run, summary={**run.summary, "clusters": clusters})
     assert section(page_of(told), "tree").caption.startswith(sentence)
     (card,) = (card for card in page_of(told).cards if card.label == "Stable groups")
@@ -349,7 +353,7 @@ def test_the_stable_groups_are_told_beside_the_clusters(
 
 def test_fewer_stable_groups_than_clusters_are_told(make_run, section, page_of):
     run = make_run([(2, 0), (3, 1)])
-    clusters = {**run.summary["clusters"], "stability": 0.9, "stable_groups": [[0, 1], [2, 3]]}
+    clusters = {**run.summary["clusters"], "stability": 0.9, "stable_sizes": [2, 2]}
     told = replace(run, summary={**run.summary, "clusters": clusters})
     assert section(page_of(told), "tree").caption.startswith(
         "Stable groups: 2 (stability 0.90); each has the clients of one or more clusters."

@@ -236,7 +236,7 @@ def _cluster_cards(summary: Mapping[str, Any]) -> list[Card]:
     cards = [Card("Clusters", f"{clusters['found']:,}", ", ".join(notes))]
     if clusters.get("stability") is not None:
         note = f"stability {number(clusters['stability'])}"
-        cards.append(Card("Stable groups", str(len(clusters["stable_groups"]) or "none"), note))
+        cards.append(Card("Stable groups", str(len(clusters["stable_sizes"]) or "none"), note))
     ari = clusters["ari"]
     if ari is None:
         return cards

@@ -271,7 +271,7 @@ SUMMARY = {
     "clusters": {
         **{"found": int, "true": (int, None), "sizes": [int]},
         **{"ari": (float, None), "nmi": (float, None), "ari_assigned?": (float, None)},
-        **{"stability?": float, "stable_groups?": [[int]]},
+        **{"stability?": float, "stable_sizes?": [int]},
     },
     "target": {
         **{"share_of_clients": (float, None), ...: (float, None)},
