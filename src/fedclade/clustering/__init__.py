@@ -108,6 +108,7 @@ from fedclade.clustering.split_half import (
     find_clusters,
     is_same_partition,
 )
+from fedclade.clustering.stability import Stability, measure_stability
 
 __all__ = [
     "CENTROID",
@@ -135,6 +136,7 @@ __all__ = [
     "Replicates",
     "Similarity",
     "SplitCriteria",
+    "Stability",
     "Step",
     "agglomerate",
     "are_signs",
@@ -188,6 +190,7 @@ __all__ = [
     "is_due",
     "is_same_partition",
     "k_means",
+    "measure_stability",
     "merge_by_centroids",
     "place_in_branches",
     "require_descriptors",

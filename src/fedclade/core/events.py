@@ -457,6 +457,16 @@ class Check(Event):
     - ``smallest_group`` is the size of the smallest group of clients that the test could have
       found if the group were perfectly separate from all other clients; 0 if the test could have
       found no group. It is None if nothing was tested.
+
+    Two fields state how far the clusters can be believed as groups
+    (:mod:`fedclade.clustering.stability`). Both are None if there is one cluster, or if nothing was
+    tested:
+
+    - ``stability`` in [0, 1] is near 1 if other examples of the same clients would give the same
+      clusters.
+    - ``stable_groups`` are the groups of clients that are reproducible and separate. Each is the
+      union of one or more clusters. It is empty if no groups are stable: clients differ gradually,
+      or too little.
     """
 
     p_value: float
@@ -469,6 +479,8 @@ class Check(Event):
     tests: int | None = None
     level_left: float | None = None
     smallest_group: int | None = None
+    stability: float | None = None
+    stable_groups: Clusters | None = None
 
 
 @dataclass(frozen=True)

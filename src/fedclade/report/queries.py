@@ -52,6 +52,29 @@ def personal_part(run: Run) -> Personal | None:
     return Personal(size / full_size, f"{size:,} of {full_size:,} numbers", names)
 
 
+def describe_stable_groups(clusters: Mapping[str, Any]) -> str | None:
+    """Return a sentence on the stable groups among a run's clusters; None if they are unknown.
+
+    Parameters
+    ----------
+    clusters
+        Section ``clusters`` of the run's summary.
+    """
+    stability = clusters.get("stability")
+    if stability is None:
+        return None
+    groups = clusters["stable_sizes"]
+    if not groups:
+        return (
+            f"No stable groups (stability {stability:.2f}): clients differ gradually, or too "
+            "little to tell; the clusters may differ in a run with another seed."
+        )
+    sentence = f"Stable groups: {len(groups)} (stability {stability:.2f})"
+    if len(groups) < clusters["found"]:
+        return f"{sentence}; each has the clients of one or more clusters."
+    return f"{sentence}."
+
+
 def leaves_in_tree_order(tree: ParameterTree) -> tuple[Node, ...]:
     """Return the leaves of a parameter tree in depth-first order.
 

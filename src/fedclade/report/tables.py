@@ -128,6 +128,7 @@ CHECK_COLUMNS = (
     "gain per client",
     "gain of current clusters",
     "median γ",
+    "stable groups",
 )
 """Headings of the table of checks."""
 
@@ -223,9 +224,11 @@ SMALLEST_GROUP_NOTE = (
     "A group with fewer clients than the smallest group could not have been found by this check "
     "alone, however much it differs from all other clients. Each of the first tests has a "
     "significance level of its own. All later tests share one level: their p-value is the inverse "
-    "of the running sum of their e-values."
+    "of the running sum of their e-values. In parentheses after the number of stable groups is their "
+    "stability, or the stability of the clusters if no groups are stable: 1 if other examples of the "
+    "same clients would give the same groups, 0 if they would agree by chance only."
 )
-"""Sentences that explain in captions the smallest group and the levels of repeated checks."""
+"""Sentences that explain in captions the smallest group, levels, and stable groups of checks."""
 
 
 def check_rows(checks: Sequence[tuple[int, Check]]) -> list[list[str]]:
@@ -263,6 +266,7 @@ def _check_cells(check: Check) -> list[str]:
         f"{check.gain:.2g}",
         f"{check.gain_before:.2g}",
         gamma,
+        _describe_stability(check),
     ]
 
 
@@ -283,6 +287,17 @@ def _describe_smallest_group(check: Check) -> str:
     if check.smallest_group == 0:
         return "none"
     return str(check.smallest_group)
+
+
+def _describe_stability(check: Check) -> str:
+    """Return the number of stable groups of a check, with their stability, as text.
+
+    The text is empty if the stability of the clusters is unknown.
+    """
+    if check.stability is None:
+        return ""
+    groups = len(check.stable_groups or ()) or "none"
+    return f"{groups} ({check.stability:.2f})"
 
 
 def clusters_text(check: Check) -> str:
@@ -611,6 +626,8 @@ def _cluster_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         known = f", {clusters['true']} true"
     sizes = shortened([str(size) for size in clusters["sizes"]])
     yield "clusters", f"{clusters['found']} found{known}; sizes {sizes}"
+    if sentence := queries.describe_stable_groups(clusters):
+        yield "", sentence
     if clusters["ari"] is None:
         return
     yield "recovery", f"ARI {number(clusters['ari'])}, NMI {number(clusters['nmi'])}"

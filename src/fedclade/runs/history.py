@@ -42,6 +42,7 @@ from fedclade.core import (
 from fedclade.data import Federation
 from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.divergence import LossWatch, diverged_clients, known_losses
+from fedclade.runs.stable_groups import summarize_stable_groups
 from fedclade.runs.stopping import Stopped
 from fedclade.runs.store.contents import Block, Row, RowTable, events_of, plain
 from fedclade.runs.store.kept_round import KeptRound
@@ -670,7 +671,10 @@ class History:
                 for metric in self.task.metrics
             },
             **chosen(self.metrics, self.task.metrics, metric, is_kept=best is not None),
-            "clusters": _cluster_facts(tree, truth, last),
+            "clusters": {
+                **_cluster_facts(tree, truth, last),
+                **summarize_stable_groups(shown.events),
+            },
             "target": self._target_facts(final),
             "bytes_up": sum(row["bytes_up"] for row in self.metrics),
             "bytes_down": sum(row["bytes_down"] for row in self.metrics),
@@ -683,9 +687,10 @@ class History:
             summary["diverged"] = diverged
             # Clusters that were formed by diverged models carry no information.
             summary["clusters"] |= {"found": 0, "ari": None, "nmi": None, "sizes": []}
-            summary["clusters"].pop("ari_assigned", None)
-        if served := _count_served(shown.events):
-            summary["served"] = served
+            for name in ("ari_assigned", "stability", "stable_sizes"):
+                summary["clusters"].pop(name, None)
+            if served := _count_served(shown.events):
+                summary["served"] = served
         if self.task.balanced and self.task.weights is not None:  # newcomers use the same weights
             summary["class_weights"] = self.task.weights.tolist()
         if self.adversaries is not None:

@@ -310,6 +310,56 @@ def test_repeated_checks_tell_e_value_number_level_left_and_what_they_could_find
     ]
 
 
+def test_checks_tell_the_stable_groups_and_their_stability(make_run, section, page_of, table):
+    """A run from before they were measured has checks without them."""
+    groups = [[0, 1], [2, 3]]
+    events = [
+        checked("regrouped", 2, 0.001, stability=0.931, stable_groups=groups),
+        checked("checked", 3, 0.001, stability=0.3, stable_groups=[]),
+        checked("checked", 4, 0.2),
+    ]
+    found = section(page_of(replace(make_run(), events=events)), "checks")
+    assert [row[-1] for row in table(found, "Checks").rows] == ["2 (0.93)", "none (0.30)", ""]
+
+
+@pytest.mark.parametrize(
+    ("stability", "groups", "sentence"),
+    [
+        (0.931, [[0, 1], [2, 3]], "Stable groups: 2 (stability 0.93)."),
+        (
+            0.27,
+            [],
+            "No stable groups (stability 0.27): clients differ gradually, or too little to tell; the "
+            "clusters may differ in a run with another seed.",
+        ),
+    ],
+)
+def test_the_stable_groups_are_told_beside_the_clusters(
+    make_run, section, page_of, stability, groups, sentence
+):
+    run = make_run([(2, 0)])
+    assert "table groups" not in section(page_of(run), "tree").caption
+    clusters = {
+        **run.summary["clusters"],
+        "stability": stability,
+        "stable_sizes": [len(group) for group in groups],
+    }
+    told = replace(run, summary={**run.summary, "clusters": clusters})
+    assert section(page_of(told), "tree").caption.startswith(sentence)
+    (card,) = (card for card in page_of(told).cards if card.label == "Stable groups")
+    assert card.value == (str(len(groups)) if groups else "none")
+    assert card.note == f"stability {stability:.2f}"
+
+
+def test_fewer_stable_groups_than_clusters_are_told(make_run, section, page_of):
+    run = make_run([(2, 0), (3, 1)])
+    clusters = {**run.summary["clusters"], "stability": 0.9, "stable_sizes": [2, 2]}
+    told = replace(run, summary={**run.summary, "clusters": clusters})
+    assert section(page_of(told), "tree").caption.startswith(
+        "Stable groups: 2 (stability 0.90); each has the clients of one or more clusters."
+    )
+
+
 def test_checks_tell_p_value_level_and_gain(make_run, section, page_of, table):
     events = [checked("regrouped", 2, 0.001), checked("checked", 4, 0.2, gamma=1.5)]
     found = section(page_of(replace(make_run(), events=events)), "checks")
@@ -328,8 +378,8 @@ def test_checks_tell_p_value_level_and_gain(make_run, section, page_of, table):
         "a line of one point is not seen"
     )
     assert table(found, "Checks").rows == [
-        ["2", "changed to 2 + 2", "0.001", "0.01", "", "", "", "", "0.5", "0.1", "∞"],
-        ["4", "unchanged 2 + 2", "0.2", "0.01", "", "", "", "", "0.5", "0.1", "1.50"],
+        ["2", "changed to 2 + 2", "0.001", "0.01", "", "", "", "", "0.5", "0.1", "∞", ""],
+        ["4", "unchanged 2 + 2", "0.2", "0.01", "", "", "", "", "0.5", "0.1", "1.50", ""],
     ]
 
 

@@ -150,11 +150,13 @@ class Choice:
         """
         rows = np.arange(len(self.chosen))
         others = self.chosen != candidate
+        # Clients without the candidate, whose gain is -inf, expect no improvement.
+        others &= np.isfinite(self.gains[:, candidate])
         ahead = (self.gains[:, candidate] - self.gains[rows, self.chosen])[others]
         deviation = np.maximum(self.deviations[others, candidate], 1e-12)
-        scaled = np.maximum(ahead / deviation, -1e3)
+        scaled = ahead / deviation
         positive = ahead * norm.cdf(scaled) + deviation * norm.pdf(scaled)
-        return float(np.where(np.isfinite(ahead), positive, 0.0).sum() / len(self.chosen))
+        return float(positive.sum() / len(self.chosen))
 
 
 def choose_models(losses: Losses, *, noise: float = NOISE, margin: float = MARGIN) -> Choice:

@@ -64,6 +64,7 @@ from fedclade.clustering import (
     RepeatedTest,
     Replicates,
     Similarity,
+    Stability,
     agglomerate,
     average_client_similarity,
     compute_e_value_by_parts,
@@ -83,6 +84,7 @@ from fedclade.clustering import (
     find_clusters_by_parts,
     find_smallest_group,
     is_same_partition,
+    measure_stability,
 )
 from fedclade.core import (
     Check,
@@ -148,6 +150,9 @@ class Verdict:
         E-value of the check; None if the check used a p-value, or if no decision depended on it.
     repeated
         Number and evidence of the repeated tests after this one; None if the test is not repeated.
+    stability
+        Stability of the clusters after the check, and the stable groups among them; None if there
+        is one cluster, or if nothing was tested. No decision depends on it.
     """
 
     labels: Labels
@@ -159,6 +164,7 @@ class Verdict:
     smallest_group: int | None = None
     e_value: float | None = None
     repeated: RepeatedTest | None = None
+    stability: Stability | None = None
 
     @property
     def criteria(self) -> dict[str, float]:
@@ -178,6 +184,10 @@ class Verdict:
             Ids of the clients, in the order of ``labels``.
         """
         repeated = self.repeated
+        stability = self.stability
+        groups: tuple[tuple[int, ...], ...] | None = None
+        if stability is not None:
+            groups = () if stability.groups is None else list_clusters(ids, stability.groups)
         return kind(
             node,
             **self.criteria,
@@ -188,6 +198,8 @@ class Verdict:
             tests=None if repeated is None else repeated.tests,
             level_left=None if repeated is None else repeated.level_left,
             smallest_group=self.smallest_group,
+            stability=None if stability is None else stability.value,
+            stable_groups=groups,
         )
 
 
@@ -237,6 +249,7 @@ def cluster_by_splits(
         gamma=_estimate_median_gamma(matrix, splits),
         level=level,
         smallest_group=find_smallest_group(n, can_find) or 0,
+        stability=_measure_stability(matrix, splits, labels, view=found.view),
     )
 
 
@@ -321,6 +334,7 @@ def cluster_again_by_splits(
         smallest_group=_find_smallest_by_splits(repeated, n, splits, fresh=fresh),
         e_value=e_value,
         repeated=after if is_same_partition(labels, present) else after.restart(),
+        stability=_measure_stability(matrix, splits, labels, view=found.view),
     )
 
 
@@ -510,6 +524,7 @@ def cluster_by_halves(
         smallest_group=_find_smallest_by_halves(repeated, len(present), splits),
         e_value=e_value,
         repeated=after if is_same_partition(labels, present) else after.restart(),
+        stability=_measure_stability(cosines, splits, labels, compares_own=False),
     )
 
 
@@ -696,6 +711,18 @@ def postpone_if_too_few(node: int, replies: int, this_round: RoundPlan) -> Postp
     """Return the event that a test is postponed if too few clients of a node replied, else None."""
     needed = max(2, this_round.min_clients)
     return Postponed(node, replies, needed) if replies < needed else None
+
+
+def _measure_stability(
+    cosines: Similarity, splits: int, labels: Labels, *, view: int = 0, compares_own: bool = True
+) -> Stability | None:
+    """Measure the stability of clusters; None if there is one cluster.
+
+    For the parameters see :func:`~fedclade.clustering.measure_stability`.
+    """
+    if not labels.any():
+        return None
+    return measure_stability(cosines, splits, labels, view=view, compares_own=compares_own)
 
 
 def _find_median(gammas: NDArray[np.float64]) -> float | None:

@@ -235,6 +235,9 @@ def _cluster_cards(summary: Mapping[str, Any]) -> list[Card]:
     else:
         notes.append(f"largest {max(sizes, default=0)}")
     cards = [Card("Clusters", f"{clusters['found']:,}", ", ".join(notes))]
+    if clusters.get("stability") is not None:
+        note = f"stability {number(clusters['stability'])}"
+        cards.append(Card("Stable groups", str(len(clusters["stable_sizes"]) or "none"), note))
     ari = clusters["ari"]
     if ari is None:
         return cards

@@ -112,6 +112,11 @@ def tree_section(view: RunView) -> Section:
         "has more clients. Select one with a click, or with Tab and the arrow keys, to see its "
         "members and the criteria of its split. "
     )
+    # The summary of a run in progress has no stability.
+    clusters = view.run.summary.get("clusters", {})
+    stable = queries.describe_stable_groups(clusters)
+    if stable is not None:
+        caption = f"{stable} {caption}"
     return Section("tree", "Parameter tree", caption + picture.note, trees={"": picture})
 
 

@@ -271,6 +271,7 @@ SUMMARY = {
     "clusters": {
         **{"found": int, "true": (int, None), "sizes": [int]},
         **{"ari": (float, None), "nmi": (float, None), "ari_assigned?": (float, None)},
+        **{"stability?": float, "stable_sizes?": [int]},
     },
     "target": {
         **{"share_of_clients": (float, None), ...: (float, None)},
@@ -649,7 +650,10 @@ def _shape_of(hint: Any) -> Shape:
     origin = get_origin(hint)
     inner = get_args(hint)
     if origin is UnionType:
-        return tuple(None if each is NoneType else _shape_of(each) for each in inner)
+        shapes = [None if each is NoneType else _shape_of(each) for each in inner]
+        # A row leaves out a list that is None, so that a list in a row must have its shape.
+        lists = [each for each in shapes if isinstance(each, list)]
+        return lists[0] if lists else tuple(shapes)
     if origin is tuple:
         if inner[-1] is not ...:  # a tuple of a fixed length, whose entries are numbers
             return [(int, float)]
@@ -659,10 +663,17 @@ def _shape_of(hint: Any) -> Shape:
     return hint
 
 
+def _value_or_none(hint: Any, value: Any) -> Any:
+    """Convert a JSON value that may be None to the type that a type hint names."""
+    return None if value is None else _value_of(hint, value)
+
+
 def _value_of(hint: Any, value: Any) -> Any:
     """Convert a JSON value to the type that a type hint names, such as a list to a tuple."""
     origin = get_origin(hint)
     inner = get_args(hint)
+    if origin is UnionType:
+        return _value_or_none(next(each for each in inner if each is not NoneType), value)
     if origin is tuple:
         if inner[-1] is ...:
             inner = (inner[0],) * len(value)
