@@ -64,7 +64,7 @@ from fedclade.core import (
 REVIEW_EVERY = 6
 """Number of rounds between reviews, in which candidates that no client needs are given up."""
 
-SHARE_BESIDE = 0.5
+SHARE_BESIDE = 0.25
 """Share of each cluster's clients that train the model for all clients in a round."""
 
 LEAST_OWN_ROUNDS = 3
