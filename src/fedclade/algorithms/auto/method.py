@@ -18,7 +18,7 @@ Losses on validation data decide which client is served with which candidate
 **Cost.** The candidates share their training: personal models start from models that exist. The
 number of training steps of all clients together stays below ``budget`` times that of FedAvg. To
 this end the candidates above the clusters are trained as far as the budget allows, in this order:
-the copies of the last round, the model for all clients (by half of the clients in each round), and
+the copies of the last round, the model for all clients (by a quarter of the clients in each round), and
 own models, whose training begins in the earliest round from which on it can continue to the end. A
 candidate that is served to no client in a review is trained no further.
 """
