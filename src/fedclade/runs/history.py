@@ -689,8 +689,8 @@ class History:
             summary["clusters"] |= {"found": 0, "ari": None, "nmi": None, "sizes": []}
             for name in ("ari_assigned", "stability", "stable_sizes"):
                 summary["clusters"].pop(name, None)
-            if served := _count_served(shown.events):
-                summary["served"] = served
+        if served := _count_served(shown.events):
+            summary["served"] = served
         if self.task.balanced and self.task.weights is not None:  # newcomers use the same weights
             summary["class_weights"] = self.task.weights.tolist()
         if self.adversaries is not None:
