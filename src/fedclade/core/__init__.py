@@ -239,6 +239,7 @@ from fedclade.core.work import (
     Store,
     Trainer,
     are_copies,
+    count_steps,
 )
 
 __all__ = [
@@ -410,6 +411,7 @@ __all__ = [
     "check_settings",
     "checked",
     "count_batches",
+    "count_steps",
     "defaults",
     "document_settings",
     "draw_with",
