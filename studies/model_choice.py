@@ -7,10 +7,10 @@ data, determine the accuracy with each combination of the options, and by each r
 
 - "by one example": all clients together start from the model with the best total score, even if it
   is better by one example only (the rule of fedclade up to version 1.0);
-- "bound": clients leave the clusters' models together only if other models are better by one
-  standard error, by a bound from the numbers of examples (``Scores.error``);
-- "paired": the same with the standard error of the paired difference over clients (the rule of
-  fedclade).
+- "paired": clients leave the clusters' models together only if other models are better by one
+  standard error of the paired difference over clients;
+- "bound": the same with a bound of the standard error, from the numbers of examples on which two
+  models can differ (the rule of fedclade).
 
 The later steps, in which clusters and single clients deviate, are the same for all rules.
 
@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 from unittest import mock
 
@@ -133,17 +133,23 @@ def start_by_one_example(first: Served, others: Sequence[Served], scores: Scores
     return max(ways, key=scores.total)
 
 
-def start_by_bound(first: Served, others: Sequence[Served], scores: Scores) -> Served:
-    """Return the first common choice, unless another is better by one bound of the error."""
-    start = scores.total(first)
-    better = [way for way in others if scores.total(way) - start > scores.error(way, first)]
+def start_by_pairs(first: Served, others: Sequence[Served], scores: Scores) -> Served:
+    """Return the first common choice, unless another is better by one paired standard error."""
+    better: list[Served] = []
+    for way in others:
+        differences = [
+            scores.examples[c] * (scores.merits[c, way[c]] - scores.merits[c, first[c]])
+            for c in way
+        ]
+        if sum(differences) > len(differences) ** 0.5 * stdev(differences):
+            better.append(way)
     return max(better, key=scores.total, default=first)
 
 
 RULES = {
     "by one example": start_by_one_example,
-    "bound": start_by_bound,
-    "paired": fallback.choose_together,
+    "paired": start_by_pairs,
+    "bound": fallback.choose_together,
 }
 
 
