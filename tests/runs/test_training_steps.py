@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from unittest import mock
 
+import pytest
 import torch
 
-from fedclade import CFL, FINISH, Callback, FedAvg, FineTune, LocalTraining, ReplicatedCFL, simulate
+from fedclade import (
+    CFL,
+    FINISH,
+    Callback,
+    FedAvg,
+    FineTune,
+    LocalTraining,
+    ReplicatedCFL,
+    Run,
+    RunInterrupted,
+    simulate,
+)
 from fedclade.channel import Channel, Meter, StepCounting
 from fedclade.core import ClientWork, Splits, count_steps
 from fedclade.core.queries import Round
@@ -99,3 +111,18 @@ def test_a_full_batch_gradient_is_no_step():
     channel.gradients([0], torch.zeros(1, 1), [0], Round(1, SPEC))
     assert meter.steps == 0
     assert count_steps(ClientWork(), SPEC, {0: 40}, [0]) == 8
+
+
+def test_a_run_that_an_earlier_version_began_has_no_steps_in_its_summary(tmp_path):
+    readings = Meter.readings
+
+    def without_steps(meter):
+        return {name: n for name, n in readings(meter).items() if "steps" not in name}
+
+    settings = {"folder": tmp_path / "run", "evaluate_every": 3}
+    with mock.patch.object(Meter, "readings", without_steps), pytest.raises(RunInterrupted):
+        run_of(FedAvg(), **settings, stop=lambda: True)
+    run = run_of(FedAvg(), **settings)
+    assert [row.get("steps") for row in run.metric_rows] == [None, STEPS, STEPS, STEPS]
+    assert "steps" not in run.summary
+    assert Run.load(tmp_path / "run").summary == run.summary
