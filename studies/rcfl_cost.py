@@ -1,6 +1,7 @@
 """Measure the cost of rcfl as multiples of FedAvg's: training steps, examples, upload and download.
 
-The runs differ in their numbers of rounds and clients. In task "iid" all clients have one
+The runs differ in their numbers of rounds and clients, and in the size of the model: signatures, by
+which the server compares updates, add more to the upload of a small model. In task "iid" all clients have one
 distribution; in task "4 label swaps" they form four clusters, which rcfl finds and then checks
 again. Steps and examples are counted where simulated clients carry out their training, so that
 training on parts of the data, checks, and repeated queries are included. FedAvg costs the same in
@@ -30,8 +31,17 @@ from fedclade.algorithms import Algorithm
 
 Line = dict[str, Any]
 
-SIZES = ((10, 20), (20, 20), (40, 20), (100, 20), (40, 6), (40, 60))
-"""Pairs of a number of rounds and a number of clients."""
+MODEL = "mlp"
+SIZES = (
+    (10, 20, MODEL),
+    (20, 20, MODEL),
+    (40, 20, MODEL),
+    (100, 20, MODEL),
+    (40, 6, MODEL),
+    (40, 60, MODEL),
+    (40, 20, "mclr"),
+)
+"""Number of rounds, number of clients, and model; mlp has 101,770 parameters, and mclr 7,850."""
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "iid": {},
     "4 label swaps": {"shift": "label_swap", "clusters": 4},
@@ -41,16 +51,18 @@ METHODS: Mapping[str, Algorithm] = {
     "rcfl, fallback": ReplicatedCFL(fallback=True),
     "rcfl, personalize": ReplicatedCFL(personalize=True),
 }
-OPTIONAL_ROUNDS = 40
-"""Number of rounds in which the methods with an option are run, with 20 clients."""
+SIZE_OF_OPTIONS = (40, 20, MODEL)
+"""Rounds, clients and model of the runs of methods with an option."""
 COSTS = ("steps", "examples", "bytes_up", "bytes_down")
 
 
-def cost_of(algorithm: Algorithm, federation: Federation, rounds: int, seed: int) -> Line:
+def cost_of(
+    algorithm: Algorithm, model: str, federation: Federation, rounds: int, seed: int
+) -> Line:
     """Run a method, and return its costs."""
     settings = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "engine": "stacked"}
     with counted_steps() as count:
-        done = simulate(algorithm, "mlp", federation, local=LOCAL, **settings)
+        done = simulate(algorithm, model, federation, local=LOCAL, **settings)
     if done.summary["steps"]["total"] != count.steps:
         raise SystemExit(
             f"the summary has {done.summary['steps']['total']} steps, counted were {count.steps}"
@@ -65,7 +77,14 @@ def cost_of(algorithm: Algorithm, federation: Federation, rounds: int, seed: int
 
 
 def run(
-    method: str, task: str, rounds: int, clients: int, seed: int, data_dir: Path | None
+    *,
+    method: str,
+    task: str,
+    rounds: int,
+    clients: int,
+    model: str,
+    seed: int,
+    data_dir: Path | None,
 ) -> Line:
     """Return the costs of a run as multiples of FedAvg's, and the number of clusters found."""
     federation = load_federation(
@@ -78,8 +97,8 @@ def run(
         data_dir=data_dir,
         **TASKS[task],
     )
-    fedavg = cost_of(FedAvg(), federation, 1, seed)
-    found = cost_of(METHODS[method], federation, rounds, seed)
+    fedavg = cost_of(FedAvg(), model, federation, 1, seed)
+    found = cost_of(METHODS[method], model, federation, rounds, seed)
     ratios = {name: found[name] / (rounds * fedavg[name]) for name in COSTS}
     return {**ratios, "clusters": found["clusters"]}
 
@@ -88,8 +107,9 @@ def table(lines: Sequence[Line]) -> str:
     """Return a Markdown table of the mean costs over seeds."""
     of: dict[tuple[Any, ...], list[Line]] = defaultdict(list)
     for line in lines:
-        of[line["method"], line["rounds"], line["clients"], line["task"]].append(line)
-    head = ["method", "rounds", "clients", "task", "runs", "clusters", *COSTS]
+        key = [line[name] for name in ("method", "model", "rounds", "clients", "task")]
+        of[tuple(key)].append(line)
+    head = ["method", "model", "rounds", "clients", "task", "runs", "clusters", *COSTS]
     text = [f"| {' | '.join(head)} |", "| :-- " + "| --: " * (len(head) - 1) + "|"]
     for key, found in sorted(of.items()):
         cells = [*(str(value) for value in key), str(len(found))]
@@ -106,12 +126,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     jobs = [
-        {"method": method, "task": task, "rounds": rounds, "clients": clients, "seed": seed}
+        {"method": method, "task": task, "seed": seed, **size}
         for seed in range(given.seeds)
-        for rounds, clients in SIZES
+        for size in (dict(zip(("rounds", "clients", "model"), each, strict=True)) for each in SIZES)
         for task in TASKS
         for method in METHODS
-        if method == "rcfl" or (rounds, clients) == (OPTIONAL_ROUNDS, 20)
+        if method == "rcfl" or tuple(size.values()) == SIZE_OF_OPTIONS
     ]
     if not given.table:
         jsonl.run_missing(given.out, jobs, lambda **job: run(**job, data_dir=given.data_dir))
