@@ -92,7 +92,7 @@ def counted_of(work):
     """Return the steps that are counted for two clients with 40 and 55 examples."""
     clients = ScriptedClients({0: [0.0], 1: [0.0]}, {0: 40, 1: 55})
     meter = Meter()
-    channel = Channel(clients, StepCounting(meter, clients))
+    channel = Channel(clients, StepCounting(meter, lambda _: clients.sizes))
     channel.train([0, 1], torch.zeros(1, 1), [0, 0], Round(1, SPEC), work)
     return meter.steps
 
@@ -107,7 +107,7 @@ def test_all_parts_of_a_clients_data_count():
 def test_a_full_batch_gradient_is_no_step():
     clients = ScriptedClients({0: [0.0]}, {0: 40})
     meter = Meter()
-    channel = Channel(clients, StepCounting(meter, clients))
+    channel = Channel(clients, StepCounting(meter, lambda _: clients.sizes))
     channel.gradients([0], torch.zeros(1, 1), [0], Round(1, SPEC))
     assert meter.steps == 0
     assert count_steps(ClientWork(), SPEC, {0: 40}, [0]) == 8

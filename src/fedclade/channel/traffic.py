@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
@@ -13,10 +13,11 @@ from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     OWN,
     OWN_COLUMNS,
-    Clients,
+    ClientWork,
     DataQuery,
     EvaluationQuery,
     Query,
+    Round,
     TrainQuery,
     Updates,
     count_steps,
@@ -107,21 +108,34 @@ class StepCounting(Middleware):
     ----------
     meter
         Meter to which the steps are added.
-    clients
-        Clients whose numbers of training examples (:attr:`Clients.sizes
-        <fedclade.core.Clients.sizes>`) determine the numbers of steps.
+    sizes_in
+        Function that returns each client's number of training examples in a round, by client id.
+        Its parameter is the number of the round, from 1.
     """
 
     queries = (TrainQuery,)
 
     meter: Meter
-    clients: Clients
+    sizes_in: Callable[[int], Mapping[int, int]]
 
     def before(self, query: TrainQuery) -> TrainQuery:
         """Count the steps that a query requests; return the query unchanged."""
-        sizes = self.clients.sizes
+        sizes = self.sizes_in(query.round.number)
         self.meter.steps += count_steps(query.work, query.round.local, sizes, query.ids)
         return query
+
+    def add_cohort(self, cohort: Sequence[int], this_round: Round) -> None:
+        """Count the steps of one local training of each client in a cohort.
+
+        Parameters
+        ----------
+        cohort
+            Ids of the clients sampled for the round.
+        this_round
+            The round, with its number and settings of local training.
+        """
+        sizes = self.sizes_in(this_round.number)
+        self.meter.cohort_steps += count_steps(ClientWork(), this_round.local, sizes, cohort)
 
 
 @dataclass(frozen=True)

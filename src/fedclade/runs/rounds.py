@@ -20,7 +20,6 @@ from fedclade.channel import Absence, Channel
 from fedclade.core import (
     CheckpointError,
     Clients,
-    ClientWork,
     ConfigError,
     Diverged,
     Evaluation,
@@ -31,7 +30,6 @@ from fedclade.core import (
     RunError,
     RunInterrupted,
     TooFew,
-    count_steps,
     shown,
 )
 from fedclade.runs.backend import Backend
@@ -491,8 +489,7 @@ def step(
     else:
         cohort = algorithm.sample_cohort(there, fraction, draw)
         expected = dict[int, float]()
-    sizes = backend.workers.sizes
-    backend.meter.cohort_steps += count_steps(ClientWork(), this_round.local, sizes, cohort)
+    backend.counting.add_cohort(cohort, this_round)
     after = state
     log = RoundLog({}, {}, events=(TooFew(0, 0),))
     if cohort or not settings.is_central:
