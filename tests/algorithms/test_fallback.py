@@ -276,25 +276,46 @@ def test_a_root_that_is_better_by_one_example_is_not_chosen():
 
 
 @pytest.mark.parametrize(
-    ("root", "served"), [(0.91, TO_LEAVES), (0.94, dict.fromkeys(range(6), 0))]
+    ("differences", "leaves"),
+    [
+        ([1, 1, 1, 1, 1, 1], False),  # 6 examples, with a standard error of 2.4
+        ([3, -1, 3, -1, 3, -1], False),  # 6 examples, with a standard error of 5.5
+        ([3, -2, 3, -2, 3, -2], True),  # 3 examples, with a standard error of 6.2
+        ([-1, -1, -1, -1, -1, -1], True),
+    ],
 )
-def test_clients_leave_their_clusters_models_together_for_one_standard_error(root, served):
-    """Leaves are right about 90 of 100: the error for 91 is √(0.1 + 0.09) / √600 = 1.8 points, for 94 it is 1.6.
+def test_clients_go_to_the_root_together_for_one_paired_standard_error(differences, leaves):
+    """The differences are the root's correct examples minus the leaves', of each client's 100 examples.
 
-    For a cluster by itself the error for 94 is 2.3 points, and for a client 4 points.
+    They are too small for a cluster, or a client by itself, to change its model.
     """
-    assert chosen(TWO, lambda client, model: 0.9 if model else root) == served
+
+    def right(client, model):
+        return 0.9 if model else 0.9 + differences[client] / 100
+
+    assert chosen(TWO, right) == (TO_LEAVES if leaves else dict.fromkeys(range(6), 0))
+
+
+@pytest.mark.parametrize(("special", "chosen_model"), [(0.91, 1), (0.94, 2)])
+def test_to_models_that_are_no_more_general_clients_go_for_a_bound_of_the_error(
+    special, chosen_model
+):
+    """Right about 90 of 100: the bound for 91 is √(0.1 + 0.09) / √600 = 1.8 points, for 94 it is 1.6."""
+    merits = {(c, 1): 0.9 for c in range(6)} | {(c, 2): special for c in range(6)}
+    scores = Scores(merits, dict.fromkeys(range(6), 100), are_shares=True)
+    first, other = dict.fromkeys(range(6), 1), dict.fromkeys(range(6), 2)
+    assert choose_together(first, [other], scores) == dict.fromkeys(range(6), chosen_model)
 
 
 def test_one_example_is_not_more_than_an_error_if_all_other_examples_are_right():
     """The bound of the error is then one example, too; 59/60 as a float is a bit less than it should be."""
     scores = Scores(
-        {(0, 0): 1.0, (0, 1): 59 / 60 - 1e-8, (1, 0): 1.0, (1, 1): 1.0},
+        {(0, 2): 1.0, (0, 1): 59 / 60 - 1e-8, (1, 2): 1.0, (1, 1): 1.0},
         {0: 60, 1: 60},
         are_shares=True,
     )
     leaves = {0: 1, 1: 1}
-    assert choose_together(leaves, [{0: 0, 1: 0}], scores) == leaves
+    assert choose_together(leaves, [{0: 2, 1: 2}], scores) == leaves
 
 
 def test_of_several_choices_that_are_better_by_the_margin_all_clients_take_the_best():
@@ -420,8 +441,9 @@ def test_it_is_as_good_as_the_leaves_and_within_an_error_of_the_root_on_all_vali
         return sum(examples[c] * right[4 * c + node] for c, node in served.items())
 
     found = total(best_on_validation(tree, clients))
-    variance = sum(
-        examples[c] * (2 - right[4 * c] - right[4 * c + leaf]) for c, leaf in tree.leaf_of.items()
-    )
+    differences = [
+        examples[c] * (right[4 * c] - right[4 * c + leaf]) for c, leaf in tree.leaf_of.items()
+    ]
+    error = sum(each**2 for each in differences) ** 0.5
     assert found >= total(tree.leaf_of) - 1e-4
-    assert found >= total(dict.fromkeys(range(4), 0)) - 1.0001 * variance**0.5 - 1e-4
+    assert found >= total(dict.fromkeys(range(4), 0)) - 1.0001 * error - 1e-4

@@ -143,20 +143,38 @@ class Scores:
             variance += n * (2 - a - b) if self.are_shares else (n * (a - b)) ** 2
         return variance**0.5
 
+    def paired_error(self, way: Served, other: Served) -> float:
+        """Return the standard error of the paired difference between two choices over clients.
+
+        Let d_c be the difference of client c's two scores, times the number of its validation
+        examples. The standard error is √(Σ d_c²). For n clients whose d_c have the sample's standard
+        deviation s, it differs from the usual √n·s, but the total difference Σ d_c exceeds the one
+        if and only if it exceeds the other. For a single client, the difference is exactly one
+        standard error.
+
+        In contrast to :meth:`error`, this standard error is an estimate and no bound. It needs many
+        clients, and is smaller if all clients gain about the same.
+
+        Parameters
+        ----------
+        way, other
+            The two choices: the number of the chosen model, by client.
+        """
+        variance = 0.0
+        for client in (c for c in way if c in self.examples):
+            difference = self.merits[client, way[client]] - self.merits[client, other[client]]
+            variance += (self.examples[client] * difference) ** 2
+        return variance**0.5
+
 
 def choose_together(first: Served, others: Sequence[Served], scores: Scores) -> Served:
     """Return the common choice of all clients: the first, unless another is better by a margin.
 
-    The margin is :data:`TOGETHER` standard errors of the difference (:meth:`Scores.error`). Among
-    several choices that are better by the margin, the choice with the largest total score is
-    returned.
-
-    For accuracies, the standard error is a bound. The paired differences of the clients would give
-    an estimate, which is smaller if clients gain about the same. In ``studies/model_choice.py`` both
-    gained as much on average, but the estimate made the mean test accuracy worse in 4 of 90 cases,
-    by up to half a point, and the bound in none. For other scores, the standard error is this estimate: for n
-    differences with the sample's standard deviation s it is √n·s, and the sum of the differences
-    exceeds it if and only if it exceeds the root of the sum of their squares.
+    The margin is :data:`TOGETHER` standard errors of the difference. For more general models, which
+    more clients have trained, it is the paired standard error (:meth:`Scores.paired_error`). For
+    other models, such as fine-tuned copies, it is the bound, which is larger for accuracies
+    (:meth:`Scores.error`). Among several choices that are better by the margin, the choice with the
+    largest total score is returned. ``studies/model_choice.py`` compares this rule with others.
 
     Parameters
     ----------
@@ -170,10 +188,11 @@ def choose_together(first: Served, others: Sequence[Served], scores: Scores) -> 
     """
     better = list[Served]()
     for way in others:
+        is_more_general = all(way[client] <= first[client] for client in way)
+        error = (scores.paired_error if is_more_general else scores.error)(way, first)
         gain = scores.total(way) - scores.total(first)
-        margin = TOGETHER * scores.error(way, first)
         # A single example can be exactly one standard error, which rounded scores may exceed.
-        if gain > margin and not isclose(gain, margin, rel_tol=1e-4):
+        if gain > TOGETHER * error and not isclose(gain, TOGETHER * error, rel_tol=1e-4):
             better.append(way)
     return max(better, key=scores.total, default=first)
 
