@@ -11,7 +11,7 @@ data, determine the accuracy with each combination of the options, and by each r
   standard error of the paired difference over clients;
 - "bound": the same with a bound of the standard error, from the numbers of examples on which two
   models can differ;
-- "both": the same with the paired standard error for the model for all clients, and the bound for
+- "library": the same with the paired standard error for the model for all clients, and the bound for
   fine-tuned copies (the rule of fedclade). It was chosen by the results of seeds 0 to 2.
 
 The later steps, in which clusters and single clients deviate, are the same for all rules.
@@ -157,7 +157,7 @@ RULES = {
     "by one example": start_by_one_example,
     "paired": partial(start_by_error, Scores.paired_error),
     "bound": partial(start_by_error, Scores.error),
-    "both": fallback.choose_together,
+    "library": fallback.choose_together,
 }
 
 
