@@ -105,28 +105,54 @@ def test_labels_that_differ_within_clusters_are_served_as_well_as_by_fine_tuning
     assert ours.summary["accuracy"]["mean"] >= tuned.summary["accuracy"]["mean"] - 0.1
 
 
+class Tuning(ScriptedClients):
+    """Clients whose fine-tuned copies count as model 2, and all other models as model 1."""
+
+    def train(self, ids, models, assignment, this_round, work=None, **more):
+        assert isinstance(work.store, LocalModel)
+        return super().train(ids, models, assignment, this_round)
+
+    def evaluate(self, ids, models, assignment, split):
+        mine = [row == OWN for row in assignment]
+        scored = torch.stack([torch.full((1,), 2.0 if each else 1.0) for each in mine])
+        return super().evaluate(ids, scored, range(len(ids)), split)
+
+
+def kept_by(right):
+    """Return which of six clients with 100 validation examples each keep their copies."""
+    everybody = range(6)
+    clients = Tuning(
+        {client: [0.0] for client in everybody}, dict.fromkeys(everybody, 100), right=right
+    )
+    tree = ParameterTree.root_only(everybody, torch.zeros(1))
+    return keep_better(tree, (LEAF,), clients, RoundPlan(3, SPEC))
+
+
 @pytest.mark.parametrize(("alone", "kept"), [(0.93, ()), (0.97, (0,))])
 def test_a_client_departs_from_what_all_have_for_two_standard_errors(alone, kept):
     """Right about 85 of 100 with the cluster's model: two errors for 93 are 9.4 points, for 97 they are 8.5."""
 
-    class Tuning(ScriptedClients):
-        def train(self, ids, models, assignment, this_round, work=None, **more):
-            assert isinstance(work.store, LocalModel)
-            return super().train(ids, models, assignment, this_round)
-
-        def evaluate(self, ids, models, assignment, split):
-            mine = [row == OWN for row in assignment]
-            scored = torch.stack([torch.full((1,), 2.0 if each else 1.0) for each in mine])
-            return super().evaluate(ids, scored, range(len(ids)), split)
-
     def right(client, model):
         return (alone if client == 0 else 0.5) if model == 2 else 0.85
 
-    clients = Tuning(
-        {client: [0.0] for client in range(6)}, dict.fromkeys(range(6), 100), right=right
-    )
-    tree = ParameterTree.root_only(range(6), torch.zeros(1))
-    assert keep_better(tree, (LEAF,), clients, RoundPlan(3, SPEC)) == kept
+    assert kept_by(right) == kept
+
+
+@pytest.mark.parametrize(
+    ("better_for", "copies", "kept"), [(1, 0.86, ()), (6, 0.86, ()), (6, 0.88, tuple(range(6)))]
+)
+def test_copies_are_kept_together_if_they_are_better_by_more_than_a_standard_error(
+    better_for, copies, kept
+):
+    """The cluster's model is right about 85 of 100: the error is about √(0.15 + 0.12) / √600 = 2.1 points.
+
+    For a client by itself, two errors are 10 points.
+    """
+
+    def right(client, model):
+        return copies if model == 2 and client < better_for else 0.85
+
+    assert kept_by(right) == kept
 
 
 def test_with_a_fallback_the_model_for_all_is_tuned_as_well():

@@ -117,6 +117,7 @@ def same(here: Run, there: Run) -> None:
         torch.testing.assert_close(theirs.model, ours.model, rtol=0, atol=1e-6)
     assert there.events == _numbers(here.events)
     assert there.summary["accuracy"] == here.summary["accuracy"]
+    assert there.summary["steps"] == here.summary["steps"]
 
 
 def _numbers(value: Any) -> Any:

@@ -52,6 +52,7 @@ def test_run_table_shows_every_number_of_the_summary(summary_run):
             "bytes_to_target": 3_210_000,
         },
         bytes_up=43_400_000,
+        steps={"total": 12_345, "of_cohorts": 10_000, "ratio": 1.2345},
         seed=7,
     )
     text = "\n".join(lines(run_table(run)))
@@ -62,6 +63,7 @@ def test_run_table_shows_every_number_of_the_summary(summary_run):
     assert "ARI 0.88, NMI 0.90" in text
     assert "reached by the mean after 12 rounds and 3.2 MB; 40 % of the clients at the end" in text
     assert "43.4 MB up, 2.0 kB down" in text
+    assert "12,345 steps, 1.23 × FedAvg's (10,000)" in text
     assert "1 min 01 s: train 1 min 00 s, evaluate 0.5 s, server 0.5 s" in text
 
 

@@ -6,10 +6,10 @@ split, no client trains the root's model any more, and it soon lags far behind. 
 cohort continues to train the root's model, and clients can be evaluated with it if their clusters'
 models are no better.
 
-The choice is made in steps. First all clients together use either the root's model or their
-clusters' models, whichever is better on the validation examples of all clients. Then the members of
-each node, and finally each single client, may deviate from that choice
-(``benchmarks/fallback.py``).
+The choice is made in steps. First all clients together use their clusters' models, unless the
+root's model is better on the validation examples of all clients by more than one standard error.
+Then the members of each node, and finally each single client, may deviate from that choice
+(``benchmarks/fallback.py``, ``studies/model_choice.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isclose, isfinite
 
 import torch
 from torch import Tensor
@@ -42,10 +42,15 @@ from fedclade.core import (
 #
 # A client's few validation examples are weak evidence: on 60 examples, two models with an accuracy
 # of about 92 % differ by up to 5 points by chance. So clients choose together first, then in
-# groups, and finally each by itself. A later choice replaces an earlier one by more general models
-# if these are better by one standard error of the difference, and by other models if they are
-# better by two: a model that more clients have trained is more trustworthy.
+# groups, and finally each by itself. The first choice starts from the clusters' models, which the
+# clustering has found to fit, and replaces them if other models are better by one standard error of
+# the difference. A later choice replaces an earlier one by more general models if these are better
+# by one standard error, and by other models if they are better by two: a model that more clients
+# have trained is more trustworthy.
 
+TOGETHER = 1.0
+"""Standard errors by which other models must be better if all clients leave their clusters' models.
+"""
 UP = 1.0
 """Standard errors by which more general models must be better than the current choice."""
 DOWN = 2.0
@@ -138,6 +143,59 @@ class Scores:
             variance += n * (2 - a - b) if self.are_shares else (n * (a - b)) ** 2
         return variance**0.5
 
+    def paired_error(self, way: Served, other: Served) -> float:
+        """Return the standard error of the paired difference between two choices over clients.
+
+        Let d_c be the difference of client c's two scores, times the number of its validation
+        examples. The standard error is √(Σ d_c²). For n clients whose d_c have the sample's standard
+        deviation s, it differs from the usual √n·s, but the total difference Σ d_c exceeds the one
+        if and only if it exceeds the other. For a single client, the difference is exactly one
+        standard error.
+
+        In contrast to :meth:`error`, this standard error is an estimate and no bound. It needs many
+        clients, and is smaller if all clients gain about the same.
+
+        Parameters
+        ----------
+        way, other
+            The two choices: the number of the chosen model, by client.
+        """
+        variance = 0.0
+        for client in (c for c in way if c in self.examples):
+            difference = self.merits[client, way[client]] - self.merits[client, other[client]]
+            variance += (self.examples[client] * difference) ** 2
+        return variance**0.5
+
+
+def choose_together(first: Served, others: Sequence[Served], scores: Scores) -> Served:
+    """Return the common choice of all clients: the first, unless another is better by a margin.
+
+    The margin is :data:`TOGETHER` standard errors of the difference. For more general models, which
+    more clients have trained, it is the paired standard error (:meth:`Scores.paired_error`). For
+    other models, such as fine-tuned copies, it is the bound, which is larger for accuracies
+    (:meth:`Scores.error`). Among several choices that are better by the margin, the choice with the
+    largest total score is returned. ``studies/model_choice.py`` compares this rule with others.
+
+    Parameters
+    ----------
+    first
+        The choice that needs no evidence: the number of the chosen model, by client.
+    others
+        The alternatives, each for the same clients. If several are equally good, the first is the
+        best.
+    scores
+        Validation scores of the clients with all models in question.
+    """
+    better = list[Served]()
+    for way in others:
+        is_more_general = all(way[client] <= first[client] for client in way)
+        error = (scores.paired_error if is_more_general else scores.error)(way, first)
+        gain = scores.total(way) - scores.total(first)
+        # A single example can be exactly one standard error, which rounded scores may exceed.
+        if gain > TOGETHER * error and not isclose(gain, TOGETHER * error, rel_tol=1e-4):
+            better.append(way)
+    return max(better, key=scores.total, default=first)
+
 
 def departed(served: Served, groups: Sequence[Sequence[Served]], scores: Scores) -> dict[int, int]:
     """Let groups of clients deviate from a common choice of models, one group after the other.
@@ -229,7 +287,8 @@ def keep_better(
     for start in starts:
         mine = tuned(clients.ids, start)
         answers.append(clients.evaluate(mine, models, [OWN] * len(mine), "validation"))
-    found = _choose_models(answers, {client: path[LEAF].id for client, path in nodes.items()})
+    leaf_of = {client: path[LEAF].id for client, path in nodes.items()}
+    found = _choose_models(answers, leaf_of, starts.index(LEAF))
     chosen = {client: starts[k - len(starts)] for client, k in found.items() if k >= len(starts)}
     # A client stores only the copy that it made last. If an earlier copy was chosen, the client
     # makes that copy again.
@@ -239,11 +298,10 @@ def keep_better(
     return tuple(sorted(chosen))
 
 
-def _choose_models(answers: Sequence[Evaluation], leaf_of: Mapping[int, int]) -> dict[int, int]:
-    """Choose one of several models for each client by validation scores.
-
-    First all clients together choose a model, then the members of each cluster, and finally each
-    single client (:func:`departed`).
+def _choose_models(
+    answers: Sequence[Evaluation], leaf_of: Mapping[int, int], first: int
+) -> dict[int, int]:
+    """Choose one of several models for each client by validation scores, see :func:`choose_models`.
 
     Parameters
     ----------
@@ -251,6 +309,8 @@ def _choose_models(answers: Sequence[Evaluation], leaf_of: Mapping[int, int]) ->
         Replies to the evaluation of each model, the most general model first.
     leaf_of
         The cluster of each client.
+    first
+        Number of the clusters' models in ``answers``.
 
     Returns
     -------
@@ -262,13 +322,42 @@ def _choose_models(answers: Sequence[Evaluation], leaf_of: Mapping[int, int]) ->
     if not ids:
         return {}
     scores = Scores.of([(c, k) for k, answer in enumerate(answers) for c in answer.ids], answers)
+    cluster_of = {client: leaf_of[client] for client in ids}
+    return choose_models(scores, range(len(answers)), cluster_of, first)
+
+
+def choose_models(
+    scores: Scores, numbers: Sequence[int], leaf_of: Mapping[int, int], first: int
+) -> dict[int, int]:
+    """Choose one of several models for each client by validation scores.
+
+    First all clients together choose a model: the clusters' models, unless another is better by a
+    margin (:func:`choose_together`). Then the members of each cluster, and finally each single
+    client, may deviate (:func:`departed`).
+
+    Parameters
+    ----------
+    scores
+        Validation scores of the clients with all models.
+    numbers
+        Numbers of the models, the most general model first.
+    leaf_of
+        The cluster of each client.
+    first
+        Number of the clusters' models.
+
+    Returns
+    -------
+    dict
+        Number of the chosen model, by client.
+    """
     members: dict[int, list[int]] = defaultdict(list)
-    for client in ids:
-        members[leaf_of[client]].append(client)
-    numbers = range(len(answers))
-    groups = [*members.values(), *([client] for client in ids)]
+    for client, leaf in leaf_of.items():
+        members[leaf].append(client)
+    groups = [*members.values(), *([client] for client in leaf_of)]
     ways = [[dict.fromkeys(group, k) for k in numbers] for group in groups]
-    common = max((dict.fromkeys(ids, k) for k in numbers), key=scores.total)
+    others = [dict.fromkeys(leaf_of, k) for k in numbers if k != first]
+    common = choose_together(dict.fromkeys(leaf_of, first), others, scores)
     return departed(common, ways, scores)
 
 
@@ -340,11 +429,11 @@ def train_beside(
 def best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
     """Choose the node on each client's path in the tree that is best on validation data.
 
-    There are three steps. First all clients together choose either the root or their leaves. Then
-    the members of each node below the root may change to their leaves, or to a node that all of
-    them have on their paths. Finally each client may change to any node on its path. A later step
-    replaces an earlier choice only if its own choice is better by enough (:func:`departed`). Of
-    equally good nodes the deepest is chosen, except in the first step, which prefers the root. A
+    There are three steps. First all clients together choose their leaves, or the root if it is
+    better by a margin (:func:`choose_together`). Then the members of each node below the root may
+    change to their leaves, or to a node that all of them have on their paths. Finally each client
+    may change to any node on its path. A later step replaces an earlier choice only if its own
+    choice is better by enough (:func:`departed`). Of equally good nodes the deepest is chosen. A
     client that does not reply follows the other clients of its cluster.
 
     Returns
@@ -371,4 +460,4 @@ def best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
         ]
         for group, above in [*of_nodes, *of_clients]
     ]
-    return departed(max(root, leaves, key=scores.total), ways, scores)
+    return departed(choose_together(leaves, [root], scores), ways, scores)

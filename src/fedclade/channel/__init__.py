@@ -71,7 +71,7 @@ from fedclade.channel.signature import (
     unpack_parts,
 )
 from fedclade.channel.streaming import Streaming
-from fedclade.channel.traffic import Meter, Timing, Traffic
+from fedclade.channel.traffic import Meter, StepCounting, Timing, Traffic
 
 __all__ = [
     "AWAY",
@@ -112,6 +112,7 @@ __all__ = [
     "Signature",
     "Sketch",
     "Sketching",
+    "StepCounting",
     "StepLedger",
     "Streaming",
     "Timing",

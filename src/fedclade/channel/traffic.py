@@ -1,8 +1,8 @@
-"""Middleware that counts the traffic between clients and server, and the time that clients take."""
+"""Middleware that counts the traffic between clients and server, training steps, and time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
@@ -13,11 +13,14 @@ from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     OWN,
     OWN_COLUMNS,
+    ClientWork,
     DataQuery,
     EvaluationQuery,
     Query,
+    Round,
     TrainQuery,
     Updates,
+    count_steps,
     has_replied,
     models_of,
 )
@@ -25,14 +28,18 @@ from fedclade.core import (
 
 @dataclass
 class Meter:
-    """Counts of the bytes that all clients have sent and received, and of the seconds they took.
+    """Counts of all clients' bytes and training steps, and of the seconds that they took.
 
     ``bytes_up`` are bytes from clients to the server, and ``bytes_down`` from the server to
-    clients. The seconds are those in which the server waited for clients to train or to evaluate.
+    clients. ``steps`` are the training steps that queries requested from clients, and
+    ``cohort_steps`` the steps of one local training of each sampled client in each round, as in
+    FedAvg. The seconds are those in which the server waited for clients to train or to evaluate.
     """
 
     bytes_up: int = 0
     bytes_down: int = 0
+    steps: int = 0
+    cohort_steps: int = 0
     seconds_train: float = 0.0
     seconds_evaluate: float = 0.0
 
@@ -85,6 +92,50 @@ class Timing(Middleware):
         else:
             self.meter.seconds_train += seconds
         return reply
+
+
+@dataclass(frozen=True)
+class StepCounting(Middleware):
+    """Middleware that counts the training steps that clients are requested to take.
+
+    A step is the update of a model by one mini-batch. It counts for each client to which a query is
+    sent, whether the client replies or not, and again if the query is repeated. A client that
+    trains on several parts of its data takes the steps of all parts. The computation of a full-batch
+    gradient counts as no step. Clients are counted with their present number of examples, also if
+    they train on examples from earlier rounds.
+
+    Parameters
+    ----------
+    meter
+        Meter to which the steps are added.
+    sizes_in
+        Function that returns each client's number of training examples in a round, by client id.
+        Its parameter is the number of the round, from 1.
+    """
+
+    queries = (TrainQuery,)
+
+    meter: Meter
+    sizes_in: Callable[[int], Mapping[int, int]]
+
+    def before(self, query: TrainQuery) -> TrainQuery:
+        """Count the steps that a query requests; return the query unchanged."""
+        sizes = self.sizes_in(query.round.number)
+        self.meter.steps += count_steps(query.work, query.round.local, sizes, query.ids)
+        return query
+
+    def add_cohort(self, cohort: Sequence[int], this_round: Round) -> None:
+        """Count the steps of one local training of each client in a cohort.
+
+        Parameters
+        ----------
+        cohort
+            Ids of the clients sampled for the round.
+        this_round
+            The round, with its number and settings of local training.
+        """
+        sizes = self.sizes_in(this_round.number)
+        self.meter.cohort_steps += count_steps(ClientWork(), this_round.local, sizes, cohort)
 
 
 @dataclass(frozen=True)

@@ -241,6 +241,7 @@ from fedclade.core.work import (
     Store,
     Trainer,
     are_copies,
+    count_steps,
     draw_examples,
     have_different_targets,
 )
@@ -416,6 +417,7 @@ __all__ = [
     "check_settings",
     "checked",
     "count_batches",
+    "count_steps",
     "defaults",
     "document_settings",
     "draw_examples",

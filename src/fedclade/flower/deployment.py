@@ -28,6 +28,7 @@ from fedclade.channel import (
     Meter,
     NoSketch,
     Retrying,
+    StepCounting,
     Streaming,
     Timing,
 )
@@ -429,7 +430,8 @@ class NetworkedClients(Deployment):
         joined.columns = self.registry.columns
         # Middleware that changes single updates needs updates that the server receives unmasked.
         seen = [server.retrying] if network.secure_aggregation else server.middleware
-        channel = Channel(grid_clients, Timing(self.meter), *seen, *assembled.middleware)
+        counting = StepCounting(self.meter, lambda _: grid_clients.sizes)
+        channel = Channel(grid_clients, Timing(self.meter), counting, *seen, *assembled.middleware)
         initial = self._initial
         if self.registry.secret and not assembled.finish:
             # The server knows models that are drawn from its own seed. Clients with a shared secret
@@ -443,6 +445,7 @@ class NetworkedClients(Deployment):
             initial=initial,
             workers=grid_clients,
             meter=self.meter,
+            counting=counting,
             retrying=server.retrying,
             permutation=None,
             sketch=server.sketch,

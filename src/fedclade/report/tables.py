@@ -563,6 +563,8 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         clusters = count(withheld, "cluster")
         yield "withheld", f"{clusters} of fewer than {least} members, merged into others"
     yield "traffic", f"{traffic(summary['bytes_up'])} up, {traffic(summary['bytes_down'])} down"
+    if steps := summary.get("steps"):
+        yield "training", _describe_steps(**steps)
     seconds = summary["seconds"]
     phases = [f"{phase} {duration(seconds[phase])}" for phase in ("train", "evaluate", "server")]
     yield "time", f"{duration(seconds['total'])}: {', '.join(phases)}"
@@ -717,6 +719,24 @@ def _adversary_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if adversary["attack_success"] is not None:
         success = percent(adversary["attack_success"])
         yield "", f"backdoor: succeeds with {success} of honest clients' test examples"
+
+
+def _describe_steps(total: int, of_cohorts: int, ratio: float | None) -> str:
+    """Describe the number of training steps in one line, see ``steps`` in ``summary.json``.
+
+    Parameters
+    ----------
+    total
+        Number of training steps that clients were requested to take.
+    of_cohorts
+        Number of steps if each sampled client had trained once in each round.
+    ratio
+        ``total`` as a multiple of ``of_cohorts``; None if no client was sampled.
+    """
+    text = count(total, "step")
+    if ratio is None:
+        return text
+    return f"{text}, {ratio:.2f} × FedAvg's ({of_cohorts:,})"
 
 
 def _describe_privacy(

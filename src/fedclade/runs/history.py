@@ -545,7 +545,7 @@ class History:
         state, evaluation, served, validation
             See :meth:`add`.
         cost
-            Bytes and seconds of the evaluation, by column; they are added to the round's cost.
+            Bytes, steps and seconds of the evaluation, by column; they are added to the round's cost.
         columns
             Further columns of the round's row of ``metrics.parquet``.
         events
@@ -564,7 +564,8 @@ class History:
             f"{self.task.metrics[0].name}_weighted": weighted,
             **self._evaluation_columns(evaluation),
             **validation_columns(self.task.metrics, validation),
-            **{name: value + row[name] for name, value in cost.items()},
+            # A round of an earlier version's checkpoint lacks some columns.
+            **{name: value + row.get(name, 0) for name, value in cost.items()},
             **columns,
         }
 
@@ -678,6 +679,7 @@ class History:
             "target": self._target_facts(final),
             "bytes_up": sum(row["bytes_up"] for row in self.metrics),
             "bytes_down": sum(row["bytes_down"] for row in self.metrics),
+            **_describe_steps(self.metrics),
             "seconds": seconds,
             "device": device,
             "engine": config["engine"],
@@ -853,6 +855,22 @@ def counting(row: Row) -> tuple[str, float | None]:
     """
     column = next(name for name in row if name.endswith("_mean"))
     return column.removesuffix("_mean"), row[column]
+
+
+def _describe_steps(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the section ``steps`` of the summary: the clients' training steps in all rounds.
+
+    It has the total number of steps, the number of steps if each sampled client had trained once in
+    each round, as in FedAvg (``of_cohorts``), and the ratio of both (None if no client was
+    sampled). Without a number for each round, as in a run that an earlier version began, the
+    section is left out.
+    """
+    if not all("steps" in row and "cohort_steps" in row for row in rows):
+        return {}
+    total = sum(row["steps"] for row in rows)
+    of_cohorts = sum(row["cohort_steps"] for row in rows)
+    ratio = total / of_cohorts if of_cohorts else None
+    return {"steps": {"total": total, "of_cohorts": of_cohorts, "ratio": ratio}}
 
 
 def _describe_inputs(schema: DataSpec) -> dict[str, Any]:

@@ -493,6 +493,7 @@ def step(
     else:
         cohort = algorithm.sample_cohort(there, fraction, draw)
         expected = dict[int, float]()
+    backend.counting.add_cohort(cohort, this_round)
     after = state
     log = RoundLog({}, {}, events=(TooFew(0, 0),))
     if cohort or not settings.is_central:

@@ -41,7 +41,9 @@ def test_sections_without_data_are_left_out(make_run, page_of):
 
 def test_cards_tell_scores_clusters_bytes_and_time(make_run, page_of):
     clusters = {"found": 2, "true": 3, "ari": 0.5, "nmi": 0.25, "sizes": [3, 1]}
-    cards = page_of(make_run(clusters=clusters, privacy={"epsilon": 2.5, "delta": 1e-5})).cards
+    steps = {"total": 12_345, "of_cohorts": 10_000, "ratio": 1.2345}
+    privacy = {"epsilon": 2.5, "delta": 1e-5}
+    cards = page_of(make_run(clusters=clusters, privacy=privacy, steps=steps)).cards
     assert cards == [
         Card("Accuracy", "75.0 %", "std 16.6 % over clients"),
         Card("Worst tenth", "50.0 %", "mean accuracy of the worst 1 client"),
@@ -49,6 +51,7 @@ def test_cards_tell_scores_clusters_bytes_and_time(make_run, page_of):
         Card("ARI", "0.50", "NMI 0.25; 1 is the truth"),
         Card("Traffic", "3.0 kB", "1.0 kB up, 2.0 kB down"),
         Card("Time", "1 min 01 s", "1 min 00 s training, on cpu"),
+        Card("Training steps", "12,345", "1.23 × FedAvg's"),
         Card("Privacy", "ε = 2.5", "at δ = 1e-05, client level"),
     ]
 

@@ -5,40 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fedclade.core import Clients, ClientWork, LocalTraining, Query, R, Sink, TrainQuery
-
-
-def count_steps(
-    work: ClientWork, local: LocalTraining, sizes: Mapping[int, int], ids: Sequence[int]
-) -> int:
-    """Return the number of training steps that clients take for one query.
-
-    A client that trains on several parts of its data takes the steps of all parts. The computation
-    of a gradient counts as no step.
-
-    Parameters
-    ----------
-    work
-        Work of each client.
-    local
-        Settings of local training.
-    sizes
-        Number of training examples of each client, by client id.
-    ids
-        Ids of the queried clients.
-    """
-    if work.is_gradient:
-        return 0
-    local = work.steps.settings(local)
-    splits = work.splits
-    if splits is None:
-        return sum(work.steps.count_steps(local, sizes[client]) for client in ids)
-    on_part = local.on_part(splits.count, splits.size)
-    total = 0
-    for client in ids:
-        size = splits.size or max(1, sizes[client] // splits.count)
-        total += splits.count * work.steps.count_steps(on_part, size)
-    return total
+from fedclade.core import Clients, Query, R, Sink, TrainQuery, count_steps
 
 
 class CountingClients(Clients):

@@ -32,7 +32,7 @@ from enum import IntEnum
 import numpy as np
 from torch import Tensor
 
-from fedclade.algorithms.auto.budget import CountingClients, count_steps
+from fedclade.algorithms.auto.budget import CountingClients
 from fedclade.algorithms.auto.choice import Choice, Losses, choose_models
 from fedclade.algorithms.base import Algorithm, RoundLog, sample
 from fedclade.algorithms.fallback import train_beside
@@ -58,6 +58,7 @@ from fedclade.core import (
     Served,
     Splits,
     checked,
+    count_steps,
     require,
 )
 

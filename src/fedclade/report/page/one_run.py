@@ -277,6 +277,9 @@ def _cost_cards(summary: Mapping[str, Any]) -> list[Card]:
         Card("Traffic", traffic(up + down), f"{traffic(up)} up, {traffic(down)} down"),
         Card("Time", duration(seconds["total"]), time_note),
     ]
+    if steps := summary.get("steps"):
+        note = "" if steps["ratio"] is None else f"{steps['ratio']:.2f} × FedAvg's"
+        cards.append(Card("Training steps", f"{steps['total']:,}", note))
     privacy = summary.get("privacy")
     if privacy and privacy["epsilon"] is not None:
         note = f"at δ = {privacy['delta']:g}, {privacy.get('level', 'client')} level"

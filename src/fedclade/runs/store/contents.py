@@ -278,6 +278,7 @@ SUMMARY = {
         **{"rounds_to_target": (int, None), "bytes_to_target": (complex, None)},
     },
     **{"bytes_up": complex, "bytes_down": complex, "device": str},
+    "steps?": {"total": int, "of_cohorts": int, "ratio": (float, None)},
     "seconds": dict.fromkeys(("total", "train", "evaluate", "server"), complex),
     "inputs?": {
         "shape": [int],
