@@ -144,8 +144,12 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "rcfl": {"name": "rcfl"},
     "rcfl, both": {"name": "rcfl", "fallback": True, "personalize": True},
     "auto": {"name": "auto"},
+    "oracle": {"name": "oracle"},
 }
-"""Section ``[algorithm]`` of the config of each method."""
+"""Section ``[algorithm]`` of the config of each method.
+
+The oracle runs only if it is named, and only in tasks with known clusters.
+"""
 
 CHOOSING = ("rcfl, both", "auto")
 """Methods that choose a model for each client by validation data, and are no single methods."""
@@ -400,7 +404,7 @@ def tables(lines: Sequence[Line], part: str) -> Iterator[Table]:
         ("method", *(each.name for each in results)),
         [(method, *(cost_cell(each, method) for each in results)) for method in shown],
     )
-    single = [method for method in METHODS if method not in CHOOSING]
+    single = [method for method in METHODS if method not in (*CHOOSING, "oracle")]
     for title, candidates in (
         (f"best single method (all but {' and '.join(CHOOSING)})", single),
         (f"best of {', '.join(BASELINES)}", BASELINES),
@@ -528,9 +532,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--methods",
         nargs="+",
-        default=[method for method in METHODS if method != "auto"],
+        default=[method for method in METHODS if method not in ("auto", "oracle")],
         choices=list(METHODS),
-        help="methods to run (default: all but auto)",
+        help="methods to run (default: all but auto and oracle)",
     )
     parser.add_argument("--processes", type=int, default=1, help="number of processes (default: 1)")
     parser.add_argument(
