@@ -53,7 +53,7 @@ def built(method: Method) -> Algorithm:
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 
 
-def test_an_algorithm_has_eleven_hooks():
+def test_an_algorithm_has_twelve_hooks():
     assert set(hooks()) == {
         "state_type",
         "requires",
@@ -64,6 +64,7 @@ def test_an_algorithm_has_eleven_hooks():
         "sample_cohort",
         "models_for",
         "tune",
+        "tuning_events",
         "join",
         "assign",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
+import numpy as np
 import pytest
 import torch
 
@@ -124,6 +125,21 @@ def test_the_trivial_predictor_predicts_the_most_frequent_label(kind, seen, targ
 def test_the_trivial_predictor_of_numbers_predicts_their_mean():
     found = predict_trivially("regression", torch.tensor([1.0, 4.0]), torch.zeros(3), 1)
     assert found.tolist() == [2.5] * 3
+
+
+def test_the_trivial_predictor_is_scored_in_the_unit_of_the_target():
+    """A regression standardizes targets by default, and its scores are in the user's unit again."""
+    draw = np.random.default_rng(0)
+    clients = {}
+    for name, level in (("low", 100.0), ("high", 200.0), ("middle", 150.0)):
+        inputs = draw.normal(size=(40, 2)).astype(np.float32)
+        targets = (level + draw.normal(size=40)).astype(np.float32)
+        clients[name] = ((inputs[:30], targets[:30]), (inputs[30:], targets[30:]))
+    federation = fedclade.federation(clients, "regression")
+    run = fedclade.simulate("fedavg", "mlp", federation, rounds=2, references=True)
+    assert run.gains is not None
+    for client in run.gains.clients:
+        assert 0.3 < client.scores["trivial"].value < 2, "the targets' deviation is 1 in each client"
 
 
 def test_the_trivial_predictor_of_texts_predicts_the_most_frequent_token():

@@ -94,7 +94,10 @@ class GainQuery(RowQuery):
         """Return a client's reply: scores and gains of its models on its own test rows."""
         inputs, targets = data.test_examples
         spec = data.spec
-        outputs = {TRIVIAL: predict_trivially(spec.task, data.targets, targets, spec.outputs)}
+        trivial = predict_trivially(
+            spec.task, data.targets, targets, spec.outputs, scale=data.task.target_scale
+        )
+        outputs = {TRIVIAL: trivial}
         shared = data.load_model(self.model)
         if self.has_cluster_model:
             outputs[CLUSTER] = predict_in_parts(shared, inputs, inputs.device)

@@ -33,7 +33,7 @@ from fedclade.runs.store.gains import (
 )
 from fedclade.runs.store.run import Run
 from fedclade.runs.store.served_models import served_node, serves_mixtures
-from fedclade.tasks import FittedTask, Interval, mix_outputs
+from fedclade.tasks import FittedTask, Interval, TargetScale, mix_outputs
 from fedclade.training import OWN_MODEL, PERSONAL, ClientRows, with_input_hooks
 
 ROWS_AT_A_TIME = 1024
@@ -265,7 +265,13 @@ class _Judge:
     def _predict_trivially(self, client: int, targets: Tensor) -> Tensor:
         """Return outputs that ignore the inputs, computed from the client's training targets."""
         _, seen = self.federation.examples(client, "train")
-        return predict_trivially(self.task.kind, seen, targets, self.federation.pool.outputs)
+        return predict_trivially(
+            self.task.kind,
+            seen,
+            targets,
+            self.federation.pool.outputs,
+            scale=self.task.target_scale,
+        )
 
 
 @torch.inference_mode()
@@ -335,7 +341,14 @@ def find_model(run: Run, client: int) -> Tensor | None:
     return run.layout.joined(shared, kept[PERSONAL].to(shared))
 
 
-def predict_trivially(kind: TaskKind, seen: Tensor, targets: Tensor, outputs: int) -> Tensor:
+def predict_trivially(
+    kind: TaskKind,
+    seen: Tensor,
+    targets: Tensor,
+    outputs: int,
+    *,
+    scale: TargetScale | None = None,
+) -> Tensor:
     """Return outputs of a model that ignores its inputs, as a baseline for trained models.
 
     The outputs are the frequencies of the labels in the training data, or the mean of the training
@@ -351,15 +364,20 @@ def predict_trivially(kind: TaskKind, seen: Tensor, targets: Tensor, outputs: in
         Targets ``[n, ...]`` of the n rows to predict, of which only the shape is used.
     outputs
         Number of outputs of a model.
+    scale
+        Scale by which a regression standardizes targets; None if it does not.
 
     Returns
     -------
     Tensor
         For each of the n rows, the logits of the labels' frequencies; for a regression, the mean
-        target.
+        target, standardized as the outputs of a trained model are.
     """
     if kind == "regression":
-        return seen.mean(0).expand(targets.shape)
+        mean = seen.mean(0)
+        if scale is not None:
+            mean = scale.standardize(mean)
+        return mean.expand(targets.shape)
     if kind in ("binary", "multilabel"):
         share = seen.double().mean(0)
         # Bounded, so that a label that never or always occurs has a finite logit.
