@@ -73,7 +73,7 @@ def test_two_groups_are_found_and_served_with_their_models(task: str) -> None:
 
 
 def test_clients_with_mappings_of_their_own_are_served_with_own_models() -> None:
-    advice = advise(clients_with("own"), rounds=20)
+    advice = advise(clients_with("own"), rounds=40)
     assert advice.method == "auto"
     assert sum(advice.served.values()) == N_CLIENTS
     assert advice.served.get("own", 0) + advice.served.get("fine-tuned", 0) >= N_CLIENTS - 2
