@@ -17,10 +17,11 @@ Losses on validation data decide which client is served with which candidate
 
 **Cost.** The candidates share their training: personal models start from models that exist. The
 number of training steps of all clients together stays below ``budget`` times that of FedAvg. To
-this end the candidates above the clusters are trained as far as the budget allows, in this order:
-the copies of the last round, the model for all clients (by a quarter of the clients in each round), and
-own models, whose training begins in the earliest round from which on it can continue to the end. A
-candidate that is served to no client in a review is trained no further.
+this end the candidates other than the clusters' models are trained as far as the budget allows, in
+this order: the copies of the last round, the model for all clients (by a quarter of the clients in
+each round), and own models, whose training begins in the earliest round from which on it can
+continue to the end. In the second half of a run, a candidate that serves no client, and from which
+little improvement is expected, is trained no further.
 """
 
 from __future__ import annotations
@@ -63,14 +64,13 @@ from fedclade.core import (
 )
 
 REVIEW_EVERY = 6
-"""Number of rounds between reviews, in which candidates that no client needs are given up."""
+"""Number of rounds between reviews, in which models are chosen even if the round is not evaluated."""
 
 SHARE_BESIDE = 0.25
 """Share of each cluster's clients that train the model for all clients in a round."""
 
 LEAST_OWN_ROUNDS = 3
 """Number of rounds for which own models are trained before a review may give them up."""
-
 
 LEAST_IMPROVEMENT = 0.01
 """Smallest improvement for which a candidate is trained on: 0.01 is a loss that is 1 % lower."""
