@@ -342,12 +342,7 @@ def find_model(run: Run, client: int) -> Tensor | None:
 
 
 def predict_trivially(
-    kind: TaskKind,
-    seen: Tensor,
-    targets: Tensor,
-    outputs: int,
-    *,
-    scale: TargetScale | None = None,
+    kind: TaskKind, seen: Tensor, targets: Tensor, outputs: int, *, scale: TargetScale | None = None
 ) -> Tensor:
     """Return outputs of a model that ignores its inputs, as a baseline for trained models.
 
