@@ -20,6 +20,7 @@ from fedclade import (
     EvaluatedModels,
     FedAvg,
     LocalTraining,
+    ReplicatedCFL,
     Requires,
     RunFacts,
     State,
@@ -223,6 +224,17 @@ def test_a_run_that_is_continued_after_its_last_evaluation_keeps_the_models_of_i
     algorithm: Algorithm, number: int, digits, tmp_path: Path, monkeypatch
 ):
     settings: dict[str, Any] = {"local": LocalTraining(lr=0.1), "rounds": 2, "checkpoint_every": 1}
+    if isinstance(algorithm, ReplicatedCFL):
+        # Labels differ between these clients, so that fine-tuned models are clearly better.
+        settings["local"] = LocalTraining(lr=0.1, epochs=5)
+        digits = load_federation(
+            "digits",
+            clients=4,
+            samples_per_client=200,
+            shift="label_permutation",
+            clusters=4,
+            validation_fraction=0.3,
+        )
     whole = simulate(algorithm, "mclr", digits, **settings)
 
     def fail(*_: object) -> None:

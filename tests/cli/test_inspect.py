@@ -90,7 +90,8 @@ def test_init_writes_a_config_that_runs_unchanged(folder: Path) -> None:
     assert config.data["standardize"] == "auto"
     assert config.data["categorical"] == ('a "stage"',)
     assert config.task.name == "binary"
-    assert config.algorithm["name"] == "rcfl"
+    assert config.algorithm["name"] == "auto"
+    assert config.data["validation_fraction"] == 0.2
     federation = config.federation()
     assert len(federation.clients) == 3
     assert federation.pool.columns is not None

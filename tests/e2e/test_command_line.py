@@ -755,6 +755,8 @@ def test_every_algorithm_runs_by_its_name_and_can_be_looked_at(
 ):
     """The figures that a run ends with are those that its report draws anew, and may paint."""
     config = SMALL.replace('name = "cfl"\neps2 = 0.4', f'name = "{algorithm}"')
+    if algorithm == "auto":
+        config = config.replace("[data]", "[data]\nvalidation_fraction = 0.2")
     Path(small).write_text(config.replace('name = "mclr"', 'name = "mlp"\nhidden = 8'))
     for command in (
         ("run", small, "--out", "result"),
@@ -824,8 +826,8 @@ def test_the_shipped_suite_has_every_algorithm_at_both_scales():
             known_truth = data["shift"] != "none" or data["partition"] == "label_groups"
             # which models must fit
             parted = {name for name, entry in ALGORITHMS.items() if entry.requires.personal}
-            # whose rounds are buffers; which is for hundreds of private clients
-            apart = {"fedbuff", "private_choice"}
+            # whose rounds are buffers; for hundreds of private clients; which needs validation data
+            apart = {"fedbuff", "private_choice", "auto"}
             expected = ALGORITHMS.keys() - parted - apart
             if not known_truth:
                 expected = expected - {"oracle"}

@@ -139,7 +139,9 @@ def test_the_trivial_predictor_is_scored_in_the_unit_of_the_target():
     run = fedclade.simulate("fedavg", "mlp", federation, rounds=2, references=True)
     assert run.gains is not None
     for client in run.gains.clients:
-        assert 0.3 < client.scores["trivial"].value < 2, "the targets' deviation is 1 in each client"
+        assert 0.3 < client.scores["trivial"].value < 2, (
+            "the targets' deviation is 1 in each client"
+        )
 
 
 def test_the_trivial_predictor_of_texts_predicts_the_most_frequent_token():

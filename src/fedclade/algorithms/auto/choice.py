@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from fedclade.core import Evaluation
 
@@ -155,7 +155,8 @@ class Choice:
         ahead = (self.gains[:, candidate] - self.gains[rows, self.chosen])[others]
         deviation = np.maximum(self.deviations[others, candidate], 1e-12)
         scaled = ahead / deviation
-        positive = ahead * norm.cdf(scaled) + deviation * norm.pdf(scaled)
+        normal = scipy.stats.norm
+        positive = ahead * normal.cdf(scaled) + deviation * normal.pdf(scaled)
         return float(positive.sum() / len(self.chosen))
 
 
