@@ -45,6 +45,7 @@ WORKS = [
     ["init", "hospitals", "--out", "starter.toml"],
     ["validate", "starter.toml"],
     ["run", "starter.toml", "--rounds", "2", "--out", "started"],
+    ["advise", "starter.toml", "--rounds", "2", "--seeds", "1", "--out", "best.toml"],
     ["validate", "cfl-digits-label-swap"],
     ["validate", "my.toml"],
     ["run", "my.toml", "--rounds", "2", "--out", "first"],
