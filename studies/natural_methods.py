@@ -574,8 +574,9 @@ def main() -> None:
             for finished in pool.imap_unordered(work, tasks):
                 print(finished, flush=True)
     console = Console(width=240)
+    lines = [line for line in jsonl.read(given.out) if line["seed"] in given.seeds]
     for part in given.parts:
-        for table in tables(jsonl.read(given.out), part):
+        for table in tables(lines, part):
             console.print(table)
 
 

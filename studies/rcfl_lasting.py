@@ -578,7 +578,8 @@ def main() -> None:
         "--sequences",
         type=int,
         default=1000,
-        help="number of sequences of 50 checks on new data (default: 1000)",
+        help="number of sequences of 50 checks on new data (default: 1000); half as many "
+        "sequences have 500 checks",
     )
     parser.add_argument(
         "--digits", type=int, default=20, help="largest number of runs on digits (default: 20)"

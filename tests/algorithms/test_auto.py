@@ -31,7 +31,7 @@ from fedclade import (
 from fedclade.algorithms import RunFacts
 from fedclade.algorithms.auto import method
 from fedclade.algorithms.auto.budget import count_steps
-from fedclade.algorithms.auto.choice import Choice, Losses, choose_models
+from fedclade.algorithms.auto.choice import Choice, Losses, choose_candidates
 from fedclade.algorithms.auto.method import (
     NAMES,
     AutoState,
@@ -182,10 +182,10 @@ def recorded_choices() -> Iterator[list[tuple[Losses, Choice]]]:
     found: list[tuple[Losses, Choice]] = []
 
     def choose(losses: Losses) -> Choice:
-        found.append((losses, choose_models(losses)))
+        found.append((losses, choose_candidates(losses)))
         return found[-1][1]
 
-    with mock.patch.object(method, "choose_models", choose):
+    with mock.patch.object(method, "choose_candidates", choose):
         yield found
 
 

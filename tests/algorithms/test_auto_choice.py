@@ -11,7 +11,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedclade.algorithms.auto.choice import LEAST_LOSS, MARGIN, Losses, choose_models, shrink_gains
+from fedclade.algorithms.auto.choice import (
+    LEAST_LOSS,
+    MARGIN,
+    Losses,
+    choose_candidates,
+    shrink_gains,
+)
 from fedclade.core import Evaluation
 
 
@@ -120,7 +126,7 @@ def test_a_client_with_more_examples_is_shrunk_less(observed, variances, factor)
 def test_a_client_with_more_examples_departs_where_another_does_not():
     """Three clients lose by candidate 1, two gain by it: the one with 400 examples is served with it."""
     values = [[1.0, 2.0]] * 6 + [[1.0, 0.7]] * 2
-    choice = choose_models(losses_of(values, [100] * 6 + [2, 400]))
+    choice = choose_candidates(losses_of(values, [100] * 6 + [2, 400]))
     assert choice.common == 0
     assert choice.chosen.tolist() == [0] * 7 + [1]
 
@@ -131,14 +137,14 @@ def test_a_client_with_more_examples_departs_where_another_does_not():
 def test_the_common_candidate_is_the_most_general_within_one_standard_error():
     """Candidate 1 has a lower mean loss than candidate 0, but only because of one client."""
     values = [[1.0, 1.0], [1.0, 1.0], [1.0, 0.5]]
-    assert choose_models(losses_of(values)).common == 0
+    assert choose_candidates(losses_of(values)).common == 0
     values = [[1.0, 0.9], [1.0, 0.8], [1.0, 0.5]]
-    assert choose_models(losses_of(values)).common == 1
+    assert choose_candidates(losses_of(values)).common == 1
 
 
 def test_a_candidate_that_some_client_lacks_is_not_the_common_one():
     values = [[1.0, 0.1], [1.0, 0.1], [1.0, math.nan]]
-    choice = choose_models(losses_of(values))
+    choice = choose_candidates(losses_of(values))
     assert choice.common == 0
     assert choice.chosen.tolist() == [1, 1, 0]
     assert choice.gains[2].tolist() == [0.0, -math.inf]
@@ -147,7 +153,7 @@ def test_a_candidate_that_some_client_lacks_is_not_the_common_one():
 def test_gains_by_hand():
     """All clients gain log(1.02 / 0.52); the floor is 0.02 times the median loss of 1."""
     values = [[1.0, 0.5, 1.0]] * 4
-    choice = choose_models(losses_of(values), margin=0.0)
+    choice = choose_candidates(losses_of(values), margin=0.0)
     assert choice.common == 1
     gain = math.log((0.5 + LEAST_LOSS) / (1.0 + LEAST_LOSS))
     assert choice.gains == pytest.approx(np.array([[gain, 0.0, gain]] * 4))
@@ -158,12 +164,12 @@ def test_a_client_departs_only_by_more_than_the_margin():
     gain = 0.4
     values = [[1.0, math.exp(-gain)]] * 4 + [[1.0, math.exp(gain)]] * 4
     losses = losses_of(values, 20)
-    free, bound = choose_models(losses, margin=0.0), choose_models(losses, margin=3.0)
+    free, bound = choose_candidates(losses, margin=0.0), choose_candidates(losses, margin=3.0)
     assert free.chosen.tolist() == [1] * 4 + [0] * 4
     assert bound.chosen.tolist() == [0] * 8
     assert (
-        choose_models(losses).chosen.tolist()
-        == choose_models(losses, margin=MARGIN).chosen.tolist()
+        choose_candidates(losses).chosen.tolist()
+        == choose_candidates(losses, margin=MARGIN).chosen.tolist()
     )
 
 
@@ -172,7 +178,7 @@ def test_a_client_departs_only_by_more_than_the_margin():
 
 @given(matrices(), COUNTS, st.floats(0.001, 1000))
 def test_a_factor_of_all_losses_changes_nothing(values, examples, factor):
-    choice, scaled = (choose_models(losses_of(v, examples)) for v in (values, factor * values))
+    choice, scaled = (choose_candidates(losses_of(v, examples)) for v in (values, factor * values))
     # Rounding may decide between equal candidates.
     best = choice.gains.max(axis=1)
     assume(
@@ -185,7 +191,7 @@ def test_a_factor_of_all_losses_changes_nothing(values, examples, factor):
 @given(matrices(), COUNTS, st.integers(0, 10))
 def test_the_order_of_clients_changes_nothing(values, examples, seed):
     order = np.random.default_rng(seed).permutation(len(values))
-    choice, other = (choose_models(losses_of(v, examples)) for v in (values, values[order]))
+    choice, other = (choose_candidates(losses_of(v, examples)) for v in (values, values[order]))
     assume(choice.common == other.common)
     assert other.gains == pytest.approx(choice.gains[order], abs=1e-6)
 
@@ -196,7 +202,7 @@ def test_a_candidate_with_an_infinite_loss_is_never_chosen(values, examples, dat
     assume(count > 1)
     row, k = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, count - 1))
     values[row, k] = math.inf
-    choice = choose_models(losses_of(values, examples))
+    choice = choose_candidates(losses_of(values, examples))
     assert choice.chosen[row] != k
     assert not np.isnan(choice.gains).any()
 
@@ -204,18 +210,18 @@ def test_a_candidate_with_an_infinite_loss_is_never_chosen(values, examples, dat
 def test_an_infinite_loss_is_not_chosen_though_all_others_gain():
     """The mean gain of the others is no reason to serve a client with a model that diverged for it."""
     values = [[1.0, 0.5]] * 20 + [[1.0, math.inf]]
-    choice = choose_models(losses_of(values, [50] * 20 + [1]))
+    choice = choose_candidates(losses_of(values, [50] * 20 + [1]))
     assert choice.chosen.tolist() == [1] * 20 + [0]
 
 
 def test_losses_of_0_and_infinity_have_an_order():
-    choice = choose_models(losses_of([[0.0, math.inf], [0.0, 0.0], [math.inf, 0.0]]))
+    choice = choose_candidates(losses_of([[0.0, math.inf], [0.0, 0.0], [math.inf, 0.0]]))
     assert choice.chosen.tolist() == [0, 0, 1]
     assert not np.isnan(choice.gains).any()
 
 
 def test_without_any_finite_loss_all_have_the_common_candidate():
-    choice = choose_models(losses_of([[math.inf, math.inf]] * 2))
+    choice = choose_candidates(losses_of([[math.inf, math.inf]] * 2))
     assert (choice.common, choice.chosen.tolist()) == (0, [0, 0])
 
 
@@ -225,7 +231,7 @@ def test_a_candidate_that_a_client_lacks_is_never_chosen(values, examples, data)
     assume(count > 1)
     row, k = data.draw(st.integers(0, n - 1)), data.draw(st.integers(1, count - 1))
     values[row, k] = math.nan
-    choice = choose_models(losses_of(values, examples))
+    choice = choose_candidates(losses_of(values, examples))
     assert choice.chosen[row] != k
     assert choice.gains[row, k] == -math.inf
 
@@ -233,32 +239,32 @@ def test_a_candidate_that_a_client_lacks_is_never_chosen(values, examples, data)
 @given(st.lists(POSITIVE, min_size=1, max_size=6), st.integers(1, 4), COUNTS)
 def test_identical_candidates_give_the_most_general_one(column, count, examples):
     values = np.repeat(np.array(column)[:, None], count, axis=1)
-    choice = choose_models(losses_of(values, examples))
+    choice = choose_candidates(losses_of(values, examples))
     assert choice.common == 0
     assert not choice.chosen.any()
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=4), COUNTS)
 def test_a_single_client_has_its_best_candidate(row, examples):
-    choice = choose_models(losses_of([row], examples))
+    choice = choose_candidates(losses_of([row], examples))
     assert row[choice.chosen[0]] == pytest.approx(min(row), abs=1e-9)
 
 
 def test_losses_of_0():
-    assert not choose_models(losses_of([[0.0, 0.0]] * 3)).chosen.any()
-    choice = choose_models(losses_of([[0.5, 0.0]] * 3))
+    assert not choose_candidates(losses_of([[0.0, 0.0]] * 3)).chosen.any()
+    choice = choose_candidates(losses_of([[0.5, 0.0]] * 3))
     assert choice.chosen.tolist() == [1] * 3
     assert np.isfinite(choice.gains).all()
 
 
 @given(matrices(least=-10.0), COUNTS)
 def test_negative_losses_have_finite_gains(values, examples):
-    choice = choose_models(losses_of(values, examples))
+    choice = choose_candidates(losses_of(values, examples))
     assert np.isfinite(choice.gains).all()
 
 
 def test_of_negative_losses_the_lowest_is_the_best():
-    choice = choose_models(losses_of([[-1.0, -3.0], [-1.1, -3.1], [-0.9, -2.9]]))
+    choice = choose_candidates(losses_of([[-1.0, -3.0], [-1.1, -3.1], [-0.9, -2.9]]))
     assert choice.chosen.tolist() == [1] * 3
 
 

@@ -9,7 +9,7 @@ clusters. Runs, configs, the network and the papers import this package; it impo
 from __future__ import annotations
 
 from fedclade.algorithms.apfl import APFL
-from fedclade.algorithms.auto import Auto, count_steps
+from fedclade.algorithms.auto import Auto
 from fedclade.algorithms.base import Algorithm, OneCohort, OwnModels, RoundLog, State
 from fedclade.algorithms.cfl import CFL, CFLState
 from fedclade.algorithms.cluster_update import (
@@ -119,7 +119,6 @@ __all__ = [
     "SubspaceQuery",
     "algorithm_class",
     "build_algorithm",
-    "count_steps",
     "describe",
     "log_of",
     "method_named",

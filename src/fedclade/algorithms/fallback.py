@@ -189,7 +189,10 @@ def choose_together(first: Served, others: Sequence[Served], scores: Scores) -> 
     better = list[Served]()
     for way in others:
         is_more_general = all(way[client] <= first[client] for client in way)
-        error = (scores.paired_error if is_more_general else scores.error)(way, first)
+        if is_more_general:
+            error = scores.paired_error(way, first)
+        else:
+            error = scores.error(way, first)
         gain = scores.total(way) - scores.total(first)
         # A single example can be exactly one standard error, which rounded scores may exceed.
         if gain > TOGETHER * error and not isclose(gain, TOGETHER * error, rel_tol=1e-4):

@@ -125,7 +125,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "auto",
         Auto,
-        "one model, its cluster's or an own model for each client; fedclade's own",
+        "for each client the best of one model, its cluster's model and own models; fedclade's own",
         citations=("fedclade", "sattler2021cfl"),
         family="updates",
         scenarios=(),  # the method needs validation data, which the scenarios do not have

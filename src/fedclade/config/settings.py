@@ -19,7 +19,6 @@ from fedclade.channel import (
     CentralPrivacy,
     Faults,
     Mechanism,
-    Middleware,
     Signature,
     build_middleware,
     mechanism_of,
@@ -358,13 +357,11 @@ class Config:
         finish: bool = False,
         progress: bool | None = None,
         references: bool | None = None,
-        middleware: Sequence[Middleware] = (),
     ) -> Run:
         """Simulate the run that the config describes, with the data of a federation.
 
         See :func:`fedclade.simulate` for the other parameters and for the errors that it raises. If
-        ``references`` is None, the section ``[report]`` decides about reference models. The
-        ``middleware`` is added to that of the config.
+        ``references`` is None, the section ``[report]`` decides about reference models.
         """
         if references is None:
             references = self.report.wants_references(self.data, federation, self.top.engine)
@@ -380,7 +377,7 @@ class Config:
             faults=self.faults,
             adversary=self.adversary,
             presence=replace(self.newcomers.presence, **asdict(self.presence)),
-            middleware=[*build_middleware(self.middleware), *middleware],
+            middleware=build_middleware(self.middleware),
             callbacks=callbacks,
             on_round=on_round,
             config=self.as_dict(),

@@ -19,7 +19,7 @@ WIDTH = 32
 """Column of the file in which comments begin, unless the text before them is longer."""
 
 METHODS = {
-    "auto": "one, its cluster's or an own model for each client; see 'fedclade ls'",
+    "auto": "chooses the best model for each client; 'fedclade ls' lists others",
     "rcfl": "finds clusters of clients; 'fedclade ls' lists others",
 }
 """Methods that a config may name, with the comment of the line."""
@@ -184,7 +184,10 @@ def write_starter(
     )
     if not are_all_small:
         lines.append(
-            _toml_line("validation_fraction = 0.2", "sets examples aside, by which auto chooses")
+            _toml_line(
+                "validation_fraction = 0.2",
+                "share of the training examples by which models are chosen",
+            )
         )
     if small and not are_all_small:
         lines.append(

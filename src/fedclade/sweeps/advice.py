@@ -10,14 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedclade.algorithms.auto import NAMES
 from fedclade.report import count, percent, shortened, significant
 from fedclade.runs import to_toml
 from fedclade.tasks import Metric, mean_and_interval
 
-ONE_MODEL, GROUPS, CHOICE, ALONE = METHODS = ("fedavg", "rcfl", "auto", "local")
+ONE_MODEL = "fedavg"
+GROUPS = "rcfl"
+CHOICE = "auto"
+METHODS = (ONE_MODEL, GROUPS, CHOICE, "local")
 """Methods that are compared: one model, a model for each group, auto, and own models only."""
 
-KINDS = ("one model", "cluster", "personal head", "fine-tuned one model", "fine-tuned", "own")
+KINDS = tuple(NAMES.values())
 """Kinds of models that clients may be served with, from general to special."""
 
 OWN = KINDS[-1]

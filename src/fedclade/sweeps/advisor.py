@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.algorithms import count_steps
-from fedclade.channel import Middleware
 from fedclade.config import (
     TableFiles,
     apply_overrides,
@@ -29,10 +27,10 @@ from fedclade.config import (
     with_files_found,
     write_starter,
 )
-from fedclade.core import ConfigError, RunError, TrainQuery, checked, require
+from fedclade.core import ConfigError, RunError, Served, checked, require
 from fedclade.data import Federation, TextFormat, inspect_files
 from fedclade.report import count, duration
-from fedclade.runs import OnRound, Run
+from fedclade.runs import OnRound, Run, events_of
 from fedclade.sweeps.advice import CHOICE, KINDS, METHODS, ONE_MODEL, Advice, Measured
 from fedclade.sweeps.inner_data import InnerData, check_inner, split_training
 from fedclade.sweeps.study import silent
@@ -161,9 +159,10 @@ def advise(
     trials = _Trials(data, rounds, device, report, on_start, stop)
     measured = trials.measure(seeds)
     steps = trials.steps / (trials.steps_of_fedavg / seeds)
+    method = measured.choose_method()
     advice = Advice.of(
         measured,
-        method := measured.choose_method(),
+        method,
         data.recommend(method, rounds),
         left_out,
         steps=steps,
@@ -311,21 +310,6 @@ def _refuse_columns(client: str | None, target: str | None, text_format: TextFor
         )
 
 
-class _CountSteps(Middleware):
-    """Middleware that counts the training steps of all clients."""
-
-    queries = (TrainQuery,)
-
-    def __init__(self, sizes: Mapping[int, int]) -> None:
-        self._sizes = sizes
-        self.steps = 0
-
-    def before(self, query: TrainQuery) -> TrainQuery:
-        """Count the steps of a query."""
-        self.steps += count_steps(query.work, query.round.local, self._sizes, query.ids)
-        return query
-
-
 @dataclass(eq=False)
 class _Trials:
     """Short runs of all methods on parts of the training data.
@@ -382,7 +366,6 @@ class _Trials:
         """Run a method on a part of the training data, evaluated on held-out examples."""
         config = check_config(self.data.prepare(method, rounds, seed))
         federation = inner.with_validation if method == CHOICE else inner.without_validation
-        counter = _CountSteps(federation.sizes)
         run = config.run(
             federation,
             device=self.device,
@@ -390,9 +373,8 @@ class _Trials:
             stop=self.stop,
             progress=False,
             references=False,
-            middleware=[counter],
         )
-        self.steps += counter.steps
+        self.steps += run.summary["steps"]["total"]
         return run
 
 
@@ -446,10 +428,8 @@ def _table(runs: Sequence[Run], ids: Sequence[int], column: str) -> NDArray[np.f
 
 def _read_kinds(run: Run, ids: Sequence[int]) -> list[int]:
     """Return the number of the kind of model that ``auto`` serves each client with."""
-    served = [event for event in run.events if event["kind"] == "served"][-1]
-    kind_of = {
-        client: KINDS.index(kind)
-        for kind, clients in served["clients"].items()
-        for client in clients
-    }
+    _, choice = events_of(run.events, Served)[-1]
+    kind_of: dict[int, int] = {}
+    for kind, clients in choice.clients.items():
+        kind_of |= dict.fromkeys(clients, KINDS.index(kind))
     return [kind_of.get(client, 0) for client in ids]

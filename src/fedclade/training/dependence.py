@@ -85,12 +85,12 @@ def _rank_pairs(distances: np.ndarray) -> np.ndarray:
 
     Equal distances have their mean rank.
     """
-    from scipy.stats import rankdata
-
     upper = np.triu_indices(len(distances), 1)
     ranks = np.full(distances.shape, np.nan)
     if len(upper[0]):
-        ranks[upper] = (rankdata(distances[upper]) - 0.5) / len(upper[0])
+        _, places, counts = np.unique(distances[upper], return_inverse=True, return_counts=True)
+        mean_ranks = np.cumsum(counts) - (counts - 1) / 2
+        ranks[upper] = (mean_ranks[places] - 0.5) / len(upper[0])
         ranks.T[upper] = ranks[upper]
     return ranks
 

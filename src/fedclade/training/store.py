@@ -457,9 +457,10 @@ class WholeModels:
 
     def only_last_layer(self, vectors: Tensor) -> Tensor:
         """Return a copy of vectors ``[..., F]`` with zeros outside the last layer's parameters."""
+        names = self.last_layer_names
         kept = torch.zeros_like(vectors)
         for slot in self._layout.full.parameters:
-            if slot.name in self.last_layer_names:
+            if slot.name in names:
                 kept[..., slot.start : slot.stop] = vectors[..., slot.start : slot.stop]
         return kept
 

@@ -5,7 +5,6 @@ Read :mod:`~fedclade.algorithms.auto.method` first, which contains the algorithm
 :mod:`~fedclade.algorithms.auto.budget` counts the training steps that they cost.
 """
 
-from fedclade.algorithms.auto.budget import count_steps
-from fedclade.algorithms.auto.method import Auto, AutoState
+from fedclade.algorithms.auto.method import NAMES, Auto, AutoState
 
-__all__ = ["Auto", "AutoState", "count_steps"]
+__all__ = ["NAMES", "Auto", "AutoState"]

@@ -1,4 +1,4 @@
-"""Budget of training steps: how many steps clients have taken, and how many may still be added."""
+"""Count of the training steps that clients take for the queries of an algorithm."""
 
 from __future__ import annotations
 

@@ -34,10 +34,15 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.algorithms.auto.budget import CountingClients
-from fedclade.algorithms.auto.choice import Choice, Losses, choose_models
+from fedclade.algorithms.auto.choice import Choice, Losses, choose_candidates
 from fedclade.algorithms.base import Algorithm, RoundLog, sample
 from fedclade.algorithms.fallback import train_beside
-from fedclade.algorithms.rcfl.method import EARLY_ROUNDS, ReplicatedCFL, ReplicatedState
+from fedclade.algorithms.rcfl.method import (
+    EARLY_ROUNDS,
+    ReplicatedCFL,
+    ReplicatedState,
+    populated_leaves,
+)
 from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
 from fedclade.clustering import Assignment
 from fedclade.core import (
@@ -509,7 +514,7 @@ class Auto(Algorithm[AutoState]):
                 _check_left_out(first, this_round)
             return _forget_choice(state, {c for copy in made.values() for c in copy.ids})
         losses = Losses.of([answers[rung] for rung in rungs])
-        choice = choose_models(losses)
+        choice = choose_candidates(losses)
         chosen = {
             client: rungs[k] for client, k in zip(losses.ids, choice.chosen.tolist(), strict=True)
         }
@@ -684,7 +689,7 @@ def _continue_with_last_cluster(state: AutoState) -> AutoState:
 
     The model for all clients is old if it was not trained while there were several clusters.
     """
-    populated = [leaf for leaf in state.tree.leaves if leaf.members]
+    populated = populated_leaves(state.tree)
     if len(state.tree.nodes) == 1 or len(populated) > 1:
         return state
     return replace(state, tree=state.tree.continued(populated[0].params))
@@ -700,7 +705,7 @@ class _Copy:
 
 def _has_clusters(tree: ParameterTree) -> bool:
     """Return whether the tree has more than one cluster with members."""
-    return sum(bool(leaf.members) for leaf in tree.leaves) > 1
+    return len(populated_leaves(tree)) > 1
 
 
 @dataclass(frozen=True)

@@ -341,7 +341,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if not self.personalize:
             return state
         starts = (LEAF,)
-        if self.fallback and len(_populated_leaves(state.tree)) > 1:
+        if self.fallback and len(populated_leaves(state.tree)) > 1:
             starts = (ROOT, LEAF)
         return replace(state, keepers=keep_better(state.tree, starts, clients, this_round))
 
@@ -384,7 +384,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             and state.tree is before
             and self._looks_inside(state, cohort, clients, number)
         )
-        if self.fallback and len(_populated_leaves(state.tree)) > 1:
+        if self.fallback and len(populated_leaves(state.tree)) > 1:
             model = self._train_beside(state.tree, cohort, clients, this_round)
             state = replace(state, tree=state.tree.continued(model))
 
@@ -405,7 +405,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             trained = [cluster.compared() for cluster in trained]
         tree, placements = place_stragglers(tree, trained)
         tree = share_models(tree, clients.sizes, number, self.sharing)
-        populated = _populated_leaves(tree)
+        populated = populated_leaves(tree)
         # all have become one again
         if self.fallback and not is_one_cluster and len(populated) == 1:
             tree = tree.continued(populated[0].params)
@@ -576,7 +576,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         postponed = postpone_if_too_few(0, len(able), this_round)
         if postponed:
             return state, [postponed]
-        has_clusters = len(_populated_leaves(tree)) > 1
+        has_clusters = len(populated_leaves(tree)) > 1
         if not has_clusters and not can_split_later(repeated, len(able), splits.count):
             return state, []  # no reply could change anything
         query = replace(this_round, purpose="replicate")
@@ -658,7 +658,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             criteria=verdict.criteria,
         )
         if self.fallback:
-            populated = _populated_leaves(tree)
+            populated = populated_leaves(tree)
             if len(state.tree.nodes) == 1:
                 # The root's own model, for all clients, starts from the model trained so far.
                 tree = tree.continued(tree.nodes[1].params)
@@ -930,7 +930,7 @@ def average_models(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
     sizes
         Number of training examples of each client.
     """
-    leaves = _populated_leaves(tree)
+    leaves = populated_leaves(tree)
     weights = torch.tensor([_sum_examples(leaf, sizes) for leaf in leaves])
     models = torch.stack([leaf.params for leaf in leaves])
     moved = row_norms(models, tree.nodes[0].params)
@@ -981,6 +981,6 @@ def _sum_examples(leaf: Node, sizes: Mapping[int, int]) -> float:
     return float(sum(sizes[client] for client in leaf.members))
 
 
-def _populated_leaves(tree: ParameterTree) -> list[Node]:
+def populated_leaves(tree: ParameterTree) -> list[Node]:
     """Return the leaves of the tree that have members: the present clusters."""
     return [leaf for leaf in tree.leaves if leaf.members]
