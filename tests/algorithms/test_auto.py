@@ -33,7 +33,7 @@ from fedclade.algorithms.auto import method
 from fedclade.algorithms.auto.budget import count_steps
 from fedclade.algorithms.auto.choice import Choice, Losses, choose_candidates
 from fedclade.algorithms.auto.method import (
-    NAMES,
+    MODEL_KINDS,
     AutoState,
     Rung,
     _check_left_out,
@@ -169,7 +169,7 @@ def test_a_candidate_is_chosen_by_the_losses_that_its_event_reports():
     event = played.logs[-1].events[-1]
     assert {client for ids in event.clients.values() for client in ids} == set(range(4))
     for name, ids in event.clients.items():
-        assert all(NAMES[state.rung_of[client]] == name for client in ids)
+        assert all(MODEL_KINDS[state.rung_of[client]] == name for client in ids)
     assert event.gains.keys() == set(range(4))
     departed = set(range(4)) - set(event.clients.get(event.common, ()))
     assert all(event.gains[client] > 0 for client in departed)

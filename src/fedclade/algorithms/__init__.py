@@ -9,7 +9,7 @@ clusters. Runs, configs, the network and the papers import this package; it impo
 from __future__ import annotations
 
 from fedclade.algorithms.apfl import APFL
-from fedclade.algorithms.auto import Auto
+from fedclade.algorithms.auto import MODEL_KINDS, Auto
 from fedclade.algorithms.base import Algorithm, OneCohort, OwnModels, RoundLog, State
 from fedclade.algorithms.cfl import CFL, CFLState
 from fedclade.algorithms.cluster_update import (
@@ -71,6 +71,7 @@ __all__ = [
     "FLUX",
     "IFCA",
     "METHODS",
+    "MODEL_KINDS",
     "PACFL",
     "TRUTH",
     "Algorithm",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.algorithms.auto import NAMES
+from fedclade.algorithms import MODEL_KINDS
 from fedclade.report import count, percent, shortened, significant
 from fedclade.runs import to_toml
 from fedclade.tasks import Metric, mean_and_interval
@@ -21,7 +21,7 @@ CHOICE = "auto"
 METHODS = (ONE_MODEL, GROUPS, CHOICE, "local")
 """Methods that are compared: one model, a model for each group, auto, and own models only."""
 
-KINDS = tuple(NAMES.values())
+KINDS = tuple(MODEL_KINDS.values())
 """Kinds of models that clients may be served with, from general to special."""
 
 OWN = KINDS[-1]

@@ -5,6 +5,6 @@ Read :mod:`~fedclade.algorithms.auto.method` first, which contains the algorithm
 :mod:`~fedclade.algorithms.auto.budget` counts the training steps that they cost.
 """
 
-from fedclade.algorithms.auto.method import NAMES, Auto, AutoState
+from fedclade.algorithms.auto.method import MODEL_KINDS, Auto, AutoState
 
-__all__ = ["NAMES", "Auto", "AutoState"]
+__all__ = ["MODEL_KINDS", "Auto", "AutoState"]

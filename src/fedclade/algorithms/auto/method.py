@@ -96,7 +96,7 @@ COPIES = (Rung.TUNED, Rung.HEAD, Rung.TUNED_ONE)
 """Candidates that are made only when models are chosen, in the order in which they are preferred if
 the budget does not suffice for all of them."""
 
-NAMES: Mapping[Rung, str] = {
+MODEL_KINDS: Mapping[Rung, str] = {
     Rung.ONE_MODEL: "one model",
     Rung.CLUSTER: "cluster",
     Rung.HEAD: "personal head",
@@ -679,9 +679,9 @@ def _report(state: AutoState) -> list[Event]:
     rung_of = state.rung_of
     clients: dict[str, tuple[int, ...]] = {}
     for rung in sorted({rung_of[client] for client in gains}):
-        clients[NAMES[rung]] = tuple(client for client in gains if rung_of[client] == rung)
+        clients[MODEL_KINDS[rung]] = tuple(client for client in gains if rung_of[client] == rung)
     lower = {client: round(float(-np.expm1(-gain)), 4) for client, gain in gains.items()}
-    return [Served(0, common=NAMES[Rung(state.common)], clients=clients, gains=lower)]
+    return [Served(0, common=MODEL_KINDS[Rung(state.common)], clients=clients, gains=lower)]
 
 
 def _continue_with_last_cluster(state: AutoState) -> AutoState:
