@@ -6,6 +6,8 @@ import gc
 import os
 import shutil
 import signal
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,3 +100,26 @@ def unpainted() -> Iterator[pytest.MonkeyPatch]:
 def pytest_runtest_setup():
     """Whatever a test lets torch use, the next one has one thread: what it forks would wait for ever for others."""
     torch.set_num_threads(1)
+
+
+def pytest_runtest_teardown():
+    """Forget the modules that a test imported from a temporary folder.
+
+    Otherwise a later test that writes a module of the same name would be given the old one.
+    """
+    for name in set(sys.modules) - _checked_modules:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and file.startswith(_temporary_roots()):
+            del sys.modules[name]
+        else:
+            _checked_modules.add(name)
+
+
+_checked_modules: set[str] = set()
+"""Names of the imported modules that do not lie in a temporary folder."""
+
+
+def _temporary_roots() -> tuple[str, ...]:
+    """Return the folders in which pytest and tempfile make temporary folders, each with a slash at its end."""
+    roots = (os.environ.get("PYTEST_DEBUG_TEMPROOT"), tempfile.gettempdir())
+    return tuple(f"{Path(root).resolve()}/" for root in roots if root)
