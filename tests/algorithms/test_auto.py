@@ -375,7 +375,10 @@ def test_shared_models_are_trained_again_if_the_data_changes():
     for stage, trains in ((0, False), (1, True)):
         clients.stage = stage
         after, _ = Auto(budget=4.0).step(state, (0, 1, 2, 3), clients, this_round)
-        models = [torch.equal(a.model, b.model) for a, b in zip(state.tree.leaves, after.tree.leaves, strict=True)]
+        models = [
+            torch.equal(a.model, b.model)
+            for a, b in zip(state.tree.leaves, after.tree.leaves, strict=True)
+        ]
         assert not any(models) if trains else all(models)
         assert after.shared_stopped is not trains
 

@@ -402,9 +402,7 @@ class Auto(Algorithm[AutoState]):
         spare = self._compute_spare(state, steps, this_round, is_before=True)
         return spare >= rounds * SHARE_BESIDE * steps.of_cohort
 
-    def _count_own_passes(
-        self, state: AutoState, steps: _RoundSteps, this_round: RoundPlan
-    ) -> int:
+    def _count_own_passes(self, state: AutoState, steps: _RoundSteps, this_round: RoundPlan) -> int:
         """Return how often clients train their own models in this round: 0, 1 or 2 times.
 
         The training begins in the earliest round from which on the budget suffices for all rounds
