@@ -243,8 +243,8 @@ def test_a_client_that_makes_no_copy_again_is_not_served_with_another_one():
                     ids, assignment = ids[1:], assignment[1:]
             return super().train(ids, models, assignment, this_round, work, **more)
 
-    inner, _ = replicating(TWO, linear())
-    played = play(Auto(budget=4.0), TWO, 10, every=10, clients=Leaving(inner))
+    inner, _ = replicating(FEW, linear())
+    played = play(Auto(budget=4.0), FEW, 10, every=10, clients=Leaving(inner))
     again = [call for call in played.clients.asked("train", 10) if call.own][3:]
     assert again, "no client has to make a copy again: the test shows nothing"
     state = played.states[-1]
@@ -318,6 +318,69 @@ def test_one_model_that_no_client_needs_is_trained_no_further():
     ]
     assert any(beside)
     assert not any(beside[stopped.index(True) :])
+
+
+def test_a_model_that_is_trained_no_further_remains_a_candidate():
+    with recorded_choices() as choices:
+        played = play(Auto(budget=2.5), TWO, 14, every=14)
+    state, clients = played.states[-1], played.clients
+    assert state.beside_stopped
+    losses, _ = choices[-1]
+    answer = clients.evaluate(clients.ids, state.tree.nodes[0].model[None], [0] * 12, "validation")
+    assert losses.values[:, 0].tolist() == answer.losses.tolist()
+
+
+def _epochs_of_own_training(played: Played, rounds: int) -> list[int]:
+    """Return the epochs in which clients train their own models in each round; 0 if they do not."""
+    calls = [_own_training(played, number) for number in range(1, rounds + 1)]
+    assert all(len(of_round) <= 1 for of_round in calls)
+    return [of_round[0].round.local.epochs if of_round else 0 for of_round in calls]
+
+
+def test_own_models_catch_up_with_training_alone_in_the_second_half_of_a_run():
+    """In a round of training alone clients train for two epochs; these own models begin in round 4."""
+    played = play(Auto(budget=4.0), LONE, 20, every=20)
+    epochs = _epochs_of_own_training(played, 20)
+    assert epochs[:3] == [0, 0, 0]
+    assert epochs[3:9] == [2] * 6
+    assert epochs[9:12] == [4] * 3
+    assert epochs[12:] == [2] * 8
+    assert sum(epochs) == 2 * 20
+    assert played.states[-1].own_rounds == 20
+
+
+def test_shared_models_are_trained_no_further_if_all_clients_need_their_own():
+    played = play(Auto(budget=4.0), LONE, 20, every=20)
+    stopped = [state.shared_stopped for state in played.states]
+    assert stopped == [False] * 12 + [True] * 9
+    before, after = played.states[12].tree, played.states[-1].tree
+    assert before.leaf_of == after.leaf_of
+    for old, new in zip(before.nodes, after.nodes, strict=True):
+        assert torch.equal(old.model, new.model)
+    for number in range(13, 20):
+        (call,) = played.clients.asked("train", number)
+        assert call.own
+        assert played.logs[number - 1].losses.keys() == {0, 1, 2, 3}
+
+
+def test_shared_models_are_trained_again_if_the_data_changes():
+    class Changing(Around):
+        stage = 0
+
+    inner, _ = replicating(LONE, linear())
+    clients = Changing(inner)
+    state = play(Auto(budget=4.0), LONE, 13, every=20, clients=clients).states[12]
+    state = replace(state, shared_stopped=True)
+    this_round = RoundPlan(13, LOCAL, 0, rounds=20)
+    for stage, trains in ((0, False), (1, True)):
+        clients.stage = stage
+        after, _ = Auto(budget=4.0).step(state, (0, 1, 2, 3), clients, this_round)
+        models = [
+            torch.equal(a.model, b.model)
+            for a, b in zip(state.tree.leaves, after.tree.leaves, strict=True)
+        ]
+        assert not any(models) if trains else all(models)
+        assert after.shared_stopped is not trains
 
 
 def test_a_quarter_of_each_cluster_trains_the_model_for_all():
@@ -401,7 +464,7 @@ def test_the_steps_of_the_state_are_those_of_the_clients(federation, rounds, fra
         played = play(Auto(budget=4.0), federation, rounds, fraction=fraction, every=every)
     assert played.states[-1].steps == count["steps"]
     cohorts = [
-        len({c for call in played.clients.asked("train", n) for c in call.ids if not call.own})
+        len({c for call in played.clients.asked("train", n) for c in call.ids})
         for n in range(1, rounds + 1)
     ]
     if fraction == 1.0:

@@ -218,3 +218,9 @@ def test_a_model_may_need_larger_batches_than_are_asked_for():
     text = "local.batch_size should be at least 2 for a model that cannot be trained on fewer examples.*got 1"
     with pytest.raises(ConfigError, match=text):
         LocalTraining(batch_size=1).with_smallest_batch(2)
+
+
+def test_repeated_training_has_as_many_epochs_or_steps():
+    assert LocalTraining(epochs=3).repeated(2) == LocalTraining(epochs=6)
+    assert LocalTraining(steps=7).repeated(3) == LocalTraining(steps=21)
+    assert LocalTraining().repeated(1) == LocalTraining()

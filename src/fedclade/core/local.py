@@ -364,6 +364,12 @@ class LocalTraining:
         """Return the settings with a number of epochs, which replaces a number of steps if set."""
         return replace(self, epochs=epochs, steps=None)
 
+    def repeated(self, times: int) -> LocalTraining:
+        """Return the settings with ``times`` as many epochs, or as many steps if these are set."""
+        if self.steps is not None:
+            return replace(self, steps=self.steps * times)
+        return replace(self, epochs=(self.epochs or 1) * times)
+
     def on_part(self, parts: int, examples: int = 0) -> LocalTraining:
         """Return adapted settings for training on one of several parts of a client's data.
 

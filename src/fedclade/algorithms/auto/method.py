@@ -20,8 +20,9 @@ number of training steps of all clients together stays below ``budget`` times th
 this end the candidates other than the clusters' models are trained as far as the budget allows, in
 this order: the copies of the last round, the model for all clients (by a quarter of the clients in
 each round), and own models, whose training begins in the earliest round from which on it can
-continue to the end. In the second half of a run, a candidate that serves no client, and from which
-little improvement is expected, is trained no further.
+continue to the end. In the second half of a run, a candidate that serves few clients, and from which
+little improvement is expected, is trained no further. Own models then train twice in a round as
+long as the budget allows, until they have been trained as often as with training alone.
 """
 
 from __future__ import annotations
@@ -80,6 +81,9 @@ LEAST_OWN_ROUNDS = 3
 LEAST_IMPROVEMENT = 0.01
 """Smallest improvement for which a candidate is trained on: 0.01 is a loss that is 1 % lower."""
 
+FEW_SERVED = 0.125
+"""Share of the clients up to which a model that several clients share is said to serve few."""
+
 
 class Rung(IntEnum):
     """Candidates for a client, from general to special."""
@@ -127,9 +131,14 @@ class AutoState(ReplicatedState):
     common
         The rung that suits all clients best together.
     own_rounds
-        Number of rounds in which clients have trained their own models.
+        Number of times that clients have trained their own models for a round.
     beside_stopped, own_stopped
         Whether the model for all clients, and own models, are trained no further.
+    shared_stopped
+        Whether the clusters' models, too, are trained no further: until the next review, or until
+        the clients' data changes.
+    stage
+        Stage of the clients' data at the last review.
     """
 
     steps: int = 0
@@ -142,6 +151,8 @@ class AutoState(ReplicatedState):
     own_rounds: int = 0
     beside_stopped: bool = False
     own_stopped: bool = False
+    shared_stopped: bool = False
+    stage: int = 0
 
     @property
     def rung_of(self) -> dict[int, Rung]:
@@ -257,24 +268,38 @@ class Auto(Algorithm[AutoState]):
         self, state: AutoState, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[AutoState, RoundLog]:
         """Run one round of ``rcfl``, train further candidates, and choose models if this is due."""
-        counting = CountingClients(clients)
         steps = _RoundSteps.of(cohort, clients, this_round)
+        if state.shared_stopped and clients.stage == state.stage:
+            log = RoundLog({}, {})
+        else:
+            state = replace(state, shared_stopped=False)
+            state, log = self._train_clusters(state, cohort, clients, steps, this_round)
+        state = replace(state, steps_of_fedavg=state.steps_of_fedavg + steps.of_cohort)
+        is_due = this_round.evaluated or this_round.number % REVIEW_EVERY == 0
+        if is_due:
+            state, losses, events = self._review(state, cohort, clients, steps, this_round)
+            log = replace(log, events=(*log.events, *events))
+        else:
+            passes = self._count_own_passes(state, steps, this_round)
+            state, losses = self._train_own(state, cohort, clients, this_round, passes)
+        # If no clusters were trained, the round's training losses are those of the own models.
+        return state, replace(log, losses=log.losses or losses)
+
+    def _train_clusters(
+        self,
+        state: AutoState,
+        cohort: Sequence[int],
+        clients: Clients,
+        steps: _RoundSteps,
+        this_round: RoundPlan,
+    ) -> tuple[AutoState, RoundLog]:
+        """Run one round of ``rcfl``, in which the model for all clients may be trained, too."""
+        counting = CountingClients(clients)
         beside = self._trains_beside(state, steps, this_round)
         inner, log = self._clusters(beside=beside).step(state, cohort, counting, this_round)
         assert isinstance(inner, AutoState)
         inner = _continue_with_last_cluster(inner)
-        state = replace(
-            inner,
-            steps=inner.steps + counting.steps,
-            steps_of_fedavg=inner.steps_of_fedavg + steps.of_cohort,
-        )
-        is_due = this_round.evaluated or this_round.number % REVIEW_EVERY == 0
-        if not is_due:
-            if self._trains_own(state, steps, this_round):
-                state, _ = self._train_own(state, cohort, clients, this_round)
-            return state, log
-        state, events = self._review(state, cohort, clients, steps, this_round)
-        return state, replace(log, events=(*log.events, *events))
+        return replace(inner, steps=inner.steps + counting.steps), log
 
     def tune(self, state: AutoState, clients: Clients, this_round: RoundPlan) -> AutoState:
         """Choose a model for each client, in a last round that was not planned to be evaluated."""
@@ -336,6 +361,10 @@ class Auto(Algorithm[AutoState]):
         last = this_round.rounds or this_round.number
         first = this_round.number if is_before else this_round.number + 1
         left = max(0, last - first + 1)
+        total = self.budget * (state.steps_of_fedavg + left * steps.of_cohort)
+        of_copies = self._count_reserved(state, steps)
+        if state.shared_stopped:
+            return total - state.steps - of_copies
         checks = sum(
             number % self.check_every == 0
             for number in range(max(first, EARLY_ROUNDS + 1), last + 1)
@@ -345,8 +374,6 @@ class Auto(Algorithm[AutoState]):
             early = min(last, EARLY_ROUNDS) - first + 1
             of_clusters += early * (steps.in_splits(state.parts, state.part_size) - steps.of_all)
         of_checks = checks * steps.in_splits(max(2, state.parts), state.part_size)
-        of_copies = self._count_reserved(state, steps)
-        total = self.budget * (state.steps_of_fedavg + left * steps.of_cohort)
         return total - state.steps - of_clusters - of_checks - of_copies
 
     def _count_reserved(self, state: AutoState, steps: _RoundSteps) -> int:
@@ -375,21 +402,27 @@ class Auto(Algorithm[AutoState]):
         spare = self._compute_spare(state, steps, this_round, is_before=True)
         return spare >= rounds * SHARE_BESIDE * steps.of_cohort
 
-    def _trains_own(self, state: AutoState, steps: _RoundSteps, this_round: RoundPlan) -> bool:
-        """Return whether clients train their own models in this round.
+    def _count_own_passes(self, state: AutoState, steps: _RoundSteps, this_round: RoundPlan) -> int:
+        """Return how often clients train their own models in this round: 0, 1 or 2 times.
 
         The training begins in the earliest round from which on the budget suffices for all rounds
-        until the end of the run, and in which the model for all clients can be trained as well.
+        until the end of the run, and in which the model for all clients can be trained as well. So
+        own models have usually been trained less often than with training alone. In the second half
+        of a run they catch up with it as far as the budget allows.
         """
         if state.own_stopped or this_round.number <= EARLY_ROUNDS:
-            return False
+            return 0
         last = this_round.rounds or this_round.number
         rounds = last - this_round.number + 1
         spare = self._compute_spare(state, steps, this_round, is_before=False)
-        if _has_clusters(state.tree) and not state.beside_stopped:
+        if _has_clusters(state.tree) and not (state.beside_stopped or state.shared_stopped):
             spare -= (rounds - 1) * SHARE_BESIDE * steps.of_cohort
-        needed = steps.of_cohort if state.own_rounds else rounds * steps.of_cohort
-        return spare >= needed
+        of_all_rounds = rounds * steps.of_cohort
+        if spare < (steps.of_cohort if state.own_rounds else of_all_rounds):
+            return 0
+        is_late = 2 * this_round.number >= last
+        is_behind = 0 < state.own_rounds < this_round.number - 1
+        return 2 if is_late and is_behind and spare >= of_all_rounds + steps.of_cohort else 1
 
     def _choose_copies(
         self, state: AutoState, steps: _RoundSteps, this_round: RoundPlan, reserved: int = 0
@@ -409,14 +442,39 @@ class Auto(Algorithm[AutoState]):
     # Training and choice of candidates
 
     def _train_own(
-        self, state: AutoState, ids: Sequence[int], clients: Clients, this_round: RoundPlan
-    ) -> tuple[AutoState, tuple[int, ...]]:
-        """Let clients train their own models for a round; return the ids of those that did.
+        self,
+        state: AutoState,
+        ids: Sequence[int],
+        clients: Clients,
+        this_round: RoundPlan,
+        passes: int,
+    ) -> tuple[AutoState, Mapping[int, float]]:
+        """Let clients train their own models.
 
         The first training of an own model starts from the model of the client's cluster, and trains
         only the last layer: a last layer that does not fit the client's data would change the other
         layers for the worse (Kumar et al. 2022).
+
+        Parameters
+        ----------
+        state
+            The state.
+        ids
+            Ids of the clients.
+        clients
+            All clients of the run.
+        this_round
+            The round.
+        passes
+            How often each client trains its model as long as in a round. With 0 nothing happens.
+
+        Returns
+        -------
+        tuple
+            The next state, and the mean training loss of each client that has trained its model.
         """
+        if not passes:
+            return state, {}
         counting = CountingClients(clients)
         stored = set(state.own)
         models, rows = state.tree.models([state.tree.leaf_of[client] for client in ids])
@@ -424,15 +482,16 @@ class Auto(Algorithm[AutoState]):
         work = ClientWork(start=FromStored(), store=LocalModel(), reply=NoReply())
         if not state.own_rounds:
             work = replace(work, steps=LastLayer())
-        updates = counting.train(ids, models, starts, this_round, work, sent_before=True)
+        longer = replace(this_round, local=this_round.local.repeated(passes))
+        updates = counting.train(ids, models, starts, longer, work, sent_before=True)
         lost = {client for client, why in updates.left_out.items() if why.startswith(KEEPS_NONE)}
         state = replace(
             state,
             own=tuple(sorted({*state.own, *updates.ids} - lost)),
-            own_rounds=state.own_rounds + 1,
+            own_rounds=state.own_rounds + passes,
             steps=state.steps + counting.steps,
         )
-        return state, updates.ids
+        return state, dict(zip(updates.ids, updates.losses.tolist(), strict=True))
 
     def _review(
         self,
@@ -441,18 +500,26 @@ class Auto(Algorithm[AutoState]):
         clients: Clients,
         steps: _RoundSteps,
         this_round: RoundPlan,
-    ) -> tuple[AutoState, list[Event]]:
-        """Train own models, choose a model for each client, and give up candidates nobody needs."""
+    ) -> tuple[AutoState, Mapping[int, float], list[Event]]:
+        """Train own models, choose a model for each client, and give up candidates nobody needs.
+
+        Returns
+        -------
+        tuple
+            The next state, the mean training loss of each client that has trained its own model,
+            and the events.
+        """
         is_last = this_round.number == this_round.rounds
         # Clients outside of the cohort train own models only in the last round; some may have left.
         with_own = set(state.own).intersection(clients.ids)
         ids = tuple(sorted({*cohort, *with_own})) if is_last else tuple(cohort)
-        trains_own = self._trains_own(state, steps, this_round)
+        passes = self._count_own_passes(state, steps, this_round)
         copies: tuple[Rung, ...] = ()
         if is_last:
             # Own models are never older than the copies with which they are compared.
-            trains_own = trains_own or (state.own_rounds > 0 and not state.own_stopped)
-            reserved = count_steps(ClientWork(), steps.local, steps.sizes, ids) * trains_own
+            if not passes and state.own_rounds and not state.own_stopped:
+                passes = 1
+            reserved = passes * count_steps(ClientWork(), steps.local, steps.sizes, ids)
             copies = self._choose_copies(state, steps, this_round, reserved)
         # A copy replaces the client's own model. Clients train their own models after that, from
         # the state before the round, and so have them again.
@@ -461,12 +528,11 @@ class Auto(Algorithm[AutoState]):
         state = replace(state, steps=state.steps + counting.steps)
         replaced = {client for copy in made.values() for client in copy.ids}
         kept = set(state.own) - replaced
-        if trains_own:
-            state, trained = self._train_own(state, ids, clients, this_round)
-            kept = set(state.own) & (kept | set(trained))
+        state, losses = self._train_own(state, ids, clients, this_round, passes)
+        kept = set(state.own) & (kept | set(losses))
         state = replace(state, own=tuple(sorted(kept)))
         state = self._choose(state, clients, this_round, made)
-        return state, _report(state)
+        return state, losses, _report(state)
 
     def _make_copies(
         self, state: AutoState, clients: Clients, this_round: Round, copies: Sequence[Rung]
@@ -499,8 +565,7 @@ class Auto(Algorithm[AutoState]):
         """
         answers = {rung: copy.answer for rung, copy in made.items()}
         tree = state.tree
-        if not _has_clusters(tree) or not state.beside_stopped:
-            answers[Rung.ONE_MODEL] = _evaluate_nodes(dict.fromkeys(clients.ids, 0), tree, clients)
+        answers[Rung.ONE_MODEL] = _evaluate_nodes(dict.fromkeys(clients.ids, 0), tree, clients)
         if _has_clusters(tree):
             answers[Rung.CLUSTER] = _evaluate_nodes(tree.leaf_of, tree, clients)
         if state.own:
@@ -546,7 +611,7 @@ class Auto(Algorithm[AutoState]):
             steps=state.steps + counting.steps,
         )
         if _is_review(this_round):
-            state = _give_up(state, choice, rungs)
+            state = replace(_give_up(state, choice, rungs), stage=clients.stage)
         return state
 
 
@@ -620,7 +685,10 @@ def _is_review(this_round: RoundPlan) -> bool:
 
 
 def _give_up(state: AutoState, choice: Choice, rungs: Sequence[Rung]) -> AutoState:
-    """Return the state in which candidates that suit no client are trained no further.
+    """Return the state in which candidates that suit hardly any client are trained no further.
+
+    Models that are trained no further remain candidates, except for own models, which stop only if
+    they serve no client.
 
     Parameters
     ----------
@@ -631,21 +699,31 @@ def _give_up(state: AutoState, choice: Choice, rungs: Sequence[Rung]) -> AutoSta
     rungs
         The candidates in the choice.
     """
-    served = {rungs[k] for k in choice.chosen.tolist()}
+    served = [rungs[k] for k in choice.chosen.tolist()]
 
-    def is_hopeless(rung: Rung) -> bool:
-        if rung not in rungs or rung in served:
+    def is_hopeless(rung: Rung, most_served: float) -> bool:
+        if rung not in rungs or served.count(rung) > most_served:
             return False
         return choice.expect_improvement(rungs.index(rung)) < LEAST_IMPROVEMENT
 
+    has_clusters = _has_clusters(state.tree)
     has_tried = state.own_rounds >= LEAST_OWN_ROUNDS
-    gives_up_own = state.own_stopped or (has_tried and is_hopeless(Rung.OWN))
-    gives_up_one = _has_clusters(state.tree) and is_hopeless(Rung.ONE_MODEL)
+    gives_up_own = state.own_stopped or (has_tried and is_hopeless(Rung.OWN, 0))
+    few = FEW_SERVED * len(served)
+    gives_up_one = state.beside_stopped or (has_clusters and is_hopeless(Rung.ONE_MODEL, few))
+    shared = Rung.CLUSTER if has_clusters else Rung.ONE_MODEL
+    gives_up_shared = (
+        has_tried
+        and not gives_up_own
+        and (gives_up_one or not has_clusters)
+        and is_hopeless(shared, few)
+    )
     return replace(
         state,
-        beside_stopped=state.beside_stopped or gives_up_one,
+        beside_stopped=gives_up_one,
         own_stopped=gives_up_own,
         own=() if gives_up_own else state.own,
+        shared_stopped=gives_up_shared,
     )
 
 

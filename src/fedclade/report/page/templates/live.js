@@ -24,13 +24,14 @@ function renew(part) {
     const focused = document.activeElement && place.contains(document.activeElement) ? mark(document.activeElement) : "";
     place.innerHTML = part.html;
     for (const empty of place.querySelectorAll(".plot")) if (plots[empty.id]) empty.replaceWith(plots[empty.id]);
-    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    // A new section is not in the document yet, so its elements are looked for in the section.
+    for (const id of open) inside(place, id)?.setAttribute("open", "");
     for (const [id, index] of Object.entries(selects)) {
-      const select = document.getElementById(id);
+      const select = inside(place, id);
       if (select && select.options[index]) select.selectedIndex = index;
     }
     for (const select of place.querySelectorAll(".choice select")) {
-      for (const option of select.options) document.getElementById(option.value).hidden = !option.selected;
+      for (const option of select.options) inside(place, option.value).hidden = !option.selected;
     }
     partsShown[part.id] = part.html;
     for (const [tree, node] of Object.entries(chosen)) {
@@ -40,6 +41,10 @@ function renew(part) {
     if (focused) place.querySelector(focused)?.focus();
   }
   return place;
+}
+
+function inside(place, id) {
+  return place.querySelector(`#${CSS.escape(id)}`);
 }
 
 function mark(element) {
@@ -82,32 +87,45 @@ const eyes = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "200px" });
 
-async function ask() {
-  if (document.hidden) return true;
+async function fetchState() {
   const response = await fetch(`state?seen=${encodeURIComponent(seen)}`, { cache: "no-store" });
   if (!response.ok) throw new Error(`state: ${response.status}`);
-  const state = await response.json();
-  missed = 0;
+  return response.json();
+}
+
+function showState(state) {
   say(state.status, state.finished);
   if (state.cards) document.getElementById("cards").innerHTML = state.cards;
   if (state.version !== undefined && state.version !== seen) {
-    seen = state.version;
     show(state.page);
+    seen = state.version;
     root.dataset.version = seen;
   }
   root.dataset.round = state.round;
-  return !(state.finished && seen === state.latest);
 }
 
 async function follow() {
   let goes = true;
-  try {
-    goes = await ask();
-  } catch (error) {
-    missed += 1;
-    if (missed >= 3) {
-      say("The run has ended or was stopped; this is its last known state.", true);
-      return;
+  if (!document.hidden) {
+    let state;
+    try {
+      state = await fetchState();
+      missed = 0;
+    } catch {
+      missed += 1;
+      if (missed >= 3) {
+        say("The run has ended or was stopped; this is its last known state.", true);
+        return;
+      }
+    }
+    if (state) {
+      try {
+        showState(state);
+      } catch (error) {
+        say("This page cannot show the run, because of an error in the page; the browser's console has the error.", true);
+        throw error;
+      }
+      goes = !(state.finished && seen === state.latest);
     }
   }
   if (goes) setTimeout(follow, PAUSE);

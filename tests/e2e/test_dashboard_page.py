@@ -1,0 +1,93 @@
+"""The dashboard in a browser: opened late, reloaded, and opened on runs that have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+from tests.browser import chromium, visit
+
+from fedclade.config import check_config
+from fedclade.report.page import dashboard as dashboard_module
+from fedclade.report.page.dashboard import HOST, Dashboard
+from fedclade.runs import Callback, RoundRecord
+from fedclade.runs.store import Run
+
+SPLITTING = {
+    "rounds": 3,
+    "data": {
+        "name": "digits",
+        "clients": 12,
+        "samples_per_client": 40,
+        "shift": "label_permutation",
+        "clusters": 4,
+    },
+    "model": {"name": "mclr"},
+    "algorithm": {"name": "cfl", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0},
+}
+"""A run that splits its clusters in every round, so that pages have a menu of several figures."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def rounds() -> list[Run]:
+    """Return the run after each of its rounds."""
+    runs: list[Run] = []
+
+    class Keeping(Callback):
+        def on_round(self, record: RoundRecord, /) -> None:
+            run = record.so_far()
+            assert run is not None
+            runs.append(run)
+
+    config = check_config(SPLITTING)
+    config.run(config.federation(), callbacks=[Keeping()])
+    return runs
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard_module, "PATIENCE", 0.0)
+
+
+def wait_for_round(page: Page, number: int) -> None:
+    """Wait until the page shows a round, with the sections of a page whose cluster has split."""
+    page.wait_for_selector(f'html[data-round="{number}"]', state="attached")
+    page.wait_for_selector("#sections section#tree svg, #sections section#tree .plot")
+    headings = page.locator("#sections section h2").all_inner_texts()
+    assert len(headings) == page.locator("#links li").count() >= 3
+    assert page.locator(".choice select").count() >= 1, "no menu: the test shows nothing"
+
+
+def test_a_page_that_is_opened_after_the_first_split_shows_the_run(
+    browser: Browser, rounds: list[Run], tmp_path: Path
+):
+    with Dashboard("mine", 3, tmp_path, 0) as dashboard:
+        dashboard.show(rounds[1])
+        with visit(browser, f"http://{HOST}:{dashboard.port}/") as watched:
+            wait_for_round(watched.page, 2)
+            watched.page.reload()
+            wait_for_round(watched.page, 2)
+            dashboard.show(rounds[2])
+            wait_for_round(watched.page, 3)
+            assert watched.errors == []
+
+
+@pytest.mark.parametrize("over", [True, False], ids=["finished", "interrupted"])
+def test_a_page_that_is_opened_on_the_last_round_shows_the_run(
+    browser: Browser, rounds: list[Run], tmp_path: Path, over: bool
+):
+    with Dashboard("mine", 3, tmp_path, 0) as dashboard:
+        dashboard.show(rounds[2], over=over)
+        with visit(browser, f"http://{HOST}:{dashboard.port}/") as watched:
+            wait_for_round(watched.page, 3)
+            assert watched.errors == []
+            text = watched.page.locator("#status").inner_text()
+            assert text.startswith("Finished after 3 rounds" if over else "Round 3 of 3")
