@@ -277,3 +277,11 @@ def test_a_protocol_of_a_call_takes_functions():
         ConfigError, match=r"^function of applied should be a function or left out, got 3$"
     ):
         applied(3)
+
+
+@pytest.mark.parametrize("value", ["sudden", 3, ["examples"]])
+def test_a_section_that_is_no_table_is_refused(value):
+    with pytest.raises(ConfigError) as refused:
+        check_arguments("[data.drift]", function, value)
+    message = f"[data.drift] should be a table of settings with their names, got {value!r}"
+    assert str(refused.value) == message

@@ -127,9 +127,14 @@ def check_arguments(
     Raises
     ------
     ConfigError
-        If a name is unknown or a value is of the wrong type; the message has a line for each
-        problem.
+        If the section is no table, a name is unknown, or a value is of the wrong type; the message
+        has a line for each problem.
     """
+    # The value comes from a file, and need not be what the annotation says.
+    if not isinstance(arguments, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"{owner} should be a table of settings with their names, got {shown(arguments)}"
+        )
     each = _as_collection(takers)
     known = known_arguments(takers, besides, positional=positional)
     hints = {
