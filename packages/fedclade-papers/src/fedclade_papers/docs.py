@@ -58,7 +58,7 @@ The columns of the table are:
 - **rows**: number of rows on the experiment's page with each verdict; a row compares one number of the paper with
   ours. If several rows of a page show the same run, they are counted as one row.
 - **claims**: number of statements of the paper with each verdict.
-- **time**: duration of the measurement.
+- **time**: duration of the measurement on 2 CPU cores, or on the GPU that the cell names.
 
 A dash means that there is nothing to count. Each row has one of these verdicts:
 
@@ -221,8 +221,16 @@ def _count_verdicts(result: Result) -> tuple[str, ...]:
         _describe_departures(result),
         ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()) or NONE,
         ", ".join(f"{claims[word]} {word}" for word in SEEN.values() if claims[word]) or NONE,
-        duration(result.seconds),
+        _write_time(result),
     )
+
+
+def _write_time(result: Result) -> str:
+    """Write the duration of a measurement, with the name of the GPU if one was used."""
+    device = result.machine["device"]
+    if device == "cpu":
+        return duration(result.seconds)
+    return f"{duration(result.seconds)} on {device}"
 
 
 def _shorten_verdict(row: Row) -> str:

@@ -227,9 +227,7 @@ def _check_stagnation(changes: Sequence[float], settings: Settings) -> bool | No
     return None
 
 
-def _check_vanishing(
-    largest: Sequence[float], of_mean: Sequence[float]
-) -> tuple[bool, str, bool]:
+def _check_vanishing(largest: Sequence[float], of_mean: Sequence[float]) -> tuple[bool, str, bool]:
     """Check that the largest norm of congruent clients vanishes along with the norm of the mean.
 
     Parameters
