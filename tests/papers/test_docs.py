@@ -187,3 +187,11 @@ def test_committed_results_say_what_they_come_to_and_why_they_fall_short():
         short = [row.what for row in outcome.rows if row.verdict.startswith(("short", "off"))]
         short += [claim.text for claim in outcome.claims if claim.seen in ("no", "direction only")]
         assert summary.because or not short, f"{result.stem}: {short} without a reason"
+
+
+def test_the_time_on_a_gpu_names_the_gpu(results: Path, tmp_path: Path):
+    path = results / "tiny-smoke.json"
+    result = module.Result.load(path)
+    replace(result, machine={**result.machine, "device": "NVIDIA H200"}, seconds=252.0).save(path)
+    write_page(results, tmp_path / "page.md")
+    assert "| 4 min 12 s on NVIDIA H200 |" in (tmp_path / "page.md").read_text()

@@ -92,7 +92,7 @@ def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     ratio = f"in the end the incongruent one is at least {apart:.1f} times the congruent one"
     claims = (
         paper.claim("stagnates", _check_stagnation(stays, settings), staying, min(stays) > 1),
-        paper.claim("vanishes", *_check_vanishing(falls, along)),
+        paper.claim("vanishes", *check_vanishing(falls, along)),
         paper.claim(
             "mean",
             max(server) < 1,
@@ -142,7 +142,7 @@ def measure_steps(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
             min(stays) > 1,
             step=small,
         ),
-        paper.claim("vanishes", *_check_vanishing(falls, along), step=small),
+        paper.claim("vanishes", *check_vanishing(falls, along), step=small),
         paper.claim(
             "mean",
             max(server) < 1,
@@ -227,7 +227,7 @@ def _check_stagnation(changes: Sequence[float], settings: Settings) -> bool | No
     return None
 
 
-def _check_vanishing(largest: Sequence[float], of_mean: Sequence[float]) -> tuple[bool, str, bool]:
+def check_vanishing(largest: Sequence[float], of_mean: Sequence[float]) -> tuple[bool, str, bool]:
     """Check that the largest norm of congruent clients vanishes along with the norm of the mean.
 
     Parameters

@@ -59,7 +59,7 @@ def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
         settled = [series["settled"] for series in found["rcfl"]]
         what = "rcfl: round after which its clusters stay the true ones"
         rows.append(Row.of(what, None, settled, "rounds"))
-    more = _compare_by_cluster(found, first)
+    more = compare_by_cluster(found, first)
     gain_late = np.array(end["fl"]) - np.array(stagnation)
     late = f"{gain_late.mean():+.1f} points from round {first} to {settings['rounds']}"
     gain = np.mean(end["cfl"]) - np.mean(stagnation)
@@ -119,7 +119,7 @@ def measure_agnews(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
         if key in end
     ]
     gain = [100 * (1 - cfl / fl) for fl, cfl in zip(end["fl"], end["cfl"], strict=True)]
-    below, rounds = _count_rounds_below(found, settings["split_rounds"][-1])
+    below, rounds = count_rounds_below(found, settings["split_rounds"][-1])
     claims = [
         paper.claim(
             "below",
@@ -209,7 +209,7 @@ def _collect_scores(
     return stagnation, end
 
 
-def _compare_by_cluster(found: Mapping[str, Sequence[Series]], first: int) -> list[float]:
+def compare_by_cluster(found: Mapping[str, Sequence[Series]], first: int) -> list[float]:
     """Return the ratios of CFL's accuracy at the end to FL's in round ``first``.
 
     There is a ratio for each seed and true cluster.
@@ -222,7 +222,7 @@ def _compare_by_cluster(found: Mapping[str, Sequence[Series]], first: int) -> li
     return ratios
 
 
-def _count_rounds_below(found: Mapping[str, Sequence[Series]], last: int) -> tuple[int, int]:
+def count_rounds_below(found: Mapping[str, Sequence[Series]], last: int) -> tuple[int, int]:
     """Count the evaluated rounds, from the last split on, in which CFL's score is below FL's.
 
     Returns

@@ -179,7 +179,7 @@ def _check_claims(paper: Paper, cells: Sequence[Settings], settings: Settings) -
     intra = min(cell["lowest_intra"] - bounds(cell["k"], cell["gamma"])[1] for cell in bounded)
     green = [cell for cell in cells if cell["gamma"] < largest_noise(cell["k"])]
     wrong = sum(1 - cell["gap_positive"] for cell in green) * samples
-    largest = _find_largest_noise(cells, settings["d"])
+    largest = find_largest_noise(cells, settings["d"])
     without = sum(cell["right_without_gap"] for cell in cells)
     misled = sum(cell["wrong_with_gap"] for cell in cells)
     is_beyond = None
@@ -210,7 +210,7 @@ def _check_claims(paper: Paper, cells: Sequence[Settings], settings: Settings) -
     ]
 
 
-def _find_largest_noise(cells: Sequence[Settings], d: int) -> dict[int, float]:
+def find_largest_noise(cells: Sequence[Settings], d: int) -> dict[int, float]:
     """Return, for every k above :data:`MANY`, the largest noise γ with P[g(α) > 0] above 0.99.
 
     Only the cells with d dimensions count. The value is 0 for a k without such a noise.
