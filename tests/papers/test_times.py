@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from fedclade_papers import EXPERIMENTS
-from fedclade_papers.times import RATES, count_examples, estimate_seconds
+from fedclade_papers import EXPERIMENTS, Result
+from fedclade_papers.times import GPU, RATES, count_examples, estimate_seconds
 
 ALL = 100 * 600 * 3
 """Examples of a round of FL+HC in which all of its 100 clients train for 3 epochs."""
@@ -59,3 +61,12 @@ def test_other_experiments_have_no_count():
 def test_seconds_are_added_over_models():
     examples = {"cnn": 2 * RATES["cnn"], "lstm": 3 * RATES["lstm"]}
     assert estimate_seconds(examples) == 5
+
+
+def test_the_rate_of_cifar_cnn_is_that_of_the_committed_result():
+    results = Path(__file__).parents[2] / "results"
+    result = Result.load(results / "cfl-fig8-cifar-paper.json")
+    assert result.machine["device"] == GPU
+    examples = count_examples(result.name, result.settings)
+    assert examples is not None
+    assert examples["cifar_cnn"] / result.seconds == pytest.approx(RATES["cifar_cnn"], rel=0.01)
