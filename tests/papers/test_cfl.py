@@ -13,8 +13,17 @@ from fedclade.core.updates import Updates
 from fedclade.models import build_model
 from fedclade_papers import EXPERIMENTS, Outcome, ResultCache, Row
 from fedclade_papers.cfl.gaps import gaps_over_rounds, separation
-from fedclade_papers.cfl.series import WatchedCFL, pairs_of
-from fedclade_papers.cfl.theory import Sample, bounds, draw_sample, largest_noise, summary
+from fedclade_papers.cfl.norms import check_vanishing
+from fedclade_papers.cfl.series import Series, WatchedCFL, pairs_of
+from fedclade_papers.cfl.splits import compare_by_cluster, count_rounds_below
+from fedclade_papers.cfl.theory import (
+    Sample,
+    bounds,
+    draw_sample,
+    find_largest_noise,
+    largest_noise,
+    summary,
+)
 from fedclade_papers.cfl.toys import TwoWeights, federated_xor, opposed, risk, two_risks
 from fedclade_papers.result import Result
 
@@ -151,6 +160,53 @@ def test_criteria_that_are_not_known_are_said_to_be_so():
     assert set(outcome.series) == {"fl", "cfl", "rcfl"}
     assert not any("criteria" in row.what for row in outcome.rows)
     assert any("No ε₁, ε₂ and γ_max were found" in remark for remark in outcome.remarks)
+
+
+def test_without_rcfl_there_are_the_papers_methods_alone():
+    small = {"clients": 8, "samples_per_client": 60, "test_samples": 20}
+    outcome = on_digits("cfl-fig8-cifar", criteria={}, with_rcfl=False, model_arguments={}, **small)
+    assert set(outcome.series) == {"fl", "cfl"}
+    assert not any("rcfl" in row.what for row in outcome.rows)
+    assert not any(claim.own for claim in outcome.claims)
+
+
+def series_by_hand(**changed: object) -> Series:
+    """Return the stored results of a run with two true clusters, in rounds 2, 4 and 6."""
+    usual = {"rounds": [2, 4, 6], "scores": [20.0, 20.0, 20.0], "by_cluster": [[20.0] * 3] * 2}
+    return {**usual, **changed}
+
+
+def test_accuracies_are_compared_by_true_cluster():
+    fl = series_by_hand(by_cluster=[[10.0, 20.0, 30.0], [30.0, 25.0, 30.0]])
+    cfl = series_by_hand(by_cluster=[[10.0, 20.0, 50.0], [30.0, 25.0, 45.0]])
+    found = {"fl": [fl], "cfl": [cfl]}
+    assert compare_by_cluster(found, first=4) == [2.5, 1.8]  # mean over the clients: 2.1
+
+
+def test_perplexities_are_compared_in_every_round_from_the_last_split_on():
+    fl = series_by_hand(scores=[50.0, 45.0, 40.0])
+    below = series_by_hand(scores=[60.0, 44.0, 39.0])
+    once_above = series_by_hand(scores=[40.0, 46.0, 30.0])
+    assert count_rounds_below({"fl": [fl], "cfl": [below]}, last=4) == (2, 2)
+    assert count_rounds_below({"fl": [fl, fl], "cfl": [below, once_above]}, last=4) == (3, 4)
+
+
+def test_a_norm_vanishes_only_along_with_the_norm_of_the_mean():
+    assert check_vanishing([0.05], [0.09])[::2] == (True, True)
+    assert check_vanishing([0.05], [0.5])[::2] == (True, False)
+    assert check_vanishing([0.05], [1.1])[::2] == (False, False)
+    assert check_vanishing([0.2, 0.3], [0.05, 0.1])[1] == (
+        "largest norm ×0.2 to ×0.3, norm of the mean ×0.05 to ×0.1"
+    )
+
+
+def test_every_k_above_ten_has_to_be_split_right_at_large_noise():
+    cells = [
+        {"k": k, "d": 100, "gamma": gamma, "gap_positive": share}
+        for k, gamma, share in ((10, 1.5, 0.0), (12, 0.9, 1.0), (12, 1.1, 0.995), (15, 1.1, 0.9))
+    ]
+    cells.append({"k": 15, "d": 1000, "gamma": 1.1, "gap_positive": 1.0})
+    assert find_largest_noise(cells, d=100) == {12: 1.1, 15: 0.0}
 
 
 @pytest.mark.parametrize("k", [2, 3, 7])

@@ -49,6 +49,7 @@ def test_the_overview_has_a_line_for_each_result_and_its_anchor(results: Path, t
     )
     pages = [
         "sentences.md",
+        "times.md",
         "tiny-laptop.md",
         "tiny-laptop.png",
         "tiny-smoke.md",
@@ -74,7 +75,13 @@ def test_a_run_that_is_shown_twice_counts_once(results: Path, tmp_path: Path):
 
 def test_each_result_has_a_page_and_all_are_told_in_sentences(results: Path):
     pages = detail_pages(read_results(results))
-    assert sorted(pages) == ["sentences.md", "tiny-laptop.md", "tiny-smoke.md", "unconfirmed.md"]
+    assert sorted(pages) == [
+        "sentences.md",
+        "times.md",
+        "tiny-laptop.md",
+        "tiny-smoke.md",
+        "unconfirmed.md",
+    ]
     assert pages["tiny-laptop.md"].startswith("# tiny, laptop\n")
     assert "](tiny-laptop.png)" in pages["tiny-laptop.md"]
     sentences = "| [tiny](tiny-laptop.md) | 95 % on average. | 92.0 %. | The seeds are others. |"
@@ -180,3 +187,11 @@ def test_committed_results_say_what_they_come_to_and_why_they_fall_short():
         short = [row.what for row in outcome.rows if row.verdict.startswith(("short", "off"))]
         short += [claim.text for claim in outcome.claims if claim.seen in ("no", "direction only")]
         assert summary.because or not short, f"{result.stem}: {short} without a reason"
+
+
+def test_the_time_on_a_gpu_names_the_gpu(results: Path, tmp_path: Path):
+    path = results / "tiny-smoke.json"
+    result = module.Result.load(path)
+    replace(result, machine={**result.machine, "device": "NVIDIA H200"}, seconds=252.0).save(path)
+    write_page(results, tmp_path / "page.md")
+    assert "| 4 min 12 s on NVIDIA H200 |" in (tmp_path / "page.md").read_text()

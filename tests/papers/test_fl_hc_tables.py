@@ -439,3 +439,21 @@ def test_fl_hc_is_sooner_if_it_gets_in_fewer_rounds_to_where_fl_ends():
     (cell,) = cells(slow, a=made_up(0.89))
     assert claim_on_speed(paper_of("flhc-fig1-6"), cell).measured.endswith("FL+HC in none")
     assert claim_on_speed(paper_of("flhc-fig1-6"), cell).seen == "no"
+
+
+def test_iid_clients_are_said_to_be_one_from_three_rounds_on_if_three_were_tried():
+    settings = {"rounds_before": [1, 10], "rounds": 20}
+    counts = {"n 1, l2 ward": [7], "n 10, l2 ward": [1], "n 10, cosine average": [1]}
+    counts["n 10, l1 average"] = [5]
+    (cell,) = cells(made_up(0.99), a=made_up(0.985))
+    (one, *_) = claims_on_iid(paper_of("flhc-iid"), counts, cell, settings)
+    assert one.seen == "direction only"
+
+
+def test_a_slightly_negative_effect_is_one_of_at_most_five_points():
+    fl = made_up(0.7)
+    (slight,) = claims("flhc-table3", fl, a=made_up(0.66), b=made_up(0.69), c=made_up(0.5))
+    (large,) = claims("flhc-table3", fl, a=made_up(0.6), b=made_up(0.6), c=made_up(0.69))
+    (none,) = claims("flhc-table3", fl, a=made_up(0.7), b=made_up(0.7), c=made_up(0.69))
+    assert [claim.seen for claim in (slight, large, none)] == ["yes", "direction only", "no"]
+    assert slight.measured == "below FL in 3 of 3, by at most five points in 2"

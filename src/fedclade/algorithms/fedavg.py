@@ -270,7 +270,11 @@ class FedPer(FedAvg):
 class LGFedAvg(FedAvg):
     """LG-FedAvg (Liang et al. 2020): FedAvg of the head, with a personal representation.
 
-    The representation consists of all layers before the head; they stay with each client.
+    The representation consists of all layers before the head; they stay with each client. Training
+    starts from the initial model, as in Algorithm 1 of the paper. The authors' code starts from a
+    model that FedAvg has trained, shares more layers than the head, and reports for each client the
+    round that was best on test data. For the first two points, pass a trained model and name the
+    layers that are not shared by ``personal``; the third is not available.
     """
 
     requires = replace(FedAvg.requires, personal="body")

@@ -21,6 +21,7 @@ from fedclade_papers import EXPERIMENTS
 from fedclade_papers.markdown import departures, figure, table, to_markdown
 from fedclade_papers.outcome import AS_SEEDS_DIFFER, NONE, Row
 from fedclade_papers.result import Result, write_text
+from fedclade_papers.times import GPU, count_examples, estimate_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +44,8 @@ To measure an experiment again, run the command at the end of its page. It is `f
 and the changed settings of the result, and prints a table like the one on the page. `fedclade reproduce --list` lists
 the experiments. These commands need the package `fedclade-papers`, which is installed from a clone of the repository:
 `pip install -c constraints.txt -e ".[all]" -e packages/fedclade-papers`. All pages are written from the files in the
-folder `results/`.
+folder `results/`. [How long the experiments take with the papers' settings](reproduce/times.md) has estimates for a
+GPU, and the command that runs them there.
 
 The columns of the table are:
 
@@ -58,7 +60,7 @@ The columns of the table are:
 - **rows**: number of rows on the experiment's page with each verdict; a row compares one number of the paper with
   ours. If several rows of a page show the same run, they are counted as one row.
 - **claims**: number of statements of the paper with each verdict.
-- **time**: duration of the measurement.
+- **time**: duration of the measurement on 2 CPU cores, or on the GPU that the cell names.
 
 A dash means that there is nothing to count. Each row has one of these verdicts:
 
@@ -180,6 +182,7 @@ def detail_pages(results: Sequence[Result]) -> dict[str, str]:
         "reasons for a difference, and the settings with values other than in the paper.\n\n"
         f"{sentences}\n"
     )
+    pages["times.md"] = "\n".join(_list_times(results))
     pages["unconfirmed.md"] = "\n".join(_list_unconfirmed(results))
     return pages
 
@@ -221,8 +224,16 @@ def _count_verdicts(result: Result) -> tuple[str, ...]:
         _describe_departures(result),
         ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()) or NONE,
         ", ".join(f"{claims[word]} {word}" for word in SEEN.values() if claims[word]) or NONE,
-        duration(result.seconds),
+        _write_time(result),
     )
+
+
+def _write_time(result: Result) -> str:
+    """Write the duration of a measurement, with the name of the GPU if one was used."""
+    device = result.machine["device"]
+    if device == "cpu":
+        return duration(result.seconds)
+    return f"{duration(result.seconds)} on {device}"
 
 
 def _shorten_verdict(row: Row) -> str:
@@ -262,6 +273,54 @@ def _list_unconfirmed(results: Sequence[Result]) -> Iterator[str]:
         )
         yield table(("experiment", "rows", "known reasons"), rows)
         yield ""
+
+
+def _list_times(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the lines of the page on the times of experiments with all settings of the papers."""
+    measured = {
+        result.name: _write_time(result)
+        for result in results
+        if result.scale == "paper" and not result.differences
+    }
+    rows: list[tuple[str, ...]] = []
+    for experiment in EXPERIMENTS.values():
+        examples = count_examples(experiment.name, experiment.paper)
+        if examples is None:
+            continue
+        millions = ", ".join(f"{number / 1e6:.0f} ({model})" for model, number in examples.items())
+        minutes = f"{estimate_seconds(examples) / 60:.0f} min"
+        rows.append((experiment.name, millions, minutes, measured.get(experiment.name, NONE)))
+    yield (
+        "# How long experiments take with the papers' settings\n\n"
+        "This page is for readers who have a GPU, and want to measure experiments that 2 CPU cores "
+        "cannot finish in hours. In a clone of the repository, this command measures an experiment, "
+        "or without a name all experiments whose data is available. It stops after 8 minutes; run "
+        "it again until it reports that all are finished, and it continues where it stopped:\n\n"
+        "```sh\n"
+        "sh benchmarks/gpu_reproduce.sh reproduced/paper flhc-table1\n"
+        "```\n\n"
+        f"The times in the table are estimates for one {GPU}, and not measurements, except in the "
+        "last column. An estimate is the number of training examples that the runs of an experiment "
+        "process, divided by the number of examples per second that this GPU trains on with the same "
+        "network (`benchmarks/engine.py --device cuda --clients 100`; for `cifar_cnn`, the measured "
+        "time of `cfl-fig8-cifar`). It contains neither the evaluations nor the loading of data. "
+        "With fewer clients, such as the two of `cfl-fig7-...`, a GPU trains on fewer examples per "
+        "second, so that these experiments take longer than the estimate. For "
+        "FL+HC (`flhc-...`), the number of examples is an upper bound: after the clustering step at "
+        "most all clients train, and some tables share runs, which are measured once.\n"
+    )
+    columns = (
+        "experiment",
+        "training examples, in millions (network)",
+        f"estimate on one {GPU}",
+        "measured",
+    )
+    yield table(columns, rows)
+    yield ""
+    yield (
+        "Experiments that are missing here have been measured with the papers' settings on 2 CPU "
+        "cores, show runs of the experiments above, or need data that we do not have.\n"
+    )
 
 
 def _list_missed(result: Result) -> list[tuple[str, str, str]]:

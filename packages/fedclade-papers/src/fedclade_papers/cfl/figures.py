@@ -230,6 +230,8 @@ def draw_splits(outcome: Outcome, settings: Settings, *, place: str, score: str)
     title = "Federated learning stagnates; after the splits every cluster goes on"
     methods = [method for method in splits.METHODS if method != "fl" and method in outcome.series]
     columns = len(methods)
+    if columns == 1:
+        title = "FL stagnates; after the splits clusters go on"  # fits the width of one panel
     subtitle = f"after Sattler et al. 2019, {place} · {settings['clients']} clients"
     figure, axes = panels(columns, title, subtitle, rows=3)
     # Axes are shared before anything is drawn, so that their limits include all lines.
@@ -264,9 +266,10 @@ def draw_splits(outcome: Outcome, settings: Settings, *, place: str, score: str)
             style.label(below, y="similarity of pairs of clients")
     legend(axes[0])
     below = axes[2 * columns]
+    # The last panel is empty if its method has no similarities, as rcfl.
     legend(
         axes[-1],
-        loc="center left",
+        loc="upper right" if axes[-1].axison else "center left",
         title="pairs of clients of",
         handles=below.get_legend_handles_labels()[0],
     )

@@ -199,9 +199,9 @@ def measure_rounds(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
     for name, found in runs.items():
         series[name] = {method: found[method][0] for method in SHOWN}
     claims: list[Claim] = []
-    for name, of_methods in series.items():
-        averaged = fmean(of_methods["FedAvg"]["discrepancy"])
-        proximal = fmean(of_methods["FedProx"]["discrepancy"])
+    for name, of_methods in runs.items():
+        averaged = fmean(fmean(run["discrepancy"]) for run in of_methods["FedAvg"])
+        proximal = fmean(fmean(run["discrepancy"]) for run in of_methods["FedProx"])
         measured = f"mean discrepancy: FedAvg {averaged:.2f}, FedProx {proximal:.2f}"
         claims.append(paper.claim("stable", proximal < averaged, measured, task=name))
     texts = (paper.texts["left_out"], paper.texts["shared_out"])
