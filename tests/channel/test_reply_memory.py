@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedclade import LocalTraining
 from fedclade.channel import (
@@ -167,15 +169,19 @@ class Setting:
         nobody: Any = None
         self.channel = Channel(nobody, self.training, remembering, counting)
 
-    def check(self, ids=(0, 1, 2), models=MODEL, number=1, work=CHECK, data_round=0, **changes):
+    def check(
+        self,
+        ids: Sequence[int] = (0, 1, 2),
+        models: Tensor = MODEL,
+        number: int = 1,
+        work: ClientWork = CHECK,
+        data_round: int = 0,
+        **changes: Any,
+    ) -> tuple[Updates, int]:
         """Return the updates of a check, and the number of steps that were counted for it."""
         before = self.meter.steps
         query = replace(Round(number, SPEC), **changes)
-        if data_round:
-            asking = _Asking(data_round)
-            channel = Channel(self.channel, asking)
-        else:
-            channel = self.channel
+        channel = Channel(self.channel, _Asking(data_round)) if data_round else self.channel
         updates = channel.train(list(ids), models, [0] * len(ids), query, work)
         return updates, self.meter.steps - before
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from fedclade import ReplicatedCFL, Task
+from fedclade import Federation, ReplicatedCFL, Task
 from fedclade.channel import Adversary, Budget, DifferentialPrivacy, Middleware, ReplyMemory
 from fedclade.core import PolicyError
 from fedclade.flower import stored_replies
@@ -30,7 +30,9 @@ from .grids import handler_of
 FEDERATION = federation_of([0], sizes=[40])
 
 
-def client_in(folder: Path | None = None, federation=FEDERATION, **settings: Any) -> ClientHandler:
+def client_in(
+    folder: Path | None = None, federation: Federation = FEDERATION, **settings: Any
+) -> ClientHandler:
     if folder is not None:
         settings["folder"] = folder
     return handler_of(0, federation, **settings)
@@ -186,7 +188,7 @@ def test_a_network_counts_the_steps_of_a_simulation():
     algorithm = ReplicatedCFL(level=0.01, check_every=2)
     here, there = both(algorithm, rounds=8)
     same(here, there)
-    with mock.patch.object(ReplyMemory, "recall", lambda *_: None):
+    with mock.patch.object(ReplyMemory, "recall", return_value=None):
         forgetful_here, forgetful_there = both(algorithm, rounds=8)
     same(forgetful_here, forgetful_there)
     assert there.summary["steps"]["total"] < forgetful_there.summary["steps"]["total"]

@@ -43,7 +43,7 @@ def run_of(federation: Federation = FEDERATION, model: Any = None, **settings: A
 @contextmanager
 def forgetful() -> Generator[None]:
     """Let clients forget all replies."""
-    with mock.patch.object(ReplyMemory, "recall", lambda *_: None):
+    with mock.patch.object(ReplyMemory, "recall", return_value=None):
         yield
 
 
