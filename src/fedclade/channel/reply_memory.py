@@ -1,12 +1,12 @@
 """Memory of clients' replies, from which clients answer a query that the server repeats.
 
 A check of changed data in replicated clustering sends the query of round 1 again: the same parts of
-the data, the same model, the same random draws. As long as a client's data stays the same, so does
-its reply. The client then sends the stored reply, and does not train.
+the data, the same initial model, the same random draws. As long as a client's data stays the same,
+so does its reply. The client then sends the stored reply, and does not train.
 
-Only queries for which this can happen are remembered: training on compared parts of a fixed size,
-from a model that the server sends, with nothing that the client stores between rounds. All other
-training moves on from round to round, and never repeats a query.
+Only such queries are remembered: training of round 1 on compared parts of a fixed size, with
+nothing that the client stores between rounds. All other training moves on from round to round, and
+never repeats a query.
 """
 
 from __future__ import annotations
@@ -27,30 +27,24 @@ from fedclade.core import (
     Common,
     FromServer,
     Layout,
-    LocalTraining,
     Nothing,
     Query,
+    Round,
     Sgd,
     TrainQuery,
     Updates,
 )
-
-MOST_REPLIES = 2
-"""Largest number of replies that a client stores.
-
-Replicated clustering compares parts in rounds 1 and 3, and later repeats the query of round 1.
-"""
 
 LARGEST_MEMORY = 2**27
 """Largest number of bytes of all stored replies of the clients in one process: 128 MiB."""
 
 
 class ReplyMemory:
-    """The latest replies of clients to queries that the server may repeat.
+    """The latest reply of each client to a query that the server may repeat.
 
-    A client stores at most :data:`MOST_REPLIES` replies, and only one once the server has repeated
-    its query. All clients together store at most ``budget`` bytes. The oldest replies are removed
-    first. A reply is a row of each column of :class:`~fedclade.core.Updates`.
+    A client stores one reply. All clients together store at most ``budget`` bytes; replies that
+    have not been used for the longest time are removed first. A reply is a row of each column of
+    :class:`~fedclade.core.Updates`.
 
     Parameters
     ----------
@@ -61,15 +55,11 @@ class ReplyMemory:
     def __init__(self, budget: int = LARGEST_MEMORY) -> None:
         self._budget = budget
         self._bytes = 0
-        # By client and digest of the query; the oldest reply first.
-        self._replies = OrderedDict[tuple[int, str], Mapping[str, Tensor]]()
-        # Digests of each client's stored replies; the oldest first.
-        self._digests: dict[int, list[str]] = {}
+        # Digest of the query, and the reply, by client; the one that was used last is the last one.
+        self._replies = OrderedDict[int, tuple[str, Mapping[str, Tensor]]]()
 
     def recall(self, client: int, digest: str) -> Mapping[str, Tensor] | None:
         """Return a client's reply to a query, or None if it is not stored.
-
-        The client's other replies are removed: their queries have not been repeated.
 
         Parameters
         ----------
@@ -78,42 +68,36 @@ class ReplyMemory:
         digest
             Digest of the query, and of everything else on which the reply depends.
         """
-        key = client, digest
-        if key not in self._replies:
+        known, reply = self._replies.get(client, ("", None))
+        if reply is None or known != digest:
             return None
-        for other in [other for other in self._digests[client] if other != digest]:
-            self._remove(client, other)
-        self._replies.move_to_end(key)
-        return self._replies[key]
+        self._replies.move_to_end(client)
+        return reply
 
     def store(self, client: int, digest: str, reply: Mapping[str, Tensor]) -> None:
-        """Store a client's reply to a query; see :meth:`recall` for the parameters.
+        """Store a client's reply to a query in place of its earlier reply.
 
-        A reply of more than ``budget`` bytes is not stored.
+        See :meth:`recall` for the parameters. A reply of more than ``budget`` bytes is not stored.
         """
         copies = {name: row.detach().cpu().clone() for name, row in reply.items()}
         size = _count_bytes(copies)
+        if client in self._replies:
+            self._remove(client)
         if size > self._budget:
             return
-        digests = self._digests.setdefault(client, [])
-        if digest in digests:
-            self._remove(client, digest)
-        if len(digests) == MOST_REPLIES:
-            self._remove(client, digests[0])
         while self._bytes + size > self._budget:
-            self._remove(*next(iter(self._replies)))
-        self._replies[client, digest] = copies
-        digests.append(digest)
+            self._remove(next(iter(self._replies)))
+        self._replies[client] = digest, copies
         self._bytes += size
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all replies, by names of the form ``<place>/<client>/<digest>/<column>``.
 
-        The place of the oldest reply is 0.
+        The reply with the place 0 is the first one to be removed.
         """
         return {
             f"{place}/{client}/{digest}/{name}": row
-            for place, ((client, digest), reply) in enumerate(self._replies.items())
+            for place, (client, (digest, reply)) in enumerate(self._replies.items())
             for name, row in reply.items()
         }
 
@@ -130,15 +114,14 @@ class ReplyMemory:
             place, client, digest, column = name.split("/", 3)
             found.setdefault((int(place), int(client), digest), {})[column] = row
         self._replies.clear()
-        self._digests.clear()
         self._bytes = 0
         for place, client, digest in sorted(found):
             self.store(client, digest, found[place, client, digest])
 
-    def _remove(self, client: int, digest: str) -> None:
-        """Remove a stored reply of a client."""
-        self._bytes -= _count_bytes(self._replies.pop((client, digest)))
-        self._digests[client].remove(digest)
+    def _remove(self, client: int) -> None:
+        """Remove the stored reply of a client."""
+        _, reply = self._replies.pop(client)
+        self._bytes -= _count_bytes(reply)
 
 
 def _count_bytes(reply: Mapping[str, Tensor]) -> int:
@@ -146,26 +129,27 @@ def _count_bytes(reply: Mapping[str, Tensor]) -> int:
     return sum(row.nbytes for row in reply.values())
 
 
-def is_repeatable(work: ClientWork, local: LocalTraining, layout: Layout) -> bool:
+def is_repeatable(work: ClientWork, this_round: Round, layout: Layout) -> bool:
     """Return whether a server may repeat a training query, and the replies are then the same.
 
     Parameters
     ----------
     work
         Work of each client.
-    local
-        Settings of local training.
+    this_round
+        The round, with the settings of local training.
     layout
         Layout of the model. Personal parameters stay with the client, and change between rounds.
     """
     splits = work.compared_splits
     return (
-        splits is not None
+        this_round.number == 1
+        and splits is not None
         and splits.size > 0
         and isinstance(work.start, FromServer)
         and isinstance(work.steps, Sgd)
         and isinstance(work.store, Nothing)
-        and not local.keep_state
+        and not this_round.local.keep_state
         and not layout.personal
     )
 
@@ -197,9 +181,7 @@ class Remembering(Middleware):
 
     def handles(self, query: Query[Any]) -> bool:
         """Return whether a query is one that the server may repeat."""
-        return isinstance(query, TrainQuery) and is_repeatable(
-            query.work, query.round.local, self.layout
-        )
+        return isinstance(query, TrainQuery) and is_repeatable(query.work, query.round, self.layout)
 
     def around(self, query: TrainQuery, ask: Ask) -> Updates:
         """Query the clients that do not remember their reply, and return all replies.

@@ -81,7 +81,7 @@ from fedclade.flower.schema_exchange import encoding_digest
 from fedclade.flower.secure.member import Member, training_of
 from fedclade.flower.signing import Key, secret_digest, secret_model, seed_of
 from fedclade.flower.sketch_log import Projection, Sketched, SketchLog
-from fedclade.flower.stored_replies import StoredReplies
+from fedclade.flower.stored_reply import StoredReply
 from fedclade.flower.training_asked import TrainingAsked, TrainingFailedError
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
@@ -533,7 +533,7 @@ class ClientHandler:
         self._kept = NodeStore(folder)
         # With noise, or with middleware of the user, a repeated query may have another reply.
         self._remembers = privacy is None and not middleware
-        self._replies = StoredReplies(
+        self._stored_reply = StoredReply(
             folder, federation, self._trainer.task.described, self._layout
         )
         self._scores = None
@@ -885,8 +885,8 @@ class ClientHandler:
             ) from None  # the error's text has the client's number of examples
         models = self._models(content, asked.sent)
         # The policy is checked above: it may have changed since the first reply.
-        remembers = remembers and is_repeatable(asked.work, asked.round.local, self._layout)
-        if remembers and (known := self._replies.recall(content)) is not None:
+        remembers = remembers and is_repeatable(asked.work, asked.round, self._layout)
+        if remembers and (known := self._stored_reply.recall(content)) is not None:
             return known
         if asked.work.splits is None:
             sketch = None
@@ -901,7 +901,7 @@ class ClientHandler:
         if updates.left_out:
             raise TrainingFailedError(updates.left_out[self._data.id])
         if remembers:
-            self._replies.store(content, updates)
+            self._stored_reply.store(content, updates)
         return updates
 
     def _train(self, content: Content, state: RecordDict | None) -> RecordDict:

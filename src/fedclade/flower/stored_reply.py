@@ -1,4 +1,4 @@
-"""Replies that a client of a network stores, to answer repeated queries without training again."""
+"""Reply that a client of a network stores, to answer a repeated query without training again."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fedclade.data import Federation
 from fedclade.flower.data_splits import digest_of_query
 from fedclade.flower.wire import Content
 
-FILE = "replies.safetensors"  # in the client's folder
+FILE = "reply.safetensors"  # in the client's folder
 
 _log = logging.getLogger(__name__)
 
 
-class StoredReplies:
-    """Replies of one client to queries that the server may repeat.
+class StoredReply:
+    """The latest reply of one client to a query that the server may repeat.
 
-    The replies are in a file in the client's folder, or in memory if the client has no folder.
-    :class:`~fedclade.channel.ReplyMemory` limits their number and their size. A reply is used again
-    only for the same query, the same data and the same task. A damaged or missing file does no
-    harm: the client then trains again.
+    The reply is in a file in the client's folder, or in memory if the client has no folder.
+    :class:`~fedclade.channel.ReplyMemory` limits its size. It is used again only for the same
+    query, the same data and the same task. A damaged or missing file does no harm: the client then
+    trains again.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class StoredReplies:
         return found.hexdigest()
 
     def _read(self) -> None:
-        """Read the stored replies from the client's folder, if it has one."""
+        """Read the stored reply from the client's folder, if it has one."""
         if self._path is None:
             return
         try:
