@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import FedcladeError
+from fedclade.channel import StepCounting
 from fedclade.config import Config, check_config
 from fedclade.core import Sink, TrainQuery, Updates
 from fedclade.data import Federation
@@ -216,10 +217,15 @@ def load(part: str, name: str, seed: int, data_dir: Path | None) -> Federation:
 
 @dataclass
 class StepCount:
-    """Number of local training steps, and of examples in their mini-batches (with repetitions)."""
+    """Number of local training steps, and of examples in their mini-batches (with repetitions).
+
+    ``spared`` is the number of steps that clients did not take, because they answered a repeated
+    query from memory.
+    """
 
     steps: int = 0
     examples: int = 0
+    spared: int = 0
 
     def add(self, query: TrainQuery, size: int) -> None:
         """Add the training of a client with ``size`` training examples for a query."""
@@ -248,6 +254,7 @@ def counted_steps() -> Generator[StepCount]:
     """
     count = StepCount()
     handle_updates = SimulatedClients.handle_updates
+    after = StepCounting.after
 
     def handle_counted(
         clients: SimulatedClients, query: TrainQuery, sink: Sink | None = None
@@ -257,7 +264,16 @@ def counted_steps() -> Generator[StepCount]:
             count.add(query, sizes[client])
         return handle_updates(clients, query, sink)
 
-    with mock.patch.object(SimulatedClients, "handle_updates", handle_counted):
+    def after_counted(counting: StepCounting, query: TrainQuery, reply: Updates) -> Updates:
+        counted = counting.meter.steps
+        reply = after(counting, query, reply)
+        count.spared += counted - counting.meter.steps
+        return reply
+
+    with (
+        mock.patch.object(SimulatedClients, "handle_updates", handle_counted),
+        mock.patch.object(StepCounting, "after", after_counted),
+    ):
         yield count
 
 
@@ -279,6 +295,7 @@ def run(job: Job) -> Line:
         "seconds": round(time.perf_counter() - began, 2),
         "steps": count.steps,
         "examples": count.examples,
+        "spared": count.spared,
     }
 
 

@@ -55,6 +55,7 @@ from fedclade.channel.privacy import (
     system_normal,
     system_uniform,
 )
+from fedclade.channel.reply_memory import Remembering, ReplyMemory, build_remembered, is_repeatable
 from fedclade.channel.retry import AWAY, Absence, FaultInjection, Faults, Retrying
 from fedclade.channel.signature import (
     CountSketch,
@@ -105,7 +106,9 @@ __all__ = [
     "PrivateExamples",
     "Privatizing",
     "Release",
+    "Remembering",
     "Replicating",
+    "ReplyMemory",
     "Retrying",
     "Selection",
     "SignSketch",
@@ -122,6 +125,7 @@ __all__ = [
     "booked",
     "booked_steps",
     "build_middleware",
+    "build_remembered",
     "check_encoding",
     "check_local",
     "check_middleware",
@@ -131,6 +135,7 @@ __all__ = [
     "describe_middleware",
     "encode",
     "encoded_bytes",
+    "is_repeatable",
     "keyed_noise",
     "mechanism_of",
     "multiplier_for",

@@ -101,8 +101,9 @@ class StepCounting(Middleware):
     A step is the update of a model by one mini-batch. It counts for each client to which a query is
     sent, whether the client replies or not, and again if the query is repeated. A client that
     trains on several parts of its data takes the steps of all parts. The computation of a full-batch
-    gradient counts as no step. Clients are counted with their present number of examples, also if
-    they train on examples from earlier rounds.
+    gradient counts as no step, and so does a repeated query that a client answers from memory.
+    Clients are counted with their present number of examples, also if they train on examples from
+    earlier rounds.
 
     Parameters
     ----------
@@ -123,6 +124,16 @@ class StepCounting(Middleware):
         sizes = self.sizes_in(query.round.number)
         self.meter.steps += count_steps(query.work, query.round.local, sizes, query.ids)
         return query
+
+    def after(self, query: TrainQuery, reply: Updates) -> Updates:
+        """Subtract the steps of clients that replied from memory; return the reply."""
+        if reply.remembered is None:
+            return reply
+        remembered = reply.remembered.tolist()
+        idle = [client for k, client in enumerate(reply.ids) if remembered[k]]
+        sizes = self.sizes_in(query.round.number)
+        self.meter.steps -= count_steps(query.work, query.round.local, sizes, idle)
+        return reply.with_columns(remembered=None)
 
     def add_cohort(self, cohort: Sequence[int], this_round: Round) -> None:
         """Count the steps of one local training of each client in a cohort.

@@ -322,6 +322,7 @@ OWN_COLUMNS = (
     "components",
     "uncapped",
     "shortened",
+    "remembered",
 )
 """Names of the columns of :class:`Updates` that fedclade defines; each is also a property."""
 
@@ -478,6 +479,14 @@ class Updates:
         None unless some updates were scaled down because they were too long.
         """
         return self.columns.get("shortened")
+
+    @property
+    def remembered(self) -> Tensor | None:
+        """Whether each client sent a stored reply to a repeated query, bool ``[n]``.
+
+        Such a client did not train. None if all clients trained.
+        """
+        return self.columns.get("remembered")
 
     @property
     def n_parameters(self) -> int:
@@ -741,12 +750,14 @@ class Updates:
         if self.sketches is not None and other.sketches is None:
             theirs["sketches"] = other.signatures
         # An object without these columns has not been limited: its clients claim exactly their
-        # sizes, and its updates were scaled by the factor 1.
+        # sizes, and its updates were scaled by the factor 1. All of its clients have trained.
         for columns, sizes in ((mine, self.sizes), (theirs, other.sizes)):
             if self.uncapped is not None or other.uncapped is not None:
                 columns.setdefault("uncapped", sizes)
             if self.shortened is not None or other.shortened is not None:
                 columns.setdefault("shortened", torch.ones_like(sizes))
+            if self.remembered is not None or other.remembered is not None:
+                columns.setdefault("remembered", torch.zeros(len(sizes), dtype=torch.bool))
         both = [name for name in mine if name in theirs]
         return {name: torch.cat([mine[name], theirs[name]]) for name in both}
 

@@ -120,6 +120,7 @@ class LyingHandler(ClientHandler):
         self._lying.begin(1)
         super().__init__(federation, model, **settings)
         self._client_side = partial(self._client_side, lying=self._lying)
+        self._remembers = False  # a false reply to a repeated query may be another one
         # The constructor above has computed the statistics without the attack.
         if self._trainer.needs_all:
             self._sums = self._clients().ask(self._trainer.needs)

@@ -39,6 +39,7 @@ from fedclade.channel import (
     check_encoding,
     check_local,
     client_side,
+    is_repeatable,
     multiplier_for,
     pack_parts,
     refusal_to_reveal,
@@ -80,6 +81,7 @@ from fedclade.flower.schema_exchange import encoding_digest
 from fedclade.flower.secure.member import Member, training_of
 from fedclade.flower.signing import Key, secret_digest, secret_model, seed_of
 from fedclade.flower.sketch_log import Projection, Sketched, SketchLog
+from fedclade.flower.stored_reply import StoredReply
 from fedclade.flower.training_asked import TrainingAsked, TrainingFailedError
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
@@ -529,6 +531,11 @@ class ClientHandler:
         if self._trainer.needs_all:
             self._sums = self._clients().ask(self._trainer.needs)
         self._kept = NodeStore(folder)
+        # With noise, or with middleware of the user, a repeated query may have another reply.
+        self._remembers = privacy is None and not middleware
+        self._stored_reply = StoredReply(
+            folder, federation, self._trainer.task.described, self._layout
+        )
         self._scores = None
         if self._is_closed:
             self._scores = self._closed_scores(budget)
@@ -844,13 +851,19 @@ class ClientHandler:
         return wire.record(as_values(self._sums))
 
     def _trained(
-        self, content: Content, state: RecordDict | None, sketch: Sketch | None = None
+        self,
+        content: Content,
+        state: RecordDict | None,
+        sketch: Sketch | None = None,
+        *,
+        remembers: bool = False,
     ) -> Updates:
         """Train, or compute a gradient, as a query requests; return the client's update.
 
         If the query requests a separate update from each of several disjoint parts of the data, the
         client's update is their mean. The values by which the server compares the separate updates
         are appended to it: a sketch of each of them, or the whole updates if ``sketch`` is None.
+        With ``remembers``, a query that the server repeats is answered from memory.
         """
         examples = self._reported_examples
         labels = self._federation.pool.schema.labels
@@ -871,6 +884,10 @@ class ClientHandler:
                 error
             ) from None  # the error's text has the client's number of examples
         models = self._models(content, asked.sent)
+        # The policy is checked above: it may have changed since the first reply.
+        remembers = remembers and is_repeatable(asked.work, asked.round, self._layout)
+        if remembers and (known := self._stored_reply.recall(content)) is not None:
+            return known
         if asked.work.splits is None:
             sketch = None
         updates = self._clients(sketch).train(
@@ -883,6 +900,8 @@ class ClientHandler:
         )
         if updates.left_out:
             raise TrainingFailedError(updates.left_out[self._data.id])
+        if remembers:
+            self._stored_reply.store(content, updates)
         return updates
 
     def _train(self, content: Content, state: RecordDict | None) -> RecordDict:
@@ -891,7 +910,7 @@ class ClientHandler:
         sketch = None
         if in_parts and content.get("what", str) == "train":
             sketch = self._sketch(content)
-        updates = self._trained(content, state, sketch)
+        updates = self._trained(content, state, sketch, remembers=self._remembers)
         mixture = models_of_mixture(content)
         # With several splits of the data, signatures follow the update in the vector, so the vector
         # is encoded in float32.
@@ -915,6 +934,8 @@ class ClientHandler:
             values["loss"] = loss
         if updates.components is not None:
             values["component"] = int(updates.components[0])
+        if updates.remembered is not None:
+            values["remembered"] = True  # the server does not count the steps
         vectors = pack_parts(updates)
         if not vectors.shape[1]:
             return wire.record(values, {})

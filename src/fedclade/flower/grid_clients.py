@@ -265,6 +265,7 @@ class UpdateBuffer:
         self._reply_of: dict[int, tuple[int, int, float | None]] = {}
         # component of a mixture that each client chose, by client
         self._component_of: dict[int, int] = {}
+        self._remembered: set[int] = set()  # clients that replied from memory
 
     @property
     def full(self) -> bool:
@@ -279,6 +280,8 @@ class UpdateBuffer:
         self._reply_of[row] = (client, reply.size, reply.loss)
         if reply.component is not None:
             self._component_of[client] = reply.component
+        if reply.remembered:
+            self._remembered.add(client)
 
     def checked(self, n_parameters: int, number: int) -> Updates:
         """Check the collected updates, and return the usable ones in the order of their rows.
@@ -309,6 +312,9 @@ class UpdateBuffer:
             updates = updates.with_columns(
                 components=torch.tensor([self._component_of[client] for client in updates.ids])
             )
+        if self._remembered:
+            remembered = [client in self._remembered for client in updates.ids]
+            updates = updates.with_columns(remembered=torch.tensor(remembered, dtype=torch.bool))
         withheld = {client for client, _, loss in replies if loss is None}
         if not withheld:
             return updates

@@ -47,12 +47,15 @@ class UpdateReply:
     component
         Index of the mixture's model that has the largest weight for the client; None without a
         mixture.
+    remembered
+        Whether the client has answered a repeated query from memory, and has not trained.
     """
 
     size: int
     loss: float | None
     update: Tensor
     component: int | None = None
+    remembered: bool = False
 
 
 def examples(content: Content, name: str) -> int:
@@ -191,7 +194,11 @@ def read_update(
     content.has_only(("update",) if length else ())
     data = content.vector("update") if length else b""
     return UpdateReply(
-        size, loss, decode(data, length, encoding, n_parameters).to(dtype), component
+        size,
+        loss,
+        decode(data, length, encoding, n_parameters).to(dtype),
+        component=component,
+        remembered="remembered" in content.values and content.get("remembered", bool),
     )
 
 

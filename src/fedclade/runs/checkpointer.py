@@ -240,8 +240,7 @@ class Checkpointer:
                 f"the given model has {expected}; pass the model with which the run began"
             )
         _warn_of_changes(found.made_with, _made_with(backend))
-        if backend.store is not None:
-            backend.store.load(found.stores)
+        backend.load_tensors(found.stores)
         self._saved = found.round
         history = replace(
             history, **found.rows, similarities={s.node: s for s in found.similarities}
@@ -319,7 +318,7 @@ class Checkpointer:
                 for name in ("metrics", "clusters", "clients", "events")
             },
             similarities=tuple(history.similarities.values()),
-            stores={} if backend.store is None else backend.store.tensors(),
+            stores=backend.stored_tensors(),
             stopped=None if training.stopped is None else training.stopped.as_dict(),
             best=training.best,
         )
