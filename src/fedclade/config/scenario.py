@@ -25,7 +25,6 @@ from fedclade.config.settings import Config
 from fedclade.config.toml_files import apply_overrides, as_override, read_toml
 from fedclade.core import ConfigError, DataError, checked, name_problem, shown, unknown
 
-
 MAIN_TRIALS = 2
 """Number of trials of an algorithm's main setting, after the trials of step sizes."""
 
@@ -387,8 +386,9 @@ def _is_whole(value: object) -> TypeGuard[int]:
 
 def _is_positive(value: object) -> bool:
     """Return whether a value of a TOML file is a finite number above 0."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value > 0
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) and value > 0
 
 
 def _check_cells(cells: Mapping[str, Any], path: Path) -> None:

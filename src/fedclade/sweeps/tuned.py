@@ -141,7 +141,7 @@ def last_choices(best: Choice, tuning: Tuning, label: str) -> list[Choice]:
     return [Choice(float(f"{best.step_size * factor:.2g}")) for factor in NEXT_STEP_SIZES]
 
 
-def with_methods(scenarios: Sequence[Scenario], names: Sequence[str]) -> list[Scenario]:
+def select_methods(scenarios: Sequence[Scenario], names: Sequence[str]) -> list[Scenario]:
     """Return scenarios with the named methods only.
 
     Parameters
@@ -159,10 +159,10 @@ def with_methods(scenarios: Sequence[Scenario], names: Sequence[str]) -> list[Sc
     ConfigError
         If a method is unknown.
     """
-    return [_with_methods(scenario, names) for scenario in scenarios]
+    return [_select_methods(scenario, names) for scenario in scenarios]
 
 
-def _with_methods(scenario: Scenario, names: Sequence[str]) -> Scenario:
+def _select_methods(scenario: Scenario, names: Sequence[str]) -> Scenario:
     configs: dict[str, Config] = {}
     for name in names:
         label = name.rpartition(":")[2]
@@ -197,7 +197,7 @@ class TunedComparison:
         Folder of the data.
     seeds
         Number of seeds to compare; None: as many as the scenario states.
-    device
+    device, memory
         As in :meth:`fedclade.config.Config.run`.
     on_run
         Called after each run, also if its result was there already, with the result and the number
@@ -218,6 +218,7 @@ class TunedComparison:
     data_dir: Path | None = None
     seeds: int | None = None
     device: str = "auto"
+    memory: int | str | None = None
     on_run: Callable[[TunedRun, int], object] = lambda run, left: None
     stop: Callable[[], bool] = lambda: False
     over: Callable[[], bool] = lambda: False
@@ -356,6 +357,7 @@ class _MethodRuns:
             run = config.run(
                 comparison.load_federation(self.scenario, config),
                 device=comparison.device,
+                memory=comparison.memory,
                 stop=comparison.stop,
                 progress=False,
                 references=False,
