@@ -15,7 +15,14 @@ from fedclade.sweeps.result import SweepResult, TrialRow, short
 from fedclade.sweeps.search import sweep
 from fedclade.sweeps.space import Parameter, parse_over
 from fedclade.sweeps.study import SAMPLERS, Outcome
-from fedclade.sweeps.tuned import TunedComparison, TunedRun, read_table, select_methods, write_table
+from fedclade.sweeps.tuned import (
+    TunedComparison,
+    TunedRun,
+    read_folder,
+    read_table,
+    select_methods,
+    write_table,
+)
 from fedclade.sweeps.tuned_results import SetResults, TunedResults, holm
 
 __all__ = [
@@ -33,6 +40,7 @@ __all__ = [
     "advise",
     "holm",
     "parse_over",
+    "read_folder",
     "read_table",
     "select_methods",
     "short",

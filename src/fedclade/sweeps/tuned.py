@@ -7,7 +7,7 @@ data splits. One more run measures training steps and traffic without the cost o
 methods train for each evaluation, such as fine-tuning.
 
 The result of each run is a file of its own. Runs whose files are there are not repeated, so that an
-interrupted comparison continues where it stopped.
+interrupted comparison continues where it stopped. Failed runs are repeated.
 """
 
 from __future__ import annotations
@@ -243,7 +243,8 @@ class TunedComparison:
     def run(self) -> list[TunedRun]:
         """Make all runs that are missing, and return the results of all runs.
 
-        Results are also written to a table, :data:`RESULTS`, even if the comparison is stopped.
+        All results in the folder, including those of earlier calls with other methods or scenarios,
+        are also written to a table, :data:`RESULTS`, even if the comparison is stopped.
 
         Raises
         ------
@@ -265,7 +266,7 @@ class TunedComparison:
                     self._run_method(scenario, label, results)
         finally:
             if results:
-                write_table(self.folder / RESULTS, results)
+                write_table(self.folder / RESULTS, read_folder(self.folder))
         return results
 
     def _count_runs(self, scenario: Scenario) -> int:
@@ -290,8 +291,8 @@ class TunedComparison:
             runs.make("test", seed, seed, best)
         runs.make("cost", scenario.first_seed, scenario.first_seed, best)
 
-    def load_federation(self, scenario: Scenario, config: Config) -> Federation:
-        """Return the federation of a run; runs with the same scenario and seed share it."""
+    def load_federation(self, config: Config) -> Federation:
+        """Return the data of a run; runs with the same scenario and seed share it."""
         seed = config.top.seed
         if seed not in self._federations:
             self._federations[seed] = config.federation(self.data_dir)
@@ -328,7 +329,7 @@ class _MethodRuns:
         )
         path = self._path(planned)
         result = read_result(path)
-        if result is None:
+        if result is None or result.failure:  # the cause of a failure may be gone
             result = self._execute(planned, config)
             write_result(path, result)
         elif _settings_of(result) != _settings_of(planned):
@@ -352,10 +353,12 @@ class _MethodRuns:
         name = f"{planned.set}: {planned.method}, {planned.purpose} {planned.number}"
         if comparison.stop() or comparison.over():
             raise RunInterrupted(f"the comparison stopped before {name}", "repeat the command")
+        # Without its data no method can run, so an error is raised and not stored.
+        federation = comparison.load_federation(config)
         began = monotonic()
         try:
             run = config.run(
-                comparison.load_federation(self.scenario, config),
+                federation,
                 device=comparison.device,
                 memory=comparison.memory,
                 stop=comparison.stop,
@@ -449,6 +452,18 @@ def read_result(path: Path) -> TunedRun | None:
         raise RunError(
             f"cannot read the result {path}: {error}; delete the file to repeat its run"
         ) from error
+
+
+def read_folder(folder: Path) -> list[TunedRun]:
+    """Read all results in the folder of a comparison, sorted by scenario and method.
+
+    Raises
+    ------
+    RunError
+        If a file is damaged.
+    """
+    found = [read_result(path) for path in sorted((folder / "runs").glob("*/*/*.json"))]
+    return [run for run in found if run is not None]
 
 
 def write_result(path: Path, run: TunedRun) -> None:
