@@ -446,7 +446,7 @@ def read_result(path: Path) -> TunedRun | None:
     """
     try:
         return TunedRun(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError) as error:
         raise RunError(
