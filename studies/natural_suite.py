@@ -1,5 +1,7 @@
 """Write ``docs/natural.md`` and its pictures from the results of ``fedclade compare natural``.
 
+The summary of the results in ``docs/choose-an-algorithm.md`` is also written.
+
     fedclade compare natural --data-dir DIR --out natural
     python studies/natural_suite.py --runs natural
     python studies/natural_suite.py
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "natural.md"
+CHOICE = ROOT / "docs" / "choose-an-algorithm.md"
 RESULTS = ROOT / "results" / "natural" / "runs.parquet"
 TEXT = Path(__file__).with_suffix(".md")
 
@@ -261,10 +264,9 @@ def progress(results: TunedResults) -> str:
         f"{versions['python']}, torch {versions['torch']})."
     )
     if len(results.runs) < wanted:
-        text += (
-            f" **The measurement is incomplete: {wanted - len(results.runs):,} of {wanted:,} runs "
-            "are missing.**"
-        )
+        sets = [each.name for each in results.sets]
+        missing = [each.name for each in known if each.name not in sets]
+        text += f" **The measurement is incomplete: {list_names(missing)} are missing.**"
     return text
 
 
@@ -284,6 +286,18 @@ def failures_text(results: TunedResults) -> str:
         f"{len(failed)} runs failed, most often because training diverged at a large step size; "
         f"{trials} of them are trials, which then are not chosen: {names}."
     )
+
+
+def complete_sets(runs: Sequence[TunedRun]) -> list[TunedRun]:
+    """Return the runs on data sets on which every method has all its runs to compare."""
+    known = scenarios()[0]
+    found: list[TunedRun] = []
+    for scenario in scenarios():
+        own = [run for run in runs if run.set == scenario.name]
+        tests = [run for run in own if run.purpose == "test" and run.method in known.configs]
+        if len(tests) == len(known.configs) * known.seeds:
+            found += own
+    return found
 
 
 def page(results: TunedResults) -> str:
@@ -314,6 +328,19 @@ def page(results: TunedResults) -> str:
     }
     text = TEXT.read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], text)
+
+
+MARKED = re.compile(
+    r"(<!-- natural: written by studies/natural_suite\.py -->\n\n).*?(\n?<!-- natural: end -->)",
+    re.DOTALL,
+)
+"""The summary in the page about choosing a method, between its two comments."""
+
+
+def choice_page(results: TunedResults) -> str:
+    """Return the page about choosing a method, with the summary of the results."""
+    text = CHOICE.read_text(encoding="utf-8")
+    return MARKED.sub(lambda found: f"{found[1]}{summary(results)}\n\n<!-- natural: end -->", text)
 
 
 # Pictures.
@@ -470,8 +497,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.runs is not None:
         write_table(RESULTS, in_order(read_folder(given.runs)))
-    results = TunedResults(read_table(RESULTS))
+    results = TunedResults(complete_sets(read_table(RESULTS)))
     PAGE.write_text(page(results), encoding="utf-8")
+    CHOICE.write_text(choice_page(results), encoding="utf-8")
     save(score_figure(results), "natural-scores.svg")
     if results.ranks is not None:
         save(cost_figure(results), "natural-cost.svg")
