@@ -300,6 +300,24 @@ def complete_sets(runs: Sequence[TunedRun]) -> list[TunedRun]:
     return found
 
 
+def pictures(results: TunedResults) -> str:
+    """Return the pictures of the page; without mean ranks only the one of scores."""
+    lines: list[str] = []
+    if results.ranks is not None:
+        lines += [
+            "![Critical-difference diagram of mean ranks](natural-ranks.svg)",
+            "",
+            "![Mean rank against training steps and bytes](natural-cost.svg)",
+            "",
+        ]
+    lines += [
+        "![Score against training steps on each data set](natural-scores.svg)",
+        "",
+        "In the picture of scores, a method is blue if no other method is both cheaper and better.",
+    ]
+    return "\n".join(lines)
+
+
 def page(results: TunedResults) -> str:
     """Return the page."""
     known = scenarios()
@@ -315,6 +333,7 @@ def page(results: TunedResults) -> str:
         "hidden": str(config.model["hidden"]),
         "methods": str(len(known[0].configs)),
         "overview": overview(results),
+        "pictures": pictures(results),
         "progress": progress(results),
         "rounds": str(config.top.rounds),
         "seeds": ", ".join(map(str, seeds)),
@@ -348,7 +367,7 @@ def choice_page(results: TunedResults) -> str:
 
 def cost_figure(results: TunedResults) -> Figure:
     """Draw mean ranks against training steps and against bytes, as multiples of FedAvg's."""
-    figure = style.new_figure(11, style.HEADER + 5.2)
+    figure = style.new_figure(12, style.HEADER + 7.6)
     left, right = figure.subplots(1, 2)
     _draw_ranks(left, results, ("steps",), "training steps, as a multiple of FedAvg's")
     _draw_ranks(right, results, ("bytes_up", "bytes_down"), "bytes, as a multiple of FedAvg's")
@@ -437,7 +456,7 @@ def _write_names(
     """Write the names of methods next to their points, moved apart where they would overlap."""
     scores = [score for _, score in points.values()]
     span = (max(scores) - min(scores)) or 1.0
-    least = span / 26  # about the height of a line of text
+    least = span / 38  # about the height of a line of text
     taken: list[tuple[float, float]] = []
     for name in sorted(names, key=lambda each: points[each][1]):
         cost, score = points[name]
