@@ -76,3 +76,4 @@ def test_failed_runs_are_listed_after_the_tables(suite):
     output = call(suite, "--out", "out", "--data-dir", ".")
     assert "failed" in output
     assert "clinics: ifca seed 5, clinics: ifca seed 6" in output
+    assert "to repeat the runs of a method, delete its folders in out/runs" in output

@@ -95,7 +95,7 @@ def compare_tuned(
             return
     console.print(TunedResults(runs).table())
     say(console, f"comparison folder: {target}")
-    _raise_failures(runs)
+    _raise_failures(runs, target)
 
 
 class _Progress:
@@ -142,7 +142,7 @@ class _Progress:
         say(self._console, line)
 
 
-def _raise_failures(runs: Sequence[TunedRun]) -> None:
+def _raise_failures(runs: Sequence[TunedRun], target: Path) -> None:
     """Raise a RunError that lists the methods whose runs failed; do nothing without failures.
 
     Failed trials are no problem if another trial succeeded: their settings are not chosen.
@@ -154,4 +154,5 @@ def _raise_failures(runs: Sequence[TunedRun]) -> None:
             names.append(f"{run.set}: {run.method} seed {run.seed}")
     if failures:
         lines = [f"{shortened(names)}: {failure}" for failure, names in failures.items()]
+        lines.append(f"to repeat the runs of a method, delete its folders in {target / 'runs'}")
         raise RunError("\n".join(lines))

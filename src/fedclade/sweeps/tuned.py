@@ -7,7 +7,7 @@ data splits. One more run measures training steps and traffic without the cost o
 methods train for each evaluation, such as fine-tuning.
 
 The result of each run is a file of its own. Runs whose files are there are not repeated, so that an
-interrupted comparison continues where it stopped. Failed runs are repeated.
+interrupted comparison continues where it stopped. This holds for failed runs, too: most of them diverge at a step size.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ class _MethodRuns:
         )
         path = self._path(planned)
         result = read_result(path)
-        if result is None or result.failure:  # the cause of a failure may be gone
+        if result is None:
             result = self._execute(planned, config)
             write_result(path, result)
         elif _settings_of(result) != _settings_of(planned):
