@@ -142,7 +142,8 @@ def scenario_lines(path: Path, rest: str, clusters: int | None) -> list[str]:
         Number of clusters that is given to methods that need one; None leaves their default.
     """
     own = re.findall(r"^(\w+) *=", rest.partition("\n[")[0], re.MULTILINE)
-    data = tomllib.loads(path.read_text(encoding="utf-8"))["data"]
+    # the data of named sets, which are real, has no true clusters
+    data = tomllib.loads(path.read_text(encoding="utf-8")).get("data", {})
     name = path.relative_to(ROOT / "configs").with_suffix("").as_posix()
     lines: list[str] = []
     for method in METHODS:

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedclade.config import find_configs, read_scenarios
 from fedclade.data import load_federation, load_pool
+from fedclade.sweeps import TunedComparison, select_methods
 
 # Found when the module is read: each test runs without the variable.
 REAL_DATA = Path(
@@ -58,4 +60,27 @@ def test_tiny_shakespeare_by_speaker() -> None:
         "GLOUCESTER",
         "DUKE VINCENTIO",
         "KING RICHARD II",
+    ]
+
+
+@pytest.mark.slow
+def test_every_set_of_the_natural_suite_has_its_files_and_trains(tmp_path: Path) -> None:
+    (path,) = find_configs("natural")
+    scenarios = select_methods(read_scenarios(path, scale="smoke"), ["fedavg", "local"])
+    runs = TunedComparison(scenarios, tmp_path, REAL_DATA, seeds=1, device="cpu").run()
+    assert not [run.failure for run in runs if run.failure]
+    clients = {run.set: run.clients for run in runs}
+    assert clients == {
+        "heart": 4,
+        "student": 4,
+        "tcga_brca": 6,
+        "exam": 63,
+        "parkinsons": 42,
+        "landmine": 29,
+        "wisdm": 36,
+    }
+    metrics = {run.set: run.metric for run in runs}
+    assert [name for name, metric in metrics.items() if metric == "auroc"] == [
+        "tcga_brca",
+        "landmine",
     ]

@@ -11,7 +11,7 @@ import pytest
 
 import fedclade
 from fedclade.core import installed
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import ROOT, blocks_of
 
 Names = dict[str, Any]
 
@@ -51,3 +51,9 @@ def finished(names: Names, patch: pytest.MonkeyPatch) -> None:
     for name in ("RUN", "A", "B", "C", "FEDAVG_RUN", "DEMO/cfl/seed-0"):
         algorithm = "fedavg" if name == "FEDAVG_RUN" else "cfl"
         fedclade.simulate(algorithm, "mclr", first, rounds=2, folder=name, engine="loop")
+
+
+def own_method(names: Names, patch: pytest.MonkeyPatch) -> None:
+    """Have the module with a method of one's own that the page of the natural suite shows."""
+    (block,) = (each for each in blocks_of("docs/natural.md") if each.file == "my_methods.py")
+    Path("my_methods.py").write_text(block.text, encoding="utf-8")

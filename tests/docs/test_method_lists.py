@@ -33,7 +33,7 @@ NEW = Method(
     family="models",
     options={"eta": 0.5, "kind": "new", "rounds": [2, 4]},
     clusters_as="clusters",
-    scenarios=("suite", "arena/cifar10"),
+    scenarios=("suite", "natural", "arena/cifar10"),
     page="methods/newest.md",
 )
 
@@ -44,9 +44,9 @@ def method_lists(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("method_lists")
 
 
-def test_ten_scenarios_have_a_list(method_lists: ModuleType):
+def test_eleven_scenarios_have_a_list(method_lists: ModuleType):
     assert [path.relative_to(ROOT).as_posix() for path in method_lists.list_files()] == FILES
-    assert len(NAMES) == 10
+    assert len(NAMES) == 11
 
 
 @pytest.mark.parametrize("name", FILES)

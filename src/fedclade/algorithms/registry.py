@@ -63,7 +63,7 @@ def _record(name: str, algorithm: type[Algorithm], description: str, **details: 
     other values for these fields of :class:`Method`.
     """
     usual: dict[str, Any] = {
-        "scenarios": ("arena", "suite"),
+        "scenarios": ("arena", "suite", "natural"),
         "config": f"{name}-mnist-label-swap",
         "page": f"methods/{name}.md",
     }
@@ -128,7 +128,7 @@ METHODS: tuple[Method, ...] = (
         "for each client the best of one model, its cluster's model and own models; fedclade's own",
         citations=("fedclade", "sattler2021cfl"),
         family="updates",
-        scenarios=(),  # the method needs validation data, which the scenarios do not have
+        scenarios=("natural",),  # the method needs validation data, which only these have
     ),
     _record(
         "fl_hc",
@@ -178,6 +178,7 @@ METHODS: tuple[Method, ...] = (
         family="updates",
         options={"pretrain_scale": 3},
         clusters_as="groups",
+        scenarios=("arena", "suite"),  # its shifts of labels do not exist in a regression
     ),
     _record(
         "ifca",
@@ -269,6 +270,7 @@ METHODS: tuple[Method, ...] = (
         ),
         citations=("guo2024fedrc",),
         family="models",
+        scenarios=("arena", "suite"),  # a regression has no labels to count
     ),
     _record(
         "pacfl",
@@ -390,7 +392,7 @@ METHODS: tuple[Method, ...] = (
         citations=("karimireddy2020scaffold",),
         family="given",
         # arena/mnist trains with momentum, which control variates cannot correct
-        scenarios=("arena/cifar10", "suite"),
+        scenarios=("arena/cifar10", "suite", "natural"),
     ),
     _record(
         "fedper",
@@ -405,7 +407,7 @@ METHODS: tuple[Method, ...] = (
         ),
         citations=("arivazhagan2019fedper",),
         family="personal",
-        scenarios=("arena/cifar10",),
+        scenarios=("arena/cifar10", "natural"),
     ),
     _record(
         "fedrep",
@@ -420,7 +422,7 @@ METHODS: tuple[Method, ...] = (
         ),
         citations=("collins2021fedrep",),
         family="personal",
-        scenarios=("arena/cifar10",),
+        scenarios=("arena/cifar10", "natural"),
     ),
     _record(
         "lg_fedavg",
@@ -436,7 +438,7 @@ METHODS: tuple[Method, ...] = (
         ),
         citations=("liang2020lgfedavg",),
         family="personal",
-        scenarios=("arena/cifar10",),
+        scenarios=("arena/cifar10", "natural"),
     ),
     _record(
         "fedbn",

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from fedclade.cli import options
+from fedclade.cli.compare_tuned import TunedOptions, compare_tuned
 from fedclade.cli.options import interruptible, new_console, say
 from fedclade.config import (
     Batch,
@@ -128,9 +129,19 @@ def compare(
         typer.Option(
             "--only",
             metavar="PATTERN",
-            help="Run only runs whose names match, such as '*rcfl*'; results of others are read.",
+            help="Run only runs whose names match, such as '*rcfl*'; results of others are read. "
+            "With the suite natural: names of data sets, such as heart,exam.",
         ),
     ] = "*",
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            metavar="NAMES",
+            help="With the suite natural: names of methods, such as fedavg,rcfl; also your own "
+            "as module:object. Default: all methods of the suite.",
+        ),
+    ] = None,
     at_most: Annotated[
         float | None,
         typer.Option(
@@ -151,6 +162,10 @@ def compare(
 
     Many runs can be divided among several calls, also in parallel, with the same folder.
     Example: fedclade compare arena --out arena --resume --only '*P(Y|X) 8*' --at-most 10
+
+    In the suite natural, data sets with real clients, every method is first tuned on validation
+    data with the same number of runs. The same command continues where it stopped.
+    Example: fedclade compare natural --only heart,exam --methods fedavg,rcfl,ditto --out natural
     """
     console = new_console()
     changes = options.overrides(override, rounds=rounds, engine=engine)
@@ -158,8 +173,18 @@ def compare(
     is_suite = is_scenario(paths[0])
     if is_suite:
         scenarios = _read_suite(paths, changes, scale)
+        if any(scenario.tuning is not None for scenario in scenarios):
+            _refuse_log(log)
+            tuned = TunedOptions(only, methods, seeds, at_most, quiet=quiet)
+            compare_tuned(scenarios, tuned, out, data_dir, device=device, memory=memory)
+            return
     else:  # ordinary configs are treated as one scenario without a name
         scenarios = [Scenario("", {path.stem: read_config(path, changes) for path in paths}, 1)]
+    if methods is not None:
+        raise ConfigError(
+            f"--methods {methods} applies only to suites whose methods are tuned, such as natural; "
+            "use --only with a pattern instead"
+        )
     target = options.target_folder(out, "compare", resume=resume)
     options.check_machine(device, memory)
     # Trackers that cannot be used are reported before the first run. Each run gets its own.
@@ -195,6 +220,14 @@ def compare(
     if left := requested & {*batch.left}:
         say(console, f"{len(left):,} of {count(len(requested), 'run')} left: {advice}")
     _raise_failures(batch)
+
+
+def _refuse_log(log: Sequence[str] | None) -> None:
+    """Check that no trackers are requested for a suite whose methods are tuned."""
+    if log:
+        raise ConfigError(
+            f"--log {log[0]} cannot be combined with a suite whose methods are tuned; leave it out"
+        )
 
 
 def _find_paths(names: Sequence[str], scale: str | None) -> list[Path]:

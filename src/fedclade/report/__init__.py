@@ -23,7 +23,7 @@ from fedclade.report.notebook import html_of
 from fedclade.report.plots import plot_of
 from fedclade.report.progress import RunProgress, progress_bars
 from fedclade.report.score import Score, label_of
-from fedclade.report.suite import SuiteComparison
+from fedclade.report.suite import LEVEL, Ranks, SuiteComparison, rank_figure, rank_methods
 from fedclade.report.tables import (
     Terminal,
     add_figures,
@@ -40,10 +40,12 @@ from fedclade.report.tables import (
 )
 
 __all__ = [
+    "LEVEL",
     "NONE",
     "Comparison",
     "ComparisonRow",
     "Estimate",
+    "Ranks",
     "RunProgress",
     "Score",
     "SuiteComparison",
@@ -67,6 +69,8 @@ __all__ = [
     "percent",
     "plot_of",
     "progress_bars",
+    "rank_figure",
+    "rank_methods",
     "run_table",
     "save_figures",
     "score_figure",

@@ -126,6 +126,8 @@ class Ranks:
     def title(self) -> str:
         """Title of the table of mean ranks, with the numbers of scenarios and runs per method."""
         scenarios = count(self.scenarios, "scenario")
+        if self.sets == self.scenarios:
+            return f"Mean ranks over {scenarios}"
         return f"Mean ranks over {scenarios}, {count(self.sets, 'run')} each"
 
     @property

@@ -3,7 +3,8 @@
 A sweep searches for the settings of a config with the best score on validation data. It consists
 of trials. In a trial, values for some settings are drawn, and a run is made with
 these values for each of several seeds. Optuna draws the values. Advice is the
-method that suits the clients' data best, with its expected gain: see :func:`fedclade.advise`.
+method that suits the clients' data best, with its expected gain: see :func:`fedclade.advise`. A
+tuned comparison runs methods on several data sets, and tunes each of them with the same budget.
 
 The command line imports this package, which imports configs and reports.
 """
@@ -14,6 +15,15 @@ from fedclade.sweeps.result import SweepResult, TrialRow, short
 from fedclade.sweeps.search import sweep
 from fedclade.sweeps.space import Parameter, parse_over
 from fedclade.sweeps.study import SAMPLERS, Outcome
+from fedclade.sweeps.tuned import (
+    TunedComparison,
+    TunedRun,
+    read_folder,
+    read_table,
+    select_methods,
+    write_table,
+)
+from fedclade.sweeps.tuned_results import SetResults, TunedResults, holm
 
 __all__ = [
     "SAMPLERS",
@@ -21,10 +31,19 @@ __all__ = [
     "Gain",
     "Outcome",
     "Parameter",
+    "SetResults",
     "SweepResult",
     "TrialRow",
+    "TunedComparison",
+    "TunedResults",
+    "TunedRun",
     "advise",
+    "holm",
     "parse_over",
+    "read_folder",
+    "read_table",
+    "select_methods",
     "short",
     "sweep",
+    "write_table",
 ]
