@@ -199,13 +199,17 @@ def chosen_setting(lines: Sequence[Line], method: str, data: str) -> Setting | N
     return best_of(settings, scores) if complete else None
 
 
-def missing_job(lines: Sequence[Line], data: str) -> Line | None:
-    """Return the next run on a data set: all of the tuning, then all of the judgement; None if done."""
+def missing_jobs(lines: Sequence[Line], data: str) -> list[Line]:
+    """Return the next runs on a data set: first of the tuning, then of the judgement.
+
+    After these runs there may be further ones, since the best step sizes determine candidates. The
+    result is empty if all runs have been made.
+    """
     done = {job_key(line) for line in lines}
-    for job in (*tuning_jobs(lines, data), *judging_jobs(lines, data)):
-        if job_key(job) not in done:
-            return job
-    return None
+    tuning = [job for job in tuning_jobs(lines, data) if job_key(job) not in done]
+    if tuning:
+        return tuning
+    return [job for job in judging_jobs(lines, data) if job_key(job) not in done]
 
 
 def tuning_jobs(lines: Sequence[Line], data: str) -> Iterator[Line]:
@@ -309,11 +313,12 @@ def main() -> None:
     torch.set_num_threads(1)
     until = time.monotonic() + 60 * given.minutes
     for data in () if given.table else TUNING_CELLS:
-        while (job := missing_job(jsonl.read(given.out), data)) is not None:
-            if time.monotonic() > until:
-                print("stopped; the same call continues")
-                return
-            jsonl.add(given.out, make_run(job, given.data_dir))
+        while jobs := missing_jobs(jsonl.read(given.out), data):
+            for job in jobs:
+                if time.monotonic() > until:
+                    print("stopped; the same call continues")
+                    return
+                jsonl.add(given.out, make_run(job, given.data_dir))
     print_table(jsonl.read(given.out))
 
 
