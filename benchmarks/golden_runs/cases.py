@@ -119,6 +119,7 @@ STOCFL: Settings = {
     "algorithm.anchor_epochs": 1,
     "client_fraction": 0.5,
 }
+OCFL: Settings = {"algorithm.name": "ocfl", "data.clients": 12}
 PFEDME: Settings = {"algorithm.name": "pfedme", "algorithm.steps": 2}
 CENTRAL: Settings = {
     "privacy.model": "central",
@@ -147,6 +148,7 @@ METHODS: Mapping[str, Settings] = {
     "fedgroup": FEDGROUP,
     "flexcfl": {**FLEXCFL, **DRIFT},
     "ifca": {**IFCA, "algorithm.restarts": 2},
+    "clove": {"algorithm.name": "clove", "algorithm.clusters": 2},
     "fesem": {"algorithm.name": "fesem", "algorithm.clusters": 2},
     "fedsoft": FEDSOFT,
     "feddrift": FEDDRIFT,
@@ -156,6 +158,7 @@ METHODS: Mapping[str, Settings] = {
     "flux": {"algorithm.name": "flux", "algorithm.earliest": 2, "algorithm.latest": 3, **MLP},
     "private_choice": PRIVATE_CHOICE,
     "stocfl": STOCFL,
+    "ocfl": OCFL,
     "ditto": {"algorithm.name": "ditto"},
     "apfl": {"algorithm.name": "apfl", "algorithm.adaptive": True},
     "pfedme": PFEDME,

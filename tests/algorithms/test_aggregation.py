@@ -38,6 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedgroup": {"groups": 2, "eta_g": 0.0},  # groups do not move along each other's models
     "flexcfl": {"groups": 2, "pretrain_steps": 4},
     "ifca": {"clusters": 2},
+    "clove": {"clusters": 2},
     "fesem": {"clusters": 2},
     "fedsoft": {"clusters": 2, "selection": 3},
     "feddrift": {"step_rounds": 1, "delta": 0.2},

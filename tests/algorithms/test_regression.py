@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "flexcfl": {"groups": 2, "pretrain_scale": 1, "migrate": False},
     "ifca": {"clusters": 2},
     "fedsoft": {"clusters": 2},
+    "clove": {"clusters": 2},
     "fesem": {"clusters": 2},
     "pacfl": {"n_clusters": 2},
     "flux": {"per_label": False, "components": 3, "earliest": 1, "latest": 1},

@@ -35,6 +35,7 @@ OPTIONS = {
     "fedem": {"clusters": 2},
     "fedrc": {"clusters": 2},
     "fedsoft": {"selection": 3},
+    "clove": {"clusters": 2, "stable_rounds": 1},
     "fesem": {"clusters": 2},
     "flexcfl": {"groups": 2, "pretrain_scale": 2, "pretrain_steps": 3},
     "fl_hc": {"rounds_before": 2, "n_clusters": 3},

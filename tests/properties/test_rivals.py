@@ -15,8 +15,10 @@ from fedclade.algorithms import (
     APFL,
     FLUX,
     IFCA,
+    OCFL,
     PACFL,
     Algorithm,
+    CLoVE,
     Ditto,
     FedDrift,
     FedSoft,
@@ -40,6 +42,8 @@ SIZES = [20, 26, 32, 24, 40, 3, 28, 200]
 RIVALS: Mapping[str, Algorithm] = {
     "ifca": IFCA(clusters=3, restarts=2, restart_rounds=2),
     "ifca by gradients": IFCA(clusters=3, average="gradients"),
+    "clove": CLoVE(clusters=3),
+    "ocfl": OCFL(),
     "fesem": FeSEM(clusters=3),
     "fedsoft": FedSoft(clusters=3, lam=0.5),
     "feddrift": FedDrift(
@@ -232,7 +236,7 @@ def test_compared_by_sketches_models_are_the_same(name: str):
 
 @each_rival
 def test_one_client_is_enough(algorithm: Algorithm):
-    if isinstance(algorithm, IFCA | FeSEM | FedSoft):
+    if isinstance(algorithm, IFCA | CLoVE | FeSEM | FedSoft):
         with pytest.raises(
             ConfigError, match="clusters should be at most the number of clients, 1, got 3"
         ):

@@ -38,6 +38,7 @@ OPTIONS = {
     "fedgroup": {"groups": 2},
     "flexcfl": {"groups": 2},
     "flux": {"clusters": 2, "latest": 4},
+    "ocfl": {"method": "hdbscan"},
     "stocfl": {"tau": 0.6, "anchor_epochs": 5},
 }
 CLUSTERED = (
@@ -50,6 +51,8 @@ CLUSTERED = (
         "flexcfl",
         "ifca",
         "fedsoft",
+        "clove",
+        "ocfl",
         "fesem",
         "fedem",
         "fedrc",

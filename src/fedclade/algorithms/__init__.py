@@ -12,6 +12,7 @@ from fedclade.algorithms.apfl import APFL
 from fedclade.algorithms.auto import MODEL_KINDS, Auto
 from fedclade.algorithms.base import Algorithm, OneCohort, OwnModels, RoundLog, State
 from fedclade.algorithms.cfl import CFL, CFLState
+from fedclade.algorithms.clove import CLoVE
 from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
     log_of,
@@ -41,6 +42,7 @@ from fedclade.algorithms.flexcfl import FlexCFL, ShiftQuery
 from fedclade.algorithms.flux import FLUX, DescriptorQuery, without_labels
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.method import Family, Method, Paper
+from fedclade.algorithms.ocfl import OCFL
 from fedclade.algorithms.pacfl import PACFL, SubspaceQuery
 from fedclade.algorithms.per_fedavg import PerFedAvg
 from fedclade.algorithms.pfedme import PFedMe
@@ -72,11 +74,13 @@ __all__ = [
     "IFCA",
     "METHODS",
     "MODEL_KINDS",
+    "OCFL",
     "PACFL",
     "TRUTH",
     "Algorithm",
     "Auto",
     "CFLState",
+    "CLoVE",
     "ClusterUpdate",
     "DescriptorQuery",
     "Ditto",

@@ -449,6 +449,37 @@ class OneCohort(Algorithm[S]):
         return sample(state.tree.nodes[0].members, fraction, draw)
 
 
+def require_different_models(params: Tensor, needed: int, method: str) -> Tensor:
+    """Check that enough initial models differ: equal models would stay equal in training.
+
+    Parameters
+    ----------
+    params
+        Initial models, ``[S]`` or ``[K, S]``: one parameter vector in each row.
+    needed
+        Number of different models that the method needs.
+    method
+        Name of the method, for the message.
+
+    Returns
+    -------
+    Tensor
+        The initial models as ``[K, S]``.
+
+    Raises
+    ------
+    ConfigError
+        If fewer than ``needed`` of the models are different.
+    """
+    models = params.view(-1, params.shape[-1])
+    if (found := len(models.unique(dim=0))) < needed:
+        raise ConfigError(
+            f"{method} needs {needed} different initial models, got {found}; let the model's "
+            "initial parameters depend on the seed"
+        )
+    return models
+
+
 def groups_that_train(state: State) -> list[tuple[int, ...]]:
     """Return the groups of clients that are sampled separately for a round, a fraction of each.
 

@@ -272,6 +272,43 @@ def move_clusters(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> Parame
     return tree
 
 
+def move_new_clusters(
+    tree: ParameterTree, updates: Updates, min_clients: int
+) -> tuple[ParameterTree, float]:
+    """Move every new cluster's model by its members' mean update (FL+HC Algorithm 1, line 24).
+
+    The updates were made at the root's model, from which all clusters start. The model of a cluster
+    of which fewer than ``min_clients`` members replied does not move.
+
+    Parameters
+    ----------
+    tree
+        The tree, whose leaves are the new clusters.
+    updates
+        The updates of the members that replied.
+    min_clients
+        Smallest number of replies for which a cluster's model moves.
+
+    Returns
+    -------
+    tuple
+        The tree, and the sum of the distances of the clients' models from their clusters' models.
+    """
+    discrepancy = 0.0
+    replied = set(updates.ids)
+    n_parameters = updates.n_parameters
+    for leaf in tree.leaves:
+        own_updates = updates.select([client for client in leaf.members if client in replied])
+        if len(own_updates.ids) < min_clients:
+            discrepancy += float(own_updates.norms.sum())
+            continue
+        step = mean(own_updates)
+        tree = tree.moved(leaf.id, step)
+        deltas = own_updates.required_deltas[:, :n_parameters]
+        discrepancy += float(row_norms(deltas, step[:n_parameters]).sum())
+    return tree, discrepancy
+
+
 def log_of(
     parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: str = "train"
 ) -> RoundLog:

@@ -37,14 +37,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog, S, State
+from fedclade.algorithms.base import OneCohort, RoundLog, S, State, require_different_models
 from fedclade.algorithms.cluster_update import membership_events
 from fedclade.algorithms.requires import EvaluatedModels, Requires
 from fedclade.clustering import SplitCriteria
 from fedclade.core import (
     Clients,
     ClientWork,
-    ConfigError,
     Em,
     Mixture,
     ParameterTree,
@@ -103,13 +102,8 @@ class SharedMixture(OneCohort[S]):
         ConfigError
             If two of the initial models are equal, since they would stay equal in training.
         """
-        models = params.view(-1, params.shape[-1])
-        if (found := len(models.unique(dim=0))) < self.clusters:
-            name = type(self).__name__.lower()
-            raise ConfigError(
-                f"{name} needs {self.clusters} different initial models, got {found}; let the "
-                "model's initial parameters depend on the seed"
-            )
+        name = type(self).__name__.lower()
+        models = require_different_models(params, self.clusters, name)
         return ParameterTree.star([()] * self.clusters, models, clients.ids)
 
     def trained(

@@ -47,7 +47,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, OwnState, RoundLog
+from fedclade.algorithms.base import OneCohort, OwnState, RoundLog, require_different_models
 from fedclade.algorithms.cluster_update import by_cluster, log_of, membership_events
 from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
 from fedclade.core import (
@@ -200,11 +200,7 @@ class FedSoft(OneCohort[FedSoftState]):
         ConfigError
             If two of the initial models are equal.
         """
-        if (found := len(params.unique(dim=0))) < self.requires.initial_models:
-            raise ConfigError(
-                f"fedsoft needs {self.requires.initial_models} different initial models, got "
-                f"{found}; let the model's initial parameters depend on the seed"
-            )
+        params = require_different_models(params, self.requires.initial_models, "fedsoft")
         tree = ParameterTree.star([()] * self.clusters, params[:-1], clients.ids).with_model(
             0, params[-1]
         )

@@ -78,6 +78,7 @@ from fedclade.algorithms.cluster_update import (
     log_of,
     merged,
     move_clusters,
+    move_new_clusters,
     place_stragglers,
     train_clusters,
     train_root,
@@ -105,12 +106,9 @@ from fedclade.core import (
     Postponed,
     Round,
     RoundPlan,
-    Updates,
     checked,
-    mean,
     require,
     rng,
-    row_norms,
     unknown,
 )
 
@@ -323,7 +321,7 @@ class FLHC(Algorithm[FLHCState]):
         tree, events = self._create_clusters(state.tree, trained, this_round)
         discrepancy = None  # no model moves
         if self.keep_updates:
-            tree, discrepancy = _move_new_clusters(tree, trained.updates, this_round.min_clients)
+            tree, discrepancy = move_new_clusters(tree, trained.updates, this_round.min_clients)
         log = log_of([trained], events, phase="cluster")
         return FLHCState(tree, clustered=True), replace(log, discrepancy=discrepancy)
 
@@ -438,31 +436,3 @@ class FLHC(Algorithm[FLHCState]):
             threshold=self.threshold,
             n_clusters=self.n_clusters,
         )
-
-
-def _move_new_clusters(
-    tree: ParameterTree, updates: Updates, min_clients: int
-) -> tuple[ParameterTree, float]:
-    """Move every new cluster's model by its members' mean update (FL+HC Algorithm 1, line 24).
-
-    The updates were made at the root's model, from which all clusters start. The model of a cluster
-    of which fewer than ``min_clients`` members replied does not move.
-
-    Returns
-    -------
-    tuple
-        The tree, and the sum of the distances of the clients' models from their clusters' models.
-    """
-    discrepancy = 0.0
-    replied = set(updates.ids)
-    n_parameters = updates.n_parameters
-    for leaf in tree.leaves:
-        own_updates = updates.select([client for client in leaf.members if client in replied])
-        if len(own_updates.ids) < min_clients:
-            discrepancy += float(own_updates.norms.sum())
-            continue
-        step = mean(own_updates)
-        tree = tree.moved(leaf.id, step)
-        deltas = own_updates.required_deltas[:, :n_parameters]
-        discrepancy += float(row_norms(deltas, step[:n_parameters]).sum())
-    return tree, discrepancy

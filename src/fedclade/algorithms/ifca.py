@@ -33,7 +33,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog, State
+from fedclade.algorithms.base import OneCohort, RoundLog, State, require_different_models
 from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
     by_cluster,
@@ -43,7 +43,7 @@ from fedclade.algorithms.cluster_update import (
 )
 from fedclade.algorithms.requires import EvaluatedModels, Requires
 from fedclade.clustering import LossEstimate, estimate_by_loss
-from fedclade.core import Clients, ConfigError, ParameterTree, Restart, RoundPlan, checked, require
+from fedclade.core import Clients, ParameterTree, Restart, RoundPlan, checked, require
 
 CLEARLY_WORSE = 0.1
 """Relative difference of mean losses above which a set of models counts as clearly worse."""
@@ -172,13 +172,7 @@ class IFCA(OneCohort[IFCAState]):
         ConfigError
             If two of the initial models are equal.
         """
-        models = params.view(-1, params.shape[-1])
-        needed = self.requires.initial_models
-        if (found := len(models.unique(dim=0))) < needed:
-            raise ConfigError(
-                f"ifca needs {needed} different initial models, got {found}; let the model's "
-                "initial parameters depend on the seed"
-            )
+        models = require_different_models(params, self.requires.initial_models, "ifca")
         sets = models.view(self.restarts, self.clusters, -1)
         return _pack_sets(
             [ParameterTree.star([()] * self.clusters, each, clients.ids) for each in sets],

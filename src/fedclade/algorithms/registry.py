@@ -15,6 +15,7 @@ from fedclade.algorithms.apfl import APFL
 from fedclade.algorithms.auto import Auto
 from fedclade.algorithms.base import Algorithm
 from fedclade.algorithms.cfl import CFL
+from fedclade.algorithms.clove import CLoVE
 from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import (
     FedAvg,
@@ -37,6 +38,7 @@ from fedclade.algorithms.flexcfl import FlexCFL
 from fedclade.algorithms.flux import FLUX
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.method import Method, Paper
+from fedclade.algorithms.ocfl import OCFL
 from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.per_fedavg import PerFedAvg
 from fedclade.algorithms.pfedme import PFedMe
@@ -197,6 +199,22 @@ METHODS: tuple[Method, ...] = (
         clusters_as="clusters",
     ),
     _record(
+        "clove",
+        CLoVE,
+        "k models, clients clustered by the vectors of their losses with all of them",
+        papers=(
+            Paper(
+                ("Bhatia", "Papadis", "Kodialam", "Lakshman", "Chakrabarty"),
+                2026,
+                "CLoVE: Personalized Federated Learning through Clustering of Loss Vector "
+                "Embeddings",
+            ),
+        ),
+        citations=("bhatia2026clove",),
+        family="models",
+        clusters_as="clusters",
+    ),
+    _record(
         "fesem",
         FeSEM,
         "k centres, every client goes to the nearest in parameter space",
@@ -323,6 +341,20 @@ METHODS: tuple[Method, ...] = (
             ),
         ),
         citations=("zeng2023stocfl",),
+        family="updates",
+    ),
+    _record(
+        "ocfl",
+        OCFL,
+        "clusters once, by density, when the directions of updates begin to diverge",
+        papers=(
+            Paper(
+                ("Zuziak", "Pellungrini", "Rinzivillo"),
+                2024,
+                "One-Shot Clustering for Federated Learning",
+            ),
+        ),
+        citations=("zuziak2024ocfl",),
         family="updates",
     ),
     _record(

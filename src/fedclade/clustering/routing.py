@@ -550,7 +550,7 @@ def _group_losses(evaluation: Evaluation, models: int) -> dict[int, Tensor]:
     models
         Number k of models.
     """
-    losses = evaluation.losses.view(-1, models).nan_to_num(torch.inf)
+    losses = evaluation.losses.view(-1, models).nan_to_num(nan=torch.inf, posinf=torch.inf)
     return dict(zip(evaluation.ids[::models], losses, strict=True))
 
 

@@ -39,6 +39,8 @@ OPTIONS: dict[str, dict] = {
     "fedgroup": {"groups": 2},
     "flexcfl": {"groups": 2, "pretrain_steps": 2},
     "ifca": {"clusters": 2},
+    "clove": {"clusters": 2},
+    "ocfl": {"method": "hdbscan", "min_cluster_size": 2},
     "fesem": {"clusters": 2},
     "fedsoft": {"clusters": 2, "selection": 2},
     "fedem": {"clusters": 2},
