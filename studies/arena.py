@@ -382,9 +382,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=Path, help="folder of the comparison, to collect results")
-    parser.add_argument(
-        "--page", action="store_true", help="write docs/arena.md and its picture"
-    )
+    parser.add_argument("--page", action="store_true", help="write docs/arena.md and its picture")
     given = parser.parse_args()
     lines: list[Line] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     if given.runs is not None:
