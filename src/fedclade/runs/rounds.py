@@ -166,6 +166,7 @@ def _train_rounds(
             training.clients_with_own = _find_clients_with_own(
                 algorithm, backend, clients, training
             )
+        checkpointer.after_last_round(training, backend)
     except (CheckpointError, RunInterrupted):  # a checkpoint was already saved, or cannot be
         raise
     except Exception:
