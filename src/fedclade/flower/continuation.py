@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedclade.core import ConfigError, RunError, flat
@@ -55,13 +56,18 @@ def continue_run(folder: Path, app: Path, rounds: int | None, connection: str | 
     command = [_find_flwr(), "run", str(app)]
     if connection is not None:
         command.append(connection)
-    command += ["--run-config", as_text(settings), "--stream"]
-    try:
-        code = subprocess.run(command, check=False).returncode
-    except OSError as error:
-        raise RunError(
-            f"cannot start {command[0]}: {error}; install Flower with: pip install fedclade[flower]"
-        ) from error
+    with TemporaryDirectory() as temporary:
+        # A file, since the option's own syntax has no quotes inside of texts.
+        file = Path(temporary) / "settings.toml"
+        file.write_text(as_toml(settings), encoding="utf-8")
+        command += ["--run-config", str(file), "--stream"]
+        try:
+            code = subprocess.run(command, check=False).returncode
+        except OSError as error:
+            raise RunError(
+                f"cannot start {command[0]}: {error}; install Flower with: pip install "
+                "fedclade[flower]"
+            ) from error
     # The exit status of `flwr run --stream` does not show whether the ServerApp has succeeded.
     total = settings["rounds"]
     if code != 0 or not is_finished(folder) or read_run_config(folder).get("rounds") != total:
@@ -106,17 +112,17 @@ def continued_settings(folder: Path, app: Path, rounds: int | None) -> dict[str,
     return {**settings, **differing}
 
 
-def as_text(settings: Mapping[str, Any]) -> str:
-    """Return settings in the form of ``flwr run --run-config``: ``KEY=VALUE``, with spaces between.
+def as_toml(settings: Mapping[str, Any]) -> str:
+    """Return settings as the lines of a TOML file for ``flwr run --run-config``.
 
-    Values are TOML. Flower's run config has no lists, so a list is written as text.
+    Flower's run config has no lists, so a list is written as text.
     """
 
     def written(value: Any) -> str:
-        text = json.dumps(value)
-        return json.dumps(text) if isinstance(value, list | dict) else text
+        text = json.dumps(value, ensure_ascii=False)
+        return json.dumps(text, ensure_ascii=False) if isinstance(value, list | dict) else text
 
-    return " ".join(f"{key}={written(value)}" for key, value in settings.items())
+    return "".join(f"{json.dumps(key)} = {written(value)}\n" for key, value in settings.items())
 
 
 def _read_app_config(file: Path) -> dict[str, Any]:
