@@ -120,7 +120,7 @@ def test_export_writes_a_model_and_its_cards(
     assert set(load_file(tmp_path / "models" / "three.safetensors")) == {"1.weight", "1.bias"}
     for name, asked, told in (
         ("four", ("--client", "9"), "error: client 9 is not in the parameter tree"),
-        ("four", (), "error: an export needs either --client or --node, got neither"),
+        ("four", (), "error: a model is chosen by either --client or --node, got neither"),
         ("three", ("--node", "0"), "error: models/three.safetensors exists already"),
     ):
         outcome = fedclade("export", "result", *asked, "--out", f"models/{name}.safetensors")

@@ -65,20 +65,9 @@ def export(
             help="File to write, or folder with --adapter; it must not exist yet.",
         ),
     ],
-    client: Annotated[
-        int | None, typer.Option("--client", metavar="ID", help="Client whose model is exported.")
-    ] = None,
-    node: Annotated[
-        int | None, typer.Option("--node", metavar="ID", help="Tree node whose model is exported.")
-    ] = None,
-    level: Annotated[
-        int | None,
-        typer.Option(
-            "--level",
-            help="Level on the client's path: 0 is the root, -1 its leaf. Default: the model that "
-            "the client was evaluated with.",
-        ),
-    ] = None,
+    client: options.Client = None,
+    node: options.Node = None,
+    level: options.Level = None,
     adapter: Annotated[
         bool,
         typer.Option(
@@ -89,8 +78,8 @@ def export(
 ) -> None:
     """Write one model of a run as a state dict for plain PyTorch, with a model card.
 
-    Example: fedclade export RUN --client 3 --out client-3.safetensors; then, in Python,
-    model.load_state_dict(safetensors.torch.load_file("client-3.safetensors"))
+    Example: fedclade export RUN --client hospital-3 --out hospital-3.safetensors; then, in Python,
+    model.load_state_dict(safetensors.torch.load_file("hospital-3.safetensors"))
     """
     run = Run.load(folder)
     if adapter:

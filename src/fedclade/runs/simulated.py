@@ -9,7 +9,7 @@ from typing import Any
 from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import Adversary, Faults, refusal_to_reveal
 from fedclade.core import ClientRegistry, ConfigError, DataSpec, in_section
-from fedclade.data import Federation, undo_default_scaling
+from fedclade.data import DataSchema, Federation, undo_default_scaling
 from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.assembly import AssembledRun, Connected, Deployment
 from fedclade.runs.backend import Backend, fitted_task
@@ -91,6 +91,12 @@ class Simulation(Deployment):
     def spec(self) -> DataSpec:
         """Description of the inputs and outputs of the clients' examples."""
         return self.federation.pool.schema
+
+    @property
+    def data_schema(self) -> DataSchema | None:
+        """Schema by which the clients' tables or texts are encoded; None for other data."""
+        encoding = self.federation.encoding
+        return None if encoding is None else encoding.schema
 
     @property
     def size(self) -> int:

@@ -212,11 +212,11 @@ def test_a_page_tells_how_pixels_are_scaled(run, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "error", "told"),
     [
-        ({}, ConfigError, "an export needs either --client or --node, got neither"),
+        ({}, ConfigError, "a model is chosen by either --client or --node, got neither"),
         (
             {"client": 1, "node": 2},
             ConfigError,
-            "an export needs either --client or --node, got client 1 and node 2",
+            "a model is chosen by either --client or --node, got client 1 and node 2",
         ),
         (
             {"node": 2, "level": 1},

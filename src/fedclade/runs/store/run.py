@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedclade.core import (
+    ConfigError,
     Displayed,
     Layout,
     ParameterTree,
@@ -23,6 +24,7 @@ from fedclade.core import (
     remove,
     take_place,
 )
+from fedclade.data import DataSchema
 from fedclade.runs.store.contents import (
     FINISHED,
     TABLES,
@@ -64,6 +66,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from plotly.graph_objects import Figure
 
+    from fedclade.data import Federation
+    from fedclade.runs.prediction import NewScores, Predictions
+
 FORMAT = 3
 """Version of the format of a run folder, recorded in ``summary.json``."""
 
@@ -79,6 +84,9 @@ _SUMMARY = "summary.json"
 
 _MANIFEST = "manifest.json"
 """Name of the file with the SHA-256 of every other file of a finished run."""
+
+SCHEMA = "schema.json"
+"""Name of the file with the schema of the clients' data, in the format of ``data.schema``."""
 
 _LEFTOVERS = {LOCK, f".{CONFIG}.writing"}
 """Names of the files that a killed process can leave in a folder before it writes the config."""
@@ -129,6 +137,9 @@ class Run(Displayed):
     gains
         Advantage of the run's models over simpler models on the test rows of each client; None if
         it was not measured, for example in a network.
+    schema
+        Schema by which the clients' tables or texts were encoded; None for other data, and in
+        folders of versions that did not store it.
     """
 
     summary: Mapping[str, Any]
@@ -145,6 +156,7 @@ class Run(Displayed):
     )
     is_trusted: bool = True
     gains: Gains | None = None
+    schema: DataSchema | None = None
 
     def __repr__(self) -> str:
         shown = ("algorithm", "data", "model", "seed", "rounds")
@@ -264,6 +276,39 @@ class Run(Displayed):
             )
         return self.layout.unflatten_personal(self.kept[client]["personal"])
 
+    def predict(
+        self, rows: Any, *, client: int | str | None = None, node: int | None = None, **options: Any
+    ) -> Predictions:
+        """Predict the targets of new rows by a model of the run; see :func:`fedclade.predict`.
+
+        Parameters
+        ----------
+        rows
+            The path of a file, a data frame, a list of mappings or texts, or an array.
+        client, node
+            The client (its id or its name) or the node whose model predicts; give one of the two.
+        **options
+            Further arguments of :func:`fedclade.predict`.
+        """
+        # Imported here, since the module uses runs.
+        from fedclade.runs.prediction import predict
+
+        return predict(self, rows, client=client, node=node, **options)
+
+    def evaluate(self, federation: Federation, **options: Any) -> NewScores:
+        """Evaluate the run's models on new data of its clients; see :func:`fedclade.evaluate`.
+
+        Parameters
+        ----------
+        federation
+            Data of clients of the run, which are recognized by their names.
+        **options
+            Further arguments of :func:`fedclade.evaluate`.
+        """
+        from fedclade.runs.prediction import evaluate
+
+        return evaluate(self, federation, **options)
+
     @checked()
     def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
         """Write all results to a new run folder. If an error occurs, no folder is created.
@@ -368,6 +413,7 @@ class Run(Displayed):
             layout = read_layout(source / "tree")
             kept = read_kept(source / KEPT, layout)
             gains = read_gains(source)
+            schema = _read_schema(source)
             return cls(
                 summary,
                 config,
@@ -379,6 +425,7 @@ class Run(Displayed):
                 kept=kept,
                 is_trusted=trust,
                 gains=gains,
+                schema=schema,
             )
         except DAMAGES as error:
             raise RunError(
@@ -402,10 +449,28 @@ class Run(Displayed):
         write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
         write_kept(folder / KEPT, self.kept, is_private(self.config))
         write_similarities(folder / "similarities.npz", self.similarities)
+        if self.schema is not None:
+            self.schema.save(folder / SCHEMA)
         write_manifest(folder / _MANIFEST, FORMAT)
         # After the manifest, which does not list the file: gains can be measured again later.
         if self.gains is not None:
             write_gains(self.gains, folder)
+
+
+def _read_schema(folder: Path) -> DataSchema | None:
+    """Read the schema of a run's data from its folder; None if the folder has no schema.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged.
+    """
+    if not (folder / SCHEMA).exists():
+        return None
+    try:
+        return DataSchema.load(folder / SCHEMA)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 def _check_format(folder: Path) -> None:
