@@ -10,7 +10,7 @@ import typer
 
 from fedclade.cli import options
 from fedclade.cli.options import new_console, say
-from fedclade.config import check_config, find_config, read_config
+from fedclade.config import Config, check_config, find_config, read_config
 from fedclade.core import ConfigError, RunError, UntrustedNameError, reading_folder
 from fedclade.data import Federation
 from fedclade.report import new_scores_table
@@ -123,18 +123,20 @@ def _load_files(run: Run, folder: Path, files: str, data_dir: Path | None) -> Fe
             "name a config with the data in place of files"
         )
     section = {**run.config["data"], "files": files, "attributes": None}
-    return _read_own_config(run, folder, section).federation(data_dir)
+    # As on a network, the file of a single client is enough.
+    return _read_own_config(run, folder, section).own_files(data_dir).federation()
 
 
-def _read_own_config(run: Run, folder: Path, section: dict[str, Any]) -> Any:
+def _read_own_config(run: Run, folder: Path, section: dict[str, Any]) -> Config:
     """Return the config of a run with another section ``[data]``, encoded by the run's schema."""
     if run.schema is not None:
         section["schema"] = run.schema.as_dict()
     section = {key: value for key, value in section.items() if value is not None}
-    own = {**run.config, "data": section, "newcomers": {}}
-    own.pop("network", None)
+    kept = ("seed", "model", "local", "algorithm", "task")
+    own = {key: value for key, value in run.config.items() if key in kept}
+    own["data"] = section
     try:
-        return check_config(own)
+        return check_config(own, on_network=True)
     except UntrustedNameError:
         raise
     except ConfigError as error:
