@@ -203,7 +203,7 @@ def test_images_are_scaled_as_in_the_run():
     found = run.predict(images.numpy(), client=1)
     assert float((found.outputs.argmax(1) == y).double().mean()) == score_of(run, 1, "accuracy")
     if images.dtype == torch.uint8:
-        with pytest.raises(DataError, match="should be images of type uint8 .* got float32"):
+        with pytest.raises(DataError, match=r"should be images of type uint8 .* got float32"):
             run.predict(images.float(), client=1)
 
 

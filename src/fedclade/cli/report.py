@@ -42,6 +42,7 @@ from fedclade.runs import (
     Run,
     export_adapter,
     export_model,
+    export_onnx,
     is_finished,
     is_unfinished,
     read_newcomers,
@@ -61,8 +62,8 @@ def export(
         Path,
         typer.Option(
             "--out",
-            metavar="FILE.safetensors",
-            help="File to write, or folder with --adapter; it must not exist yet.",
+            metavar="FILE",
+            help="New .safetensors or .onnx file to write; with --adapter, a new folder.",
         ),
     ],
     client: options.Client = None,
@@ -75,13 +76,21 @@ def export(
             help="Export only the adapter, as a folder for peft and fedclade.load_adapter.",
         ),
     ] = False,
+    trust: options.Trust = False,
 ) -> None:
     """Write one model of a run as a state dict for plain PyTorch, with a model card.
+
+    A file that ends in .onnx gets the model in the format ONNX, with the scaling of its inputs and
+    the unit of its targets; this needs the packages of: pip install fedclade[onnx]
 
     Example: fedclade export RUN --client hospital-3 --out hospital-3.safetensors; then, in Python,
     model.load_state_dict(safetensors.torch.load_file("hospital-3.safetensors"))
     """
-    run = Run.load(folder)
+    run = Run.load(folder, trust=trust)
+    if out.suffix == ".onnx" and not adapter:
+        written = export_onnx(run, out, client=client, node=node, level=level)
+        say(new_console(), f"model: {written}; its model card is in the file's metadata")
+        return
     if adapter:
         written = export_adapter(run, out, client=client, node=node, level=level)
         say(new_console(), f"adapter: {written}")

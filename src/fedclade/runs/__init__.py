@@ -46,6 +46,7 @@ from fedclade.runs.models import (
     target_of,
 )
 from fedclade.runs.newcomers import assign
+from fedclade.runs.onnx_export import export_onnx
 from fedclade.runs.prediction import (
     FILE_TYPES,
     NewScores,
@@ -152,6 +153,7 @@ __all__ = [
     "explain_missing_cluster_model",
     "export_adapter",
     "export_model",
+    "export_onnx",
     "fitted_task",
     "has_begun_references",
     "initial_models",
