@@ -851,13 +851,13 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
     ):
         assert told in outcome.err
     (tmp_path / "ranges.toml").write_text(
-        "rounds = 0\nclient_fraction = 0\n[data]\nclients = 0\nvalidation_fraction = 1.0\n"
+        "rounds = -1\nclient_fraction = 0\n[data]\nclients = 0\nvalidation_fraction = 1.0\n"
         "[local]\nlr = -1\nmomentum = 1.0\n"
         '[algorithm]\nname = "cfl"\ngamma_max = 1.0\n[target]\naccuracy = 1.5\n'
     )
     outcome = fedclade("validate", "ranges.toml")
     for told in (
-        "rounds should be at least 1, got 0",
+        "rounds should be at least 0, got -1",
         "client_fraction should be greater than 0 and at most 1, got 0.0",
         "clients should be at least 1, got 0",
         "validation_fraction should be in [0, 1), got 1.0",

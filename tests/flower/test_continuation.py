@@ -253,9 +253,7 @@ def test_settings_are_written_as_flower_reads_them(tmp_path: Path):
     assert found == {**settings, "d": '["head.*", "e"]'}
 
 
-def test_app_is_refused_for_a_simulation(
-    fedclade: Callable[..., tuple[int, str]], tmp_path: Path
-):
+def test_app_is_refused_for_a_simulation(fedclade: Callable[..., tuple[int, str]], tmp_path: Path):
     from fedclade import simulate
     from tests.tiny import linear
 
@@ -263,3 +261,12 @@ def test_app_is_refused_for_a_simulation(
     code, printed = fedclade("resume", str(tmp_path / "run"), "--rounds", "2", "--app", "x")
     assert code == 2
     assert "--app x starts the app of a network again, but" in printed
+
+
+def test_a_run_of_no_rounds_evaluates_over_a_network_and_can_be_given_rounds(tmp_path: Path):
+    run = run_on(tmp_path / "given", "fedavg", 0)
+    assert [row["round"] for row in run.metric_rows] == [0]
+    assert sorted(row["client"] for row in run.client_rows) == [0, 1, 2, 3]
+    longer = run_on(tmp_path / "given", "fedavg", 2)
+    whole = run_on(tmp_path / "whole", "fedavg", 2)
+    assert longer.client_rows == whole.client_rows

@@ -368,3 +368,48 @@ def test_files_cannot_be_evaluated_by_a_run_that_was_not_made_from_files(
     code, printed = run_command("evaluate", tmp_path / "run", "a/*.csv")
     assert code == 2
     assert "was not read from files, so the columns of a/*.csv are unknown" in printed
+
+
+# A run without rounds
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_run_of_no_rounds_evaluates_the_initial_models(name: str, tmp_path: Path):
+    federation = federation_of([0, 1, 2, 3])
+    algorithm = build_algorithm(name, OPTIONS.get(name, {}), federation.true_clusters)
+    module = nn.Sequential(nn.Linear(FEATURES, 8), nn.LayerNorm(8), nn.Linear(8, LABELS))
+    several = algorithm.requires.initial_models > 1
+    model = perceptron if several else module
+    run_on(federation, algorithm, model=model, rounds=0, folder=tmp_path / "run")
+    run = Run.load(tmp_path / "run")
+    assert (run.summary["rounds"], run.model_round) == (0, 0)
+    assert [row["round"] for row in run.metric_rows] == [0]
+    assert run.summary["steps"]["total"] == 0
+    if not several and algorithm.requires.mixture is None:
+        for row in run.client_rows:
+            x, y = federation.examples(row["client"], "test")
+            with torch.no_grad():
+                right = (module(x).argmax(1) == y).double().mean()
+            assert row["accuracy"] == pytest.approx(float(right))
+    scores = run.evaluate(federation, model=model)
+    assert [row["accuracy"] for row in scores.rows] == [r["accuracy"] for r in run.client_rows]
+
+
+def test_a_run_of_no_rounds_can_be_given_rounds(tmp_path: Path):
+    federation = federation_of([0, 1])
+    run_on(federation, model=linear(), rounds=0, folder=tmp_path / "run")
+    longer = run_on(federation, model=linear(), rounds=2, folder=tmp_path / "run")
+    whole = run_on(federation, model=linear(), rounds=2)
+    assert [row["round"] for row in longer.metric_rows] == [1, 2]
+    assert longer.client_rows == whole.client_rows
+
+
+def test_a_run_of_no_rounds_has_a_report(
+    run_command: Callable[..., tuple[int, str]], tmp_path: Path
+):
+    run_on(federation_for("outcome"), rounds=0, folder=tmp_path / "run")
+    code, printed = run_command("report", tmp_path / "run")
+    assert code == 0, printed
+    assert (tmp_path / "run/report.html").exists()
+    assert run_command("tree", tmp_path / "run")[0] == 0
+    assert run_command("resume", tmp_path / "run")[1].strip().endswith("nothing to continue")

@@ -51,9 +51,25 @@ from fedclade.tasks import read_metrics
 
 
 def tree(folder: options.RunFolder) -> None:
-    """Print the parameter tree of a run: its clusters, their members and the splits."""
-    run = Run.load(folder)
-    new_console().print(tree_view(run.tree, run))
+    """Print the parameter tree of a run: its clusters, their members and the splits.
+
+    For an unfinished run, the tree is that of its newest checkpoint.
+    """
+    run = Run.load(folder, unfinished=True)
+    console = new_console()
+    console.print(tree_view(run.tree, run))
+    _announce_unfinished(run, folder, console)
+
+
+def _announce_unfinished(run: Run, folder: Path, console: Console) -> None:
+    """Print that a run is unfinished, if it is, and how to continue it."""
+    if run.is_unfinished:
+        progress = run.summary["unfinished"]
+        say(
+            console,
+            f"unfinished: state after round {progress['round']} of {progress['of']}; continue with: "
+            f"fedclade resume {folder}",
+        )
 
 
 def export(
@@ -212,7 +228,7 @@ def report(
 
     The page needs no network connection. Several runs, or the folder of 'fedclade compare' or
     'fedclade demo', are compared on one page. The table of clients is also written as
-    RUN/gains.csv.
+    RUN/gains.csv. The report of an unfinished run shows its newest checkpoint.
 
     With --references, two references are trained on the data of the run's config and stored in the
     run folder: a model of each client alone, and one model for all clients. --data-dir, --device
@@ -294,7 +310,7 @@ def _report_run(
     console: Console,
 ) -> Path:
     """Print the tables of a run, draw its figures and write its page; return the page's path."""
-    run = Run.load(folder)
+    run = Run.load(folder, unfinished=True)
     if attributes is not None:
         run = with_attributes(run, read_attributes(attributes))
     newcomers_file = folder / NEWCOMERS
@@ -314,6 +330,7 @@ def _report_run(
         say(console, f"clients: {run.gains.save_csv(folder / GAINS_CSV)}")
     if add_figures(run, folder, console):
         say(console, f"figures: {folder / 'figures'}")
+    _announce_unfinished(run, folder, console)
     view = RunView(run, other, label, newcomers, folder=folder)
     return write_page(run_page(view), out or folder / REPORT)
 

@@ -180,6 +180,8 @@ class Checkpointer:
         if "network" not in self.config or not is_finished(folder):
             return
         done = Run.load(folder).summary["rounds"]
+        if done == 0:
+            return
         if self._found is None:
             raise CheckpointError(
                 f"the run in {folder} is finished after {done} rounds, but its folder has no "
@@ -390,7 +392,17 @@ class Checkpointer:
             stores={} if backend.store is None else backend.store.tensors(),
             stopped=None if training.stopped is None else training.stopped.as_dict(),
             best=training.best,
+            summary=self._summarize(training, backend),
         )
+
+    def _summarize(self, training: TrainingState, backend: Backend) -> Mapping[str, Any] | None:
+        """Return the summary of a run in progress; None before the first evaluation."""
+        if not training.history.clients:
+            return None
+        config = {**self.config, **backend.settled}
+        run = training.history.finish(config, training.state.tree, backend.device)
+        progress = {"round": training.number, "of": self.config["rounds"]}
+        return {**run.summary, "unfinished": progress}
 
 
 def _warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

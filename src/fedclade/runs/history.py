@@ -665,7 +665,7 @@ class History:
             "inputs": {**_describe_inputs(self.registry.schema), **self.registry.columns},
             "model": config["model"]["name"],
             "seed": config["seed"],
-            "rounds": len(self.metrics),
+            "rounds": self.metrics[-1]["round"],
             "clients": len(self.registry),
             "task": self.task.kind,
             "metrics": [metric.noted for metric in self.task.metrics],

@@ -144,6 +144,8 @@ def _train_rounds(
     try:
         if training.stopped is None:
             training.stopped = _stopped_before(training, settings)
+        if settings.rounds == 0:
+            evaluate_initial_models(algorithm, backend, clients, training, settings)
         while training.number < settings.rounds and training.stopped is None:
             if algorithm.finished(training.state):
                 break
@@ -421,6 +423,29 @@ def evaluate_last_round(
     training.state = state
     training.clients_with_own = scores.own
     note_best(backend, training, settings)
+
+
+def evaluate_initial_models(
+    algorithm: Algorithm,
+    backend: Backend,
+    clients: ComingAndGoing,
+    training: TrainingState,
+    settings: RunSettings,
+) -> None:
+    """Evaluate the models of a run without rounds, and record the scores as those of round 0.
+
+    See :func:`run_rounds` for the parameters; ``training`` is updated in place.
+    """
+    history = training.history
+    meter = backend.meter
+    start = perf_counter()
+    before = meter.readings()
+    clients.stay(0, training.state.tree)
+    scores = evaluate_round(algorithm, backend, clients, training.state, settings, 0)
+    cost = meter.since(before, perf_counter() - start)
+    log = RoundLog({}, {}, events=(*backend.retrying.told(), *report_divergence(history, scores)))
+    history.add(0, training.state, log, cost, scores.test, scores.nodes, scores.validation)
+    training.clients_with_own = scores.own
 
 
 def note_best(backend: Backend, training: TrainingState, settings: RunSettings) -> None:

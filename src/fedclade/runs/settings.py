@@ -50,7 +50,12 @@ class TopSettings:
         doc="""Seed of every random draw: the same seed gives the same run, bit for bit on the same
         machine.""",
     )
-    rounds: int = setting(20, at_least(1), doc="Number of communication rounds, at least 1.")
+    rounds: int = setting(
+        20,
+        at_least(0),
+        doc="""Number of communication rounds, at least 0. With 0, no client trains, and the initial
+        models are evaluated, for example a pretrained model.""",
+    )
     client_fraction: float = setting(
         1.0,
         in_range("(0, 1]", "greater than 0 and at most 1"),

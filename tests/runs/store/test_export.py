@@ -131,6 +131,7 @@ def test_the_card_of_a_leaf(run, tmp_path):
         "training_examples": 4 * 24,
         "shape": [FEATURES],
         "scaled": None,
+        "outputs": LABELS,
     }
     assert card["accuracy"]["mean"] == pytest.approx(sum(scores) / 4)
     assert (card["accuracy"]["clients"], card["accuracy"]["round"]) == (4, 4)

@@ -247,6 +247,8 @@ class Checkpoint:
     #: reason for finishing the run after this round; None if it continues
     stopped: Mapping[str, Any] | None = None
     best: KeptRound | None = None  #: the best round so far, in a run that stores it
+    #: summary of the run so far; None before the first evaluation, and in older checkpoints
+    summary: Mapping[str, Any] | None = None
 
     def write(self, folder: Path, earlier: Path | None = None) -> None:
         """Write the checkpoint into a new folder.
@@ -278,6 +280,8 @@ class Checkpoint:
             ],
             "tables": list(self.rows),
         }
+        if self.summary is not None:
+            run["summary"] = self.summary
         if self.stopped is not None:
             run["stopped"] = self.stopped
         if self.best is not None:
@@ -353,6 +357,7 @@ class Checkpoint:
                 stores=_select_tensors(tensors, "store/"),
                 stopped=run.get("stopped"),
                 best=best,
+                summary=run.get("summary"),
             )
         except (*DAMAGES, RunError) as error:
             raise CheckpointError(

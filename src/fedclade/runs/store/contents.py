@@ -267,6 +267,7 @@ SUMMARY = {
     "chosen?": {**_OF_ROUND, "metric": str, "kept?": bool},
     "last?": _OF_ROUND,
     "stopped?": {"round": int, "by": str, "why": str},
+    "unfinished?": {"round": int, "of": int},
     "diverged?": {"round": int, "clients": int, "of": int},
     "clusters": {
         **{"found": int, "true": (int, None), "sizes": [int]},
@@ -389,7 +390,7 @@ def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
     """
     import pyarrow.parquet as pq
 
-    rounds = summary["rounds"]
+    rounds = max(1, summary["rounds"])  # a run without rounds has one row, of round 0
     columns = TABLES[path.stem]
     scores: list[str] = []
     if path.stem == "clients":

@@ -15,7 +15,7 @@ from fedclade.core import CheckpointError, RunError, appear, flat, make_folder, 
 from fedclade.runs.store.checkpoint import Checkpoint
 from fedclade.runs.store.contents import without_unset
 from fedclade.runs.store.manifest import CONFIG, LOCK, Lock, read_run_config, write_config
-from fedclade.runs.store.run import holds_leftovers, is_finished, is_unfinished, reopen
+from fedclade.runs.store.run import Run, holds_leftovers, is_finished, is_unfinished, reopen
 
 KEPT = 2
 """Number of checkpoints to store: if the last one is damaged, the one before it can be used."""
@@ -201,6 +201,42 @@ class RunFolder:
             if match := _NAME.fullmatch(path.name):
                 numbers[path] = int(match[1])
         return sorted(numbers, key=lambda path: -numbers[path])
+
+
+def load_unfinished(folder: Path) -> Run:
+    """Read the state of an unfinished run at its newest checkpoint, without models of clients.
+
+    Raises
+    ------
+    RunError
+        If the folder has no usable checkpoint, or its clients were not evaluated yet.
+    """
+    reasons: list[str] = []
+    for path in RunFolder(folder)._checkpoints():
+        try:
+            found = Checkpoint.read(path)
+        except CheckpointError as error:
+            reasons.append(str(error))
+            continue
+        if found.summary is None:
+            reasons.append(f"no client was evaluated until round {found.round}")
+            continue
+        return Run(
+            found.summary,
+            found.config,
+            found.tree,
+            found.rows["metrics"],
+            found.rows["clusters"],
+            found.rows["clients"],
+            found.rows["events"],
+            similarities=found.similarities,
+            is_trusted=False,
+        )
+    why = "; ".join(reasons) or "it has no checkpoint"
+    raise RunError(
+        f"the unfinished run in {folder} cannot be shown: {why}; continue it with: fedclade resume "
+        f"{folder}"
+    )
 
 
 def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:

@@ -168,6 +168,11 @@ class Run(Displayed):
         return "diverged" in self.summary
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether the run was loaded before its end, from a checkpoint."""
+        return "unfinished" in self.summary
+
+    @property
     def model_round(self) -> int:
         """Round of the run's models: the last round, or the best round with ``keep_best``."""
         chosen = self.summary.get("chosen", {})
@@ -233,15 +238,20 @@ class Run(Displayed):
         return drawn("plot_of", self)
 
     def check_readable(self) -> None:
-        """Check that the entries of the run's models are not permuted.
+        """Check that the run is finished, and that the entries of its models are not permuted.
 
         Over a network, clients can permute them by a secret that the server does not know.
 
         Raises
         ------
         RunError
-            If the models are permuted.
+            If the run is unfinished, or the models are permuted.
         """
+        if self.is_unfinished:
+            raise RunError(
+                "the models of an unfinished run cannot be used; continue the run with fedclade "
+                "resume RUN, or finish it as it is with fedclade resume RUN --finish"
+            )
         if "network" in self.config and self.config.get("privacy", {}).get("permute"):
             raise RunError(
                 "the models of this run are permuted by a secret that only its clients know, so "
@@ -374,7 +384,7 @@ class Run(Displayed):
 
     @classmethod
     @checked()
-    def load(cls, folder: str | Path, *, trust: bool = False) -> Run:
+    def load(cls, folder: str | Path, *, trust: bool = False, unfinished: bool = False) -> Run:
         """Read the results of a finished run from its folder.
 
         No code that the run's config names is imported.
@@ -387,6 +397,9 @@ class Run(Displayed):
             Whether :func:`fedclade.assign` may import the code that the folder's config names by
             ``module:name``, which runs that module. Set it only for a folder whose origin you
             trust.
+        unfinished
+            Whether to load an unfinished run, too: its tables and clusters at the newest checkpoint.
+            Its models cannot be used.
 
         Raises
         ------
@@ -396,6 +409,11 @@ class Run(Displayed):
         """
         source = Path(folder)
         if not is_finished(source):
+            if is_unfinished(source) and unfinished:
+                # Imported here, since the module uses runs.
+                from fedclade.runs.store.folder import load_unfinished
+
+                return load_unfinished(source)
             if is_unfinished(source):
                 raise RunError(
                     f"the run in {source} is unfinished; continue with: fedclade resume {source}"
