@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from fedclade.core.arguments import check_arguments, checked
 from fedclade.core.errors import ConfigError, shown, unknown
 from fedclade.core.plugins import imported
+from fedclade.core.schedules import factor_in, find_schedule
 from fedclade.core.settings import (
     Check,
     about,
@@ -232,6 +233,14 @@ class LocalTraining:
         in_range("(0, 1]"),
         doc="Factor by which the step size is multiplied after every round, in (0, 1].",
     )
+    lr_schedule: str | Callable[..., Any] | None = setting(
+        None,
+        doc="""Schedule of the step size: in round t of T rounds, ``lr`` is multiplied by
+        ``cosine``, ½(1 + cos(π(t − 1)/T)); ``step``, 1, then 1/10 after half and 1/100 after three
+        quarters of the rounds; ``warmup_cosine``, a linear warm-up over the first tenth and then a
+        cosine; or by the result of ``module:function``, or of a function, of t and T.""",
+        later=True,
+    )
     mu: float = setting(
         0.0,
         at_least(0),
@@ -293,6 +302,8 @@ class LocalTraining:
     )
 
     def __post_init__(self) -> None:
+        if self.lr_schedule is not None and not _is_reference(self.lr_schedule):
+            find_schedule(self.lr_schedule)  # raises an error now, not in round 1
         name = self.optimizer if isinstance(self.optimizer, str) else optimizer_name(self.optimizer)
         kind = optimizer_class(name)
         own = own_defaults(kind)
@@ -320,6 +331,12 @@ class LocalTraining:
                 self.steps,
                 None in (self.steps, self.epochs),
                 "left out if local.epochs is set",
+            ),
+            (
+                "local.lr_decay",
+                self.lr_decay,
+                self.lr_schedule is None or self.lr_decay == 1,
+                "1, or left out, with local.lr_schedule",
             ),
             (
                 "local.smallest_batch",
@@ -432,9 +449,31 @@ class LocalTraining:
         # only the last batch of an epoch has another size
         return epochs * examples + rest * self.batch_size
 
+    def in_round(self, number: int, rounds: int) -> LocalTraining:
+        """Return the settings of one round, with the step size of the schedule and no schedule.
+
+        The server computes the step size, since clients do not know the number of rounds.
+
+        Parameters
+        ----------
+        number
+            Number of the round, from 1.
+        rounds
+            Number of rounds of the run.
+        """
+        if self.lr_schedule is None:
+            return self
+        factor = factor_in(self.lr_schedule, max(1, number), max(1, number, rounds))
+        return replace(self, lr=(self.lr or 0.0) * factor, lr_schedule=None)
+
     def lr_at(self, round_number: int) -> float:
         """Return the step size (learning rate) in a round; rounds are numbered from 1."""
         return (self.lr or 0.0) * self.lr_decay ** (round_number - 1)
+
+
+def _is_reference(value: object) -> bool:
+    """Return whether a value is a name ``module:name``, whose module is imported only in use."""
+    return isinstance(value, str) and ":" in value
 
 
 def count_batches(examples: int, batch_size: int, smallest_batch: int) -> int:

@@ -157,12 +157,16 @@ class Arrival:
         Simulated backend whose clients are the newcomers.
     last
         The round after which the run's models were stored.
+    local, rounds
+        Local training of the run, with its schedule of the step size, and its number of rounds.
     """
 
     tree: ParameterTree
     algorithm: Algorithm
     backend: Backend
     last: Round
+    local: LocalTraining
+    rounds: int
 
     @classmethod
     def of(
@@ -233,7 +237,10 @@ class Arrival:
                 f"metrics {metrics}"
             )
         tree = backend.closed(run.tree.map_vectors(*[methodcaller("to", backend.initial)] * 2))
-        return cls(tree, algorithm, backend, Round(run.model_round, local, seed))
+        number = run.model_round
+        rounds = max(number, config.get("rounds", number))
+        last = Round(number, local.in_round(number, rounds), seed)
+        return cls(tree, algorithm, backend, last, local, rounds)
 
     @property
     def metric(self) -> str:
@@ -379,7 +386,8 @@ class Arrival:
         initial = self.backend.initial.view(-1, self.backend.initial.shape[-1])[:1]
         state = method.init(initial[0], clients)
         for number in range(1, self.last.number + 1):
-            this_round = RoundPlan(number, self.last.local, self.last.seed)
+            local = self.local.in_round(number, self.rounds)
+            this_round = RoundPlan(number, local, self.last.seed)
             state, _ = method.step(state, ids, clients, this_round)
         return self._evaluate(ids, initial, state.rows(ids))
 

@@ -306,7 +306,7 @@ def run_round(
     evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
     this_round = RoundPlan(
         number,
-        settings.local,
+        settings.local.in_round(number, settings.rounds),
         settings.seed,
         evaluated=evaluated,
         min_clients=settings.min_clients,
@@ -396,7 +396,7 @@ def evaluate_last_round(
     before = backend.meter.readings()
     this_round = RoundPlan(
         number,
-        settings.local,
+        settings.local.in_round(number, settings.rounds),
         settings.seed,
         evaluated=True,
         min_clients=settings.min_clients,

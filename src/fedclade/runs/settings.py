@@ -470,7 +470,7 @@ class RunSettings(TopSettings):
             **top,
             **self.stopping_noted,
             "engine": engine,
-            "local": asdict(self.local),
+            "local": as_section(self.local),
             "algorithm": describe(algorithm),
             "data": data,
             "model": {"name": model, **self.parts.as_dict()},
