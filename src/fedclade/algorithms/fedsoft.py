@@ -158,6 +158,7 @@ class FedSoft(OneCohort[FedSoftState]):
             initial_models=self.clusters + 1,
             own_models=True,
             soft_clusters=True,
+            server_steps=False,
             clusters_from="clusters",
         )
 

@@ -60,7 +60,7 @@ class FeSEM(OneCohort[State]):
         Number K of centres, each of which is a model.
     """
 
-    requires = Requires(clusters_from="clusters")
+    requires = Requires(clusters_from="clusters", server_steps=False)
 
     clusters: int = 2
 

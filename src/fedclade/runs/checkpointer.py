@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn, Self
@@ -17,7 +17,15 @@ from typing import Any, NoReturn, Self
 import torch
 
 from fedclade.algorithms import Algorithm, State
-from fedclade.core import CheckpointError, ConfigError, RunInterrupted, remove
+from fedclade.core import (
+    CheckpointError,
+    ConfigError,
+    RunInterrupted,
+    ServerMoments,
+    moments_as_tensors,
+    moments_from_tensors,
+    remove,
+)
 from fedclade.runs.backend import Backend
 from fedclade.runs.history import History, versions
 from fedclade.runs.reference_log import RunLog
@@ -50,6 +58,8 @@ class TrainingState:
     #: reason for finishing the run after that round; None if it continues
     stopped: Stopped | None = None
     best: KeptRound | None = None  #: the best round so far, in a run that stores the best round
+    #: moments of each cluster's server optimizer, by node; empty without a server optimizer
+    server: Mapping[int, ServerMoments] = field(default_factory=dict[int, ServerMoments])
     #: clients that were evaluated with their own models in the last evaluation; None before it
     clients_with_own: Collection[int] | None = None
 
@@ -287,7 +297,8 @@ class Checkpointer:
         stopped = None if found.stopped is None or is_longer else Stopped(**found.stopped)
         if self._finish and stopped is None and found.round < self.config["rounds"]:
             stopped = Stopped(found.round, "user", "finished by hand after an interruption")
-        return TrainingState(found.round, state, history, stopped, found.best)
+        server = moments_from_tensors(found.server)
+        return TrainingState(found.round, state, history, stopped, found.best, server)
 
     def _warn_of_planned_rounds(self, found: Checkpoint, algorithm: Algorithm) -> None:
         """Log a warning if settings of a run that is continued depend on its number of rounds."""
@@ -393,6 +404,7 @@ class Checkpointer:
             stopped=None if training.stopped is None else training.stopped.as_dict(),
             best=training.best,
             summary=self._summarize(training, backend),
+            server=moments_as_tensors(training.server),
         )
 
     def _summarize(self, training: TrainingState, backend: Backend) -> Mapping[str, Any] | None:

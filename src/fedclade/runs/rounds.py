@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -29,6 +30,7 @@ from fedclade.core import (
     RoundPlan,
     RunError,
     RunInterrupted,
+    ServerSteps,
     TooFew,
     shown,
 )
@@ -315,7 +317,8 @@ def run_round(
     state, came_and_went = clients.begin(algorithm, training.state, this_round)
     # Before the step too: clusters can be small from the start, or because clients have left.
     state, withheld = merged(state, settings.min_cluster_size)
-    state, log = step(algorithm, backend, clients, state, settings, this_round)
+    server = ServerSteps(settings.server, training.server, backend.workers.layout.n_parameters)
+    state, log = step(algorithm, backend, clients, state, settings, this_round, server)
     state, told = merged(state, settings.min_cluster_size, log.events)
     log = replace(log, events=(*withheld, *told))
     check_models(number, training.state.tree, state.tree)
@@ -343,6 +346,7 @@ def run_round(
     )
     training.number = number
     training.state = state
+    training.server = server.moments
     return row, log.events
 
 
@@ -486,6 +490,7 @@ def step(
     state: State,
     settings: RunSettings,
     this_round: RoundPlan,
+    server: ServerSteps | None = None,
 ) -> tuple[State, RoundLog]:
     """Sample a cohort from the available clients, and run a step of the algorithm with it.
 
@@ -499,6 +504,8 @@ def step(
         State of the algorithm before the step.
     this_round
         Number, local training and random generators of the round.
+    server
+        Optimizers that make the steps of the clusters' models; None: models move by mean updates.
 
     Returns
     -------
@@ -525,7 +532,8 @@ def step(
     if cohort or not settings.is_central:
         if noisy_sums is not None and settings.is_central:
             noisy_sums.expected = expected
-        after, log = algorithm.step(state, cohort, clients, this_round)
+        with nullcontext() if server is None else server.active():
+            after, log = algorithm.step(state, cohort, clients, this_round)
     released: tuple[PrivateRelease, ...] = ()
     if noisy_sums is not None:
         noisy_sums.expected = None  # queries after the step are not sent to a random sample

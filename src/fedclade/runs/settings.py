@@ -20,6 +20,7 @@ from fedclade.core import (
     ConfigError,
     LocalTraining,
     Range,
+    ServerOptimizer,
     as_section,
     at_least,
     check_settings,
@@ -187,6 +188,11 @@ class RunSettings(TopSettings):
         doc="""Aggregation of the updates of each cluster: by their mean or a robust rule, with
         limits on single updates; see :class:`~fedclade.Aggregation`.""",
     )
+    server: ServerOptimizer = setting(
+        factory=ServerOptimizer,
+        doc="""Optimizer by which each cluster's model moves; by default, a model moves by the mean
+        update of its clients. See :class:`~fedclade.ServerOptimizer`.""",
+    )
     permute: bool = setting(
         False,
         doc="""Whether clients permute the entries of their updates by a permutation that the server
@@ -310,6 +316,12 @@ class RunSettings(TopSettings):
             algorithm.check(run)
         except ConfigError as error:
             problems.append(str(error))
+        if self.server.optimizer != "none" and not requires.server_steps:
+            problems.append(
+                f"server.optimizer = '{self.server.optimizer}' needs an algorithm that moves models "
+                f"by mean updates, and {name} computes them anew in each round; leave out the "
+                "section [server]"
+            )
         if self.aggregate.leave_out_opposed is True and not requires.clients_choose:
             problems.append(
                 "aggregate.leave_out_opposed = true needs an algorithm whose clients choose their "
@@ -476,6 +488,7 @@ class RunSettings(TopSettings):
             "model": {"name": model, **self.parts.as_dict()},
             "signature": asdict(self.signature),
             **({} if self.aggregate == Aggregation() else {"aggregate": self.aggregate.described}),
+            **({} if self.server == ServerOptimizer() else {"server": as_section(self.server)}),
             "target": dict(self.target)
             if isinstance(self.target, Mapping)
             else {task.metrics[0].name: self.target},
@@ -518,6 +531,7 @@ class RunOptions(TypedDict, total=False):
     signature: Signature | None
     memory: int | str | None
     aggregate: Aggregation | None
+    server: ServerOptimizer | None
     permute: bool
     privacy: Mechanism | None
     min_cluster_size: int
