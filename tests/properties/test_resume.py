@@ -169,8 +169,10 @@ def test_an_evaluation_that_was_due_to_the_end_stays_and_is_warned_of(tmp_path, 
     run_of("fedavg", tmp_path / "whole", rounds=4, **settings)
     whole, continued = Run.load(tmp_path / "whole"), Run.load(tmp_path / "continued")
     assert whole.tree.nodes[0].model.equal(continued.tree.nodes[0].model)
-    evaluated = [[row["round"] for row in run.metric_rows if row["loss_mean"] is not None]
-        for run in (whole, continued)]
+    evaluated = [
+        [row["round"] for row in run.metric_rows if row["loss_mean"] is not None]
+        for run in (whole, continued)
+    ]
     assert evaluated == [[2, 4], [2, 3, 4]]
 
 

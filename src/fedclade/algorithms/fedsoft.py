@@ -235,7 +235,8 @@ class FedSoft(OneCohort[FedSoftState]):
         if not there:
             return after, log_of([], events)
         u = np.stack([weights[client] for client in there])
-        v = u * np.array([[clients.sizes[client]] for client in there])
+        of_examples = clients.weigh(clients.sizes)
+        v = u * np.array([[of_examples[client]] for client in there])
         draws = self._draw_clients(v / v.sum(0), this_round)
         centres = torch.stack([leaf.params for leaf in tree.leaves])
         near = torch.from_numpy(u).to(centres) @ centres  # proximal point of each client, [n, S]

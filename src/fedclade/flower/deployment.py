@@ -419,6 +419,7 @@ class NetworkedClients(Deployment):
             streaming=Streaming() if streams else None,
             limits=limits,
             untrusted=True,
+            names=lambda: joined.names,
         )
         grid_clients = GridClients(
             self.exchange,

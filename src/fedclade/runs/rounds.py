@@ -549,7 +549,9 @@ def step(
             after = replace(after, tree=tree)
             released = (*released, *more)
     if backend.common is not None:
-        after = replace(after, tree=with_common(after.tree, backend.common, clients.sizes))
+        after = replace(
+            after, tree=with_common(after.tree, backend.common, clients.weigh(clients.sizes))
+        )
     named = {event.node for event in log.events if isinstance(event, TooFew)}
     alone = [
         event for event in clients.left_alone(state.tree, after.tree) if event.node not in named

@@ -410,6 +410,11 @@ class RunSettings(TopSettings):
                 'privacy.model = "central" allows only sums of updates; set stream = true, or '
                 "leave out the setting stream"
             )
+        if self.aggregate.weights != "auto":
+            problems.append(
+                'privacy.model = "central" weighs all clients alike, so that the noise suffices; '
+                "leave out aggregate.weights"
+            )
         if self.aggregate.looks_at_updates:
             problems.append(
                 'privacy.model = "central": rules and limits of [aggregate] need the updates of '

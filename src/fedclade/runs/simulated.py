@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Adversary, Faults, refusal_to_reveal
+from fedclade.channel import Adversary, Faults, check_weights, refusal_to_reveal
 from fedclade.core import ClientRegistry, ConfigError, DataSpec, in_section
 from fedclade.data import DataSchema, Federation, undo_default_scaling
 from fedclade.runs.adversaries import Adversaries
@@ -126,6 +126,7 @@ class Simulation(Deployment):
             to the data of all clients.
         """
         self._check_privacy(settings)
+        check_weights(settings.aggregate, self.roster.names)
         if target_scale_of(self.federation) is not None:
             settings = replace(settings, local=clip_by_default(settings.local, algorithm))
         if settings.needs_validation:
