@@ -138,7 +138,7 @@ class RunFolder:
             If the folder has checkpoints, but none is usable. The checkpoints are not changed.
         """
         unusable: dict[Path, str] = {}
-        for folder in self._checkpoints():
+        for folder in self.list_checkpoints():
             try:
                 checkpoint = Checkpoint.read(folder)
                 _check_origin(folder, checkpoint, config, fingerprint)
@@ -171,11 +171,11 @@ class RunFolder:
             self._folder.mkdir(exist_ok=True)
             # Files are shared with the checkpoint that is removed next, and not with the one that
             # stays: a damaged file would otherwise damage both remaining checkpoints.
-            earlier = next(iter(self._checkpoints()[KEPT - 1 :]), None)
+            earlier = next(iter(self.list_checkpoints()[KEPT - 1 :]), None)
             appear(target, lambda beside: checkpoint.write(beside, earlier))
             # Folders of this name are left by a process that was killed.
             half_written = self._folder.glob(".round-*.writing")
-            for old in (*self._checkpoints()[KEPT:], *half_written):
+            for old in (*self.list_checkpoints()[KEPT:], *half_written):
                 remove(old)
         except OSError as error:
             raise CheckpointError(
@@ -192,7 +192,7 @@ class RunFolder:
         """Path of the subfolder with the checkpoints."""
         return self.path / "checkpoints"
 
-    def _checkpoints(self) -> list[Path]:
+    def list_checkpoints(self) -> list[Path]:
         """Return the folders of all checkpoints, the newest first."""
         if not self._folder.is_dir():
             return []
@@ -212,7 +212,7 @@ def load_unfinished(folder: Path) -> Run:
         If the folder has no usable checkpoint, or its clients were not evaluated yet.
     """
     reasons: list[str] = []
-    for path in RunFolder(folder)._checkpoints():
+    for path in RunFolder(folder).list_checkpoints():
         try:
             found = Checkpoint.read(path)
         except CheckpointError as error:
