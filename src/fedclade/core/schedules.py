@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from fedclade.core.errors import ConfigError, shown, unknown
 from fedclade.core.plugins import imported
@@ -72,7 +72,7 @@ def find_schedule(given: Any) -> Schedule:
             "local.lr_schedule should be a function of the round and the number of rounds, got "
             f"{shown(given)}"
         )
-    return given
+    return cast("Schedule", given)
 
 
 def name_schedule(given: Any) -> str:

@@ -307,9 +307,9 @@ class Checkpointer:
             planned.append(f"the decisions of the algorithm {self.config['algorithm']['name']}")
         if self.config.get("local", {}).get("lr_schedule") is not None:
             planned.append("the step sizes of local.lr_schedule")
-        if found.round == found.config["rounds"] and found.round % found.config.get(
-            "evaluate_every", 1
-        ):
+        every = found.config.get("evaluate_every", 1)
+        # A run that is evaluated only at its end has no other evaluations to compare with.
+        if found.round == found.config["rounds"] > every and found.round % every:
             planned.append("the evaluation of a last round that evaluate_every leaves out")
         if planned:
             _log.warning(

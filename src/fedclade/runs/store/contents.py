@@ -305,7 +305,10 @@ CONFIG = {
         f"{name}?": _SECTION
         for name in ("data", "local", "signature", "target", "privacy", "faults", "newcomers")
     },
-    **{f"{name}?": _SECTION for name in ("network", "versions", "adversary", "stop", "report")},
+    **{
+        f"{name}?": _SECTION
+        for name in ("network", "server", "versions", "adversary", "stop", "report")
+    },
     **{f"{name}?": {"name": str} for name in ("algorithm", "model")},
 }
 """Shape of ``config.toml``, without settings that depend on the algorithm."""
