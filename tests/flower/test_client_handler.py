@@ -305,7 +305,7 @@ def test_a_question_of_a_kind_that_it_does_not_know_is_refused():
             {"rule": '{"name": "mixture"}'},
             "does not know: local rule 'mixture' lacks a number: .* missing .* 'alpha'",
         ),
-        ({"spec": '{"epochs": 0}'}, "local.epochs should be at least 1, got 0"),
+        ({"spec": '{"epochs": 0}'}, "local.epochs should be greater than 0, got 0"),
         (
             {"what": "evaluate", "split": "secrets"},
             "unknown data split 'secrets' in a query for scores; the server should request one of train, val",

@@ -173,6 +173,9 @@ def checked_options(
     return fitted
 
 
+ROUNDING = 1e-9
+"""Tolerance by which a product of epochs and batches may exceed a whole number."""
+
 PRECISIONS = ("float32", "bfloat16")
 
 SMALLEST_BATCH = 4
@@ -199,11 +202,12 @@ class LocalTraining:
         If a value is out of range or unknown; the message has a line for each such value.
     """
 
-    epochs: int | None = setting(
+    epochs: float | None = setting(
         None,
-        at_least(1),
+        greater_than(0),
         doc="""Passes over the client's training data; n in CFL, E in FedAvg. By default 1, unless
-        ``steps`` is set.""",
+        ``steps`` is set. A fraction is possible: with 0.5, a client trains on half of its batches,
+        rounded up.""",
     )
     batch_size: int = setting(
         20,
@@ -312,6 +316,8 @@ class LocalTraining:
         }
         arguments = {**OF_LOCAL_TRAINING, **own, **given}
         epochs = 1 if self.epochs is None and self.steps is None else self.epochs
+        if isinstance(epochs, float) and epochs.is_integer():
+            epochs = int(epochs)  # recorded as a whole number
         # Store the defaults that were filled in; the dataclass is frozen.
         for key, value in {**arguments, "epochs": epochs}.items():
             object.__setattr__(self, key, value)
@@ -377,7 +383,7 @@ class LocalTraining:
             )
         return replace(self, smallest_batch=examples)
 
-    def in_epochs(self, epochs: int) -> LocalTraining:
+    def in_epochs(self, epochs: float) -> LocalTraining:
         """Return the settings with a number of epochs, which replaces a number of steps if set."""
         return replace(self, epochs=epochs, steps=None)
 
@@ -427,13 +433,24 @@ class LocalTraining:
     def epochs_with(self, examples: int) -> int:
         """Return the number of epochs per round for a client with ``examples`` examples.
 
-        If the settings specify a number of steps, the last epoch may be incomplete.
+        If the settings specify a number of steps or a fraction, the last epoch may be incomplete.
         """
-        return self.epochs or -(-(self.steps or 0) // self.batches_per_epoch(examples))
+        if self.epochs is not None:
+            return math.ceil(self.epochs)
+        return -(-(self.steps or 0) // self.batches_per_epoch(examples))
 
     def steps_with(self, examples: int) -> int:
         """Return the number of steps per round for a client with ``examples`` training examples."""
-        return self.steps or (self.epochs or 0) * self.batches_per_epoch(examples)
+        if self.steps is not None:
+            return self.steps
+        # The exact product of a decimal fraction, such as 0.1 of 10 batches, may be rounded up.
+        steps = math.ceil((self.epochs or 0) * self.batches_per_epoch(examples) - ROUNDING)
+        return max(1, steps)
+
+    @property
+    def has_whole_epochs(self) -> bool:
+        """Whether each client trains for the same whole number of epochs."""
+        return isinstance(self.epochs, int)
 
     def passed(self, examples: int) -> int:
         """Return the number of examples that a client processes in a round, with repetitions.

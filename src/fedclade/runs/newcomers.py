@@ -6,6 +6,7 @@ of clusters, from the root to a leaf, and gets the model of a node on this path.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -373,7 +374,7 @@ class Arrival:
         """
         if self._is_parted:
             self._clear_stores()
-            epochs = self.last.number * (self.last.local.epochs or 1)
+            epochs = math.ceil(self.last.number * (self.last.local.epochs or 1))
             work = ClientWork(steps=HeadThenBody(epochs), reply=NoReply())
             self.backend.clients.train(
                 ids, models, rows, this_round=self.last, work=work, sent_before=True
