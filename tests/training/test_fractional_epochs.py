@@ -50,9 +50,11 @@ def test_every_engine_equals_the_loop(epochs: float, engine: str):
 
 def test_a_network_equals_a_simulation():
     local = LocalTraining(batch_size=10, lr=0.2, epochs=0.5)
-    grid = grid_of(federation_of([0, 1, 0, 1], SIZES), config={"min-part": 4})
+    federation = federation_of([0, 1, 0, 1])
+    grid = grid_of(federation, config={"min-part": 4})
     run = federated(grid, "fedavg", local=local, rounds=3)
-    expected = model_of(0.5, engine="loop")
+    simulated = simulate("fedavg", perceptron, federation, rounds=3, local=local, engine="loop")
+    expected = simulated.tree.nodes[0].params
     torch.testing.assert_close(run.tree.nodes[0].params, expected, rtol=1e-4, atol=1e-6)
 
 

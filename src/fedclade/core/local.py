@@ -202,7 +202,7 @@ class LocalTraining:
         If a value is out of range or unknown; the message has a line for each such value.
     """
 
-    epochs: float | None = setting(
+    epochs: int | float | None = setting(
         None,
         greater_than(0),
         doc="""Passes over the client's training data; n in CFL, E in FedAvg. By default 1, unless
