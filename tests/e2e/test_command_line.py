@@ -119,7 +119,11 @@ def test_export_writes_a_model_and_its_cards(
     assert files_in(tmp_path / "models") == {"three.safetensors", "three.json", "three.md"}
     assert set(load_file(tmp_path / "models" / "three.safetensors")) == {"1.weight", "1.bias"}
     for name, asked, told in (
-        ("four", ("--client", "9"), "error: client 9 is not in the parameter tree"),
+        (
+            "four",
+            ("--client", "9"),
+            "error: the run has no client '9'; its clients are 'client-0', 'client-1'",
+        ),
         ("four", (), "error: a model is chosen by either --client or --node, got neither"),
         ("three", ("--node", "0"), "error: models/three.safetensors exists already"),
     ):
