@@ -118,7 +118,7 @@ class TopSettings:
             lambda every: every == "auto" if isinstance(every, str) else every >= 0,
         ),
         doc="""Rounds between checkpoints in the run's folder. ``auto``: as often as costs less than
-        2 % of the run's time; 0: only when the run stops early.""",
+        2 % of the run's time; 0: only when the run ends or is interrupted.""",
     )
 
 
