@@ -127,10 +127,20 @@ def test_steps_are_counted_by_examples_whatever_the_weights():
     assert plain.summary["steps"] == uniform.summary["steps"]
 
 
-def test_if_only_clients_of_weight_0_reply_they_are_weighed_alike(deltas: np.ndarray):
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_of_weight_0_move_no_model_even_if_no_other_replies(stream: bool):
     table = {"0": 0.0, "1": 0.0, "2": 0.0, "3": 1.0}
-    run = run_of(table, client_fraction=0.5, rounds=6)
+    run = run_of(table, client_fraction=0.5, rounds=6, stream=stream)
+    trained = run_of({**table, "3": 5.0}, client_fraction=0.5, rounds=6, stream=stream)
     assert bool(model_of(run).isfinite().all())
+    assert model_of(run).allclose(model_of(trained))
+    moved = [
+        not model_of(run_of(table, client_fraction=0.25, stream=stream, seed=seed)).equal(
+            model_of(run_of(rounds=0, seed=seed))
+        )
+        for seed in range(8)
+    ]
+    assert {False, True} == set(moved), "some cohorts are without client 3"
 
 
 @pytest.mark.parametrize(

@@ -327,10 +327,8 @@ def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
     if not weighted and not updates.has_weights:
         return updates.required_deltas.mean(dim=0)
     weights = updates.weights
-    total = weights.sum()
-    if not total:  # all clients that replied have the weight 0
-        weights = torch.ones_like(weights)
-        total = weights.sum()
+    # Clients of weight 0 move no model, even if no other client has replied.
+    total = weights.sum().clamp(min=torch.finfo(torch.float32).tiny)
     if updates.sums is not None:
         return updates.sums.groups.sum(0) / float(total)
     return (weights / total).to(updates.required_deltas) @ updates.required_deltas
