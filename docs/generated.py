@@ -209,6 +209,7 @@ ABOUT = {
     "adversary": "See [robustness](../robustness.md).",
     "aggregate": "See [robustness](../robustness.md).",
     "privacy": "See [privacy](../privacy.md).",
+    "server": "See [server optimizers](../how-it-works.md#server-optimizers).",
     "report": "See [the report](../report.md).",
     "task": "See [your own task](../own-task.md).",
 }

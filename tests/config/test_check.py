@@ -350,6 +350,6 @@ def test_values_out_of_range_are_told_beside_values_of_a_wrong_type():
         "[data] clients should be at least 1",
         "clusters of [algorithm] should be a whole number",
         "algorithm.restarts should be at least 1",
-        "epochs of [local] should be a whole number or left out",
+        "epochs of [local] should be a whole number or a number or left out",
         "local.lr should be greater than 0",
     ]

@@ -31,10 +31,10 @@ def test_all_that_is_wrong_is_said_at_once():
         "class_weights": "even",
     }
     with pytest.raises(ConfigError) as caught:
-        check_config({"rounds": 0, "task": section, "target": {"mae": "low"}})
+        check_config({"rounds": -1, "task": section, "target": {"mae": "low"}})
     told = [
         "mae of [target] should be a number, got 'low'",
-        "rounds should be at least 1, got 0",
+        "rounds should be at least 0, got -1",
         "task.class_weights should be 'balanced' or a list of numbers, got 'even'",
         "unknown loss in [task]: 'mes'; did you mean 'mse'?",
         "unknown metric in [task]: 'acuracy'; did you mean 'accuracy'?",

@@ -17,7 +17,7 @@ from fedclade.runs.store.contents import without_unset
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
-        ("epochs", 0, "at least 1"),
+        ("epochs", 0, "greater than 0"),
         ("batch_size", 0, "at least 1"),
         ("lr", 0.0, "greater than 0"),
         ("lr", float("nan"), "greater than 0"),
@@ -44,7 +44,7 @@ def test_all_errors_come_at_once():
     with pytest.raises(ConfigError) as caught:
         LocalTraining(epochs=0, lr=-1.0)
     assert str(caught.value) == (
-        "local.epochs should be at least 1, got 0\nlocal.lr should be greater than 0, got -1.0"
+        "local.epochs should be greater than 0, got 0\nlocal.lr should be greater than 0, got -1.0"
     )
 
 

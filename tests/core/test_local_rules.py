@@ -34,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.5},
     "weight_decay": {"weight_decay": 0.5},
     "lr_decay": {"lr_decay": 0.5},
+    "lr_schedule": {"lr_schedule": "cosine"},
     "mu": {"mu": 0.5},
     "clip_norm": {"clip_norm": 0.01},
     "steps": {"epochs": None, "steps": 3},
@@ -114,7 +115,7 @@ def learned(rule: LocalRule, spec: LocalTraining) -> torch.Tensor:
     # The anchor of SCAFFOLD's clients is the model that they start from.
     more = {"anchors": [0, 0]} if rule.needs_anchor else {}
     for number in (1, 2):
-        this_round = Round(number, spec)
+        this_round = Round(number, spec.in_round(number, 2))
         updates = clients.train([0, 1], params[None], [0, 0], this_round, work, **more)
     assert not updates.left_out
     return updates.required_deltas

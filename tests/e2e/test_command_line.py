@@ -119,8 +119,12 @@ def test_export_writes_a_model_and_its_cards(
     assert files_in(tmp_path / "models") == {"three.safetensors", "three.json", "three.md"}
     assert set(load_file(tmp_path / "models" / "three.safetensors")) == {"1.weight", "1.bias"}
     for name, asked, told in (
-        ("four", ("--client", "9"), "error: client 9 is not in the parameter tree"),
-        ("four", (), "error: an export needs either --client or --node, got neither"),
+        (
+            "four",
+            ("--client", "9"),
+            "error: the run has no client '9'; its clients are 'client-0', 'client-1'",
+        ),
+        ("four", (), "error: a model is chosen by either --client or --node, got neither"),
         ("three", ("--node", "0"), "error: models/three.safetensors exists already"),
     ):
         outcome = fedclade("export", "result", *asked, "--out", f"models/{name}.safetensors")
@@ -851,13 +855,13 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
     ):
         assert told in outcome.err
     (tmp_path / "ranges.toml").write_text(
-        "rounds = 0\nclient_fraction = 0\n[data]\nclients = 0\nvalidation_fraction = 1.0\n"
+        "rounds = -1\nclient_fraction = 0\n[data]\nclients = 0\nvalidation_fraction = 1.0\n"
         "[local]\nlr = -1\nmomentum = 1.0\n"
         '[algorithm]\nname = "cfl"\ngamma_max = 1.0\n[target]\naccuracy = 1.5\n'
     )
     outcome = fedclade("validate", "ranges.toml")
     for told in (
-        "rounds should be at least 1, got 0",
+        "rounds should be at least 0, got -1",
         "client_fraction should be greater than 0 and at most 1, got 0.0",
         "clients should be at least 1, got 0",
         "validation_fraction should be in [0, 1), got 1.0",

@@ -306,8 +306,8 @@ def test_a_run_that_fails_is_told_though_flower_ends_well(federation, capfd):
     with pytest.raises(
         DeploymentError, match=r"run \d+ ended as 'finished:failed'; its log is above"
     ):
-        federation.run({"rounds": 0})
-    assert "rounds should be at least 1, got 0" in capfd.readouterr().out
+        federation.run({"rounds": -1})
+    assert "rounds should be at least 0, got -1" in capfd.readouterr().out
 
 
 def test_a_key_is_registered_once_and_a_key_that_is_none_is_refused(federation, tmp_path):

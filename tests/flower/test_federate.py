@@ -87,8 +87,8 @@ def test_a_server_without_clients_says_so():
 
 def test_settings_are_checked_before_anybody_is_waited_for():
     grid = LocalGrid({})
-    with pytest.raises(ConfigError, match="rounds should be at least 1, got 0"):
-        federate(grid, "fedavg", perceptron, rounds=0, network=Network(wait=100.0))
+    with pytest.raises(ConfigError, match="rounds should be at least 0, got -1"):
+        federate(grid, "fedavg", perceptron, rounds=-1, network=Network(wait=100.0))
     with pytest.raises(
         ConfigError,
         match=r"(?s)network.clients should be at least 1, got 0.*network.wait.*network.deadl",

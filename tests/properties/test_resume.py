@@ -128,6 +128,55 @@ def test_every_algorithm_resumes_to_the_same_bytes(name, tmp_path):
     assert_same_end(algorithm, tmp_path, rounds=rounds, **(normed if name == "fedbn" else {}))
 
 
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_finished_run_continues_from_its_end_to_the_bytes_of_one_run(name, tmp_path, caplog):
+    """No recorded round is computed again: their rows keep even the measured seconds."""
+    algorithm = build_algorithm(name, OPTIONS.get(name, {}), FEDERATION.true_clusters)
+    normed = {"model": nn.Sequential(nn.Linear(FEATURES, 8), nn.LayerNorm(8), nn.Linear(8, LABELS))}
+    settings = normed if name == "fedbn" else {}
+    run_of(algorithm, tmp_path / "continued", rounds=2, checkpoint_every=0, **settings)
+    first = Run.load(tmp_path / "continued").metric_rows
+    run_of(algorithm, tmp_path / "continued", rounds=4, checkpoint_every=0, **settings)
+    last = Run.load(tmp_path / "continued").metric_rows
+    assert [row["round"] for row in last] == [1, 2, 3, 4]
+    assert last[:2] == first
+    assert algorithm.requires.plans_rounds == (name == "auto")
+    warned = "differs from a run of 4 rounds from the start" in caplog.text
+    assert warned == algorithm.requires.plans_rounds
+    if algorithm.requires.plans_rounds:
+        return
+    run_of(algorithm, tmp_path / "whole", rounds=4, checkpoint_every=0, **settings)
+    whole, continued = bytes_of(tmp_path / "whole"), bytes_of(tmp_path / "continued")
+    assert continued.keys() == whole.keys()
+    assert [name for name in whole if continued[name] != whole[name]] == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_splits_continues_from_its_end_in_every_way(way, tmp_path, caplog):
+    algorithm = CFL(**OPTIONS["cfl"])
+    for rounds_ in (2, 4):
+        run_of(algorithm, tmp_path / "continued", rounds=rounds_, **WAYS[way])
+    run_of(algorithm, tmp_path / "whole", rounds=4, **WAYS[way])
+    whole, continued = bytes_of(tmp_path / "whole"), bytes_of(tmp_path / "continued")
+    assert [name for name in whole if continued[name] != whole[name]] == []
+    assert "rounds from the start" not in caplog.text
+
+
+def test_an_evaluation_that_was_due_to_the_end_stays_and_is_warned_of(tmp_path, caplog):
+    settings = {"evaluate_every": 2, "client_fraction": 0.5}
+    for rounds_ in (3, 4):
+        run_of("fedavg", tmp_path / "continued", rounds=rounds_, **settings)
+    assert "the evaluation of a last round that evaluate_every leaves out" in caplog.text
+    run_of("fedavg", tmp_path / "whole", rounds=4, **settings)
+    whole, continued = Run.load(tmp_path / "whole"), Run.load(tmp_path / "continued")
+    assert whole.tree.nodes[0].model.equal(continued.tree.nodes[0].model)
+    evaluated = [
+        [row["round"] for row in run.metric_rows if row["loss_mean"] is not None]
+        for run in (whole, continued)
+    ]
+    assert evaluated == [[2, 4], [2, 3, 4]]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_that_splits_resumes_to_the_same_bytes_in_every_way(way, tmp_path):
     whole = assert_same_end(CFL(**OPTIONS["cfl"]), tmp_path, **WAYS[way])

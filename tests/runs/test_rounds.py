@@ -46,7 +46,7 @@ def run_of(algorithm="fedavg", federation: Federation | None = None, model=None,
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
-        ("rounds", 0, "at least 1"),
+        ("rounds", -1, "at least 0"),
         ("seed", -1, "at least 0"),
         ("client_fraction", 0.0, "greater than 0 and at most 1"),
         ("client_fraction", 1.5, "greater than 0 and at most 1"),

@@ -88,4 +88,4 @@ def test_the_config_has_to_take_the_ends():
     assert first.startswith(
         "--over local.lrr=0.5: unknown key of [local]: 'lrr'; did you mean 'lr'?"
     )
-    assert second == "--over local.epochs=0: local.epochs should be at least 1, got 0"
+    assert second == "--over local.epochs=0: local.epochs should be greater than 0, got 0"

@@ -180,7 +180,7 @@ def test_vmap_takes_so_many_steps():
 def test_clients_with_as_many_batches_are_one_band():
     assert Plan.of((40, 38, 21), 20, True).edges == [0, 3]
     assert Plan.of((40, 38, 12), 20, True).edges == [0, 2, 3]
-    assert Plan.of((40, 38, 12), 20, True, steps=5).edges == [0, 3]
+    assert Plan.of((40, 38, 12), 20, True, steps=(5, 5, 5)).edges == [0, 3]
 
 
 @pytest.mark.parametrize("name", ["adafactor", "muon", f"{__name__}:Own"])

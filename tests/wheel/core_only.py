@@ -31,7 +31,18 @@ OPTIONAL = (
         "flwr_datasets",
         "ipywidgets",
     ),
-    *("matplotlib", "mlflow", "optuna", "pandas", "plotly", "ray", "tensorboard", "wandb"),
+    *(
+        "matplotlib",
+        "mlflow",
+        "onnx",
+        "onnxscript",
+        "optuna",
+        "pandas",
+        "plotly",
+        "ray",
+        "tensorboard",
+        "wandb",
+    ),
 )
 """None of these may be there; what the core itself comes with, such as torch's jinja2, is."""
 
@@ -54,6 +65,16 @@ WORKS = [
     ["resume", "first", "--rounds", "3"],
     ["assign", "held"],
     ["tree", "first"],
+    [
+        "predict",
+        "started",
+        "hospitals/hospital-00.csv",
+        "--client",
+        "hospital-00",
+        "--out",
+        "p.csv",
+    ],
+    ["evaluate", "started", "hospitals/*.csv"],
     ["export", "first", "--client", "3", "--out", "client-3.safetensors"],
     ["cite", "cfl"],
     ["compare", "my.toml", "--rounds", "2", "--seeds", "2", "--out", "compared"],
@@ -63,6 +84,7 @@ WORKS = [
 """Command lines, in this order: later ones use what earlier ones wrote."""
 
 NEEDS = [
+    ("onnx", ["export", "first", "--client", "3", "--out", "client-3.onnx"]),
     ("report", ["report", "first"]),
     ("report", ["report", "first", "second", "--out", "both.html"]),
     ("report", ["run", "my.toml", "--dashboard", "--out", "no-dashboard"]),

@@ -417,13 +417,13 @@ def train_beside(
         return root.model
     shares = list[float]()
     means = list[Tensor]()
+    sizes = clients.sizes
+    weights = clients.weigh(sizes if weighted else dict.fromkeys(sizes, 1))
     for cluster in row_of:
         mine = updates.select([client for client in ids if cluster_of[client] == cluster])
         if mine.ids:
             members = [client for client, its in cluster_of.items() if its == cluster]
-            shares.append(
-                float(sum(clients.sizes[client] if weighted else 1 for client in members))
-            )
+            shares.append(float(sum(weights[client] for client in members)))
             means.append(mean(mine, weighted=weighted))
     moves = [share / sum(shares) * moved for share, moved in zip(shares, means, strict=True)]
     return root.model + torch.stack(moves).sum(0) if moves else root.model

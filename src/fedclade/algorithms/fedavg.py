@@ -82,6 +82,8 @@ class Local(OwnModels[OwnState]):
     before its first training; its trained model never leaves the client.
     """
 
+    requires = replace(OwnModels.requires, server_steps=False)
+
     def init(self, params: Tensor, clients: Clients) -> OwnState:
         """Return the state before round 1, in which no client has trained its own model yet."""
         return OwnState(ParameterTree.root_only(clients.ids, params), keepers=())

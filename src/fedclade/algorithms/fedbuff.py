@@ -545,6 +545,9 @@ class FedBuff(Algorithm[FedBuffState]):
             [(1 + stale[client]) ** -self.discount for client in updates.ids], dtype=torch.float64
         )
         divisor = float(len(updates.ids))
+        if updates.has_weights:
+            weights = weights * updates.weights
+            divisor = float(updates.weights.sum())
         if self.divide_by == "staleness":
             divisor = float(weights.sum())
         if updates.aggregation is not None:

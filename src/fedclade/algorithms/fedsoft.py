@@ -158,6 +158,7 @@ class FedSoft(OneCohort[FedSoftState]):
             initial_models=self.clusters + 1,
             own_models=True,
             soft_clusters=True,
+            server_steps=False,
             clusters_from="clusters",
         )
 
@@ -230,7 +231,8 @@ class FedSoft(OneCohort[FedSoftState]):
         if not there:
             return after, log_of([], events)
         u = np.stack([weights[client] for client in there])
-        v = u * np.array([[clients.sizes[client]] for client in there])
+        of_examples = clients.weigh(clients.sizes)
+        v = u * np.array([[of_examples[client]] for client in there])
         draws = self._draw_clients(v / v.sum(0), this_round)
         centres = torch.stack([leaf.params for leaf in tree.leaves])
         near = torch.from_numpy(u).to(centres) @ centres  # proximal point of each client, [n, S]

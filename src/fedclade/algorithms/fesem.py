@@ -60,7 +60,7 @@ class FeSEM(OneCohort[State]):
         Number K of centres, each of which is a model.
     """
 
-    requires = Requires(clusters_from="clusters")
+    requires = Requires(clusters_from="clusters", server_steps=False)
 
     clusters: int = 2
 
@@ -141,7 +141,7 @@ def _average_by_label(
         Smallest number of local models for a new centre.
     """
     means = otherwise.clone()
-    sizes = updates.sizes.to(local)
+    sizes = updates.weights.to(local)
     for k in labels.unique().tolist():
         mine = labels == k
         if int(mine.sum()) >= least and updates.aggregation is not None:

@@ -266,7 +266,7 @@ class FlexCFL(FedGroup):
         tree = founded.tree
         if tree is not state.tree:
             for leaf in tree.leaves:
-                tree = tree.trained(leaf.id, torch.zeros_like(leaf.params))
+                tree = tree.begun(leaf.id)
             tree = tree.continued(_mean_of_groups(tree))
         return replace(founded, tree=tree), pretrained, events
 

@@ -254,7 +254,7 @@ class IFCA(OneCohort[IFCAState]):
             return move_clusters(tree, parts), parts
         for part in parts:
             if part.step is not None:
-                share = float(part.updates.sizes.sum() / updates.sizes.sum())
+                share = float(part.updates.weights.sum() / updates.weights.sum())
                 tree = tree.moved(part.node, this_round.lr * share * part.step)
         return tree, parts
 

@@ -71,6 +71,12 @@ class Requires:
     clusters_from
         Name of the hyper-parameter that gives the number of clusters, which must not exceed the
         number of clients. Empty if no hyper-parameter gives it.
+    plans_rounds
+        Whether decisions of the algorithm depend on the number of rounds of the run. A run that is
+        continued for more rounds then differs from a run that had these rounds from the start.
+    server_steps
+        Whether the algorithm moves models by mean updates, so that a server optimizer can make the
+        steps (:class:`~fedclade.ServerOptimizer`).
     simulation
         Reason why the algorithm runs only in simulations, as a clause for messages. Empty if it
         also runs over a network.
@@ -92,6 +98,8 @@ class Requires:
     soft_clusters: bool = False
     clients_choose: bool = False
     clusters_from: str = ""
+    plans_rounds: bool = False
+    server_steps: bool = True
     simulation: str = ""
 
     def reports_in(self, clients: int, fraction: float) -> str:

@@ -121,7 +121,8 @@ class Scaffold(OneCohort[ScaffoldState]):
         c is the mean of all clients' control variates c_i (weighted by numbers of examples, or
         plain, see ``weighted``). The c_i of newcomers are zero, so c shrinks.
         """
-        weights = clients.sizes if self.weighted else dict.fromkeys(clients.sizes, 1)
+        sizes = clients.sizes
+        weights = clients.weigh(sizes if self.weighted else dict.fromkeys(sizes, 1))
         share = 1 - sum(weights[client] for client in ids) / sum(weights.values())
         state, events = super().join(state, ids, clients, this_round)
         return replace(state, control=share * state.control), events
@@ -147,17 +148,16 @@ class Scaffold(OneCohort[ScaffoldState]):
         self, control: Tensor, updates: Updates, clients: Clients, this_round: Round
     ) -> Tensor:
         """Return the step of the server's control variate c in a round, ``[S]`` (line 17)."""
-        if self.weighted:
-            return _sum_control_steps(
-                control, updates, updates.sizes, sum(clients.sizes.values()), this_round
-            )
+        if self.weighted or updates.has_weights:
+            total = sum(clients.weigh(clients.sizes).values())
+            return _sum_control_steps(control, updates, updates.weights, total, this_round)
         return _sum_control_steps(
             control, updates, torch.ones_like(updates.sizes), len(clients.ids), this_round
         )
 
 
 def _sum_control_steps(
-    control: Tensor, updates: Updates, weights: Tensor, total: int, this_round: Round
+    control: Tensor, updates: Updates, weights: Tensor, total: float, this_round: Round
 ) -> Tensor:
     """Compute the step of the server's control variate c from clients' updates, ``[S]``.
 

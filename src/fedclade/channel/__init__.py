@@ -73,6 +73,7 @@ from fedclade.channel.signature import (
 )
 from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, StepCounting, Timing, Traffic
+from fedclade.channel.weighing import Weighing, check_weights
 
 __all__ = [
     "AWAY",
@@ -120,6 +121,7 @@ __all__ = [
     "Streaming",
     "Timing",
     "Traffic",
+    "Weighing",
     "Withholding",
     "arrived",
     "booked",
@@ -129,6 +131,7 @@ __all__ = [
     "check_encoding",
     "check_local",
     "check_middleware",
+    "check_weights",
     "client_side",
     "composed_epsilon",
     "decode",

@@ -16,6 +16,7 @@ from fedclade.channel.privacy import Withholding
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import Permutation, Permuting, Replicating, Sketch, Sketching
 from fedclade.channel.streaming import Streaming
+from fedclade.channel.weighing import Weighing
 from fedclade.core import Aggregation
 
 
@@ -62,6 +63,8 @@ def received(
     streaming: Streaming | None = None,
     limiting: Limiting | None = None,
     matching: MatchingParts | None = None,
+    *,
+    weighing: Weighing | None = None,
 ) -> list[Middleware]:
     """Return the middleware that replies pass through first when they arrive at the server.
 
@@ -81,8 +84,11 @@ def received(
     matching
         Middleware that checks a client's update against the updates from parts of its data; None to
         leave it out.
+    weighing
+        Middleware that sets the weights of clients; None to leave it out. It comes after
+        ``limiting``, since weights by numbers of examples are limited.
     """
-    within = [*([matching] if matching else []), *([limiting] if limiting else [])]
+    within = [each for each in (matching, limiting, weighing) if each is not None]
     return [*within, *([Sketching(sketch)] if sketch else []), *([streaming] if streaming else [])]
 
 
@@ -110,7 +116,9 @@ def server_side(
     *,
     matching: MatchingParts | None = None,
     opposing: OpposingUpdates | None = None,
+    weighing: Weighing | None = None,
 ) -> list[Middleware]:
     """Return all middleware at the server's end, in the order in which replies pass through it."""
     last = arrived(retrying, aggregation or Aggregation(), opposing=opposing)
-    return [*received(sketch, streaming, limiting, matching), *last]
+    first = received(sketch, streaming, limiting, matching, weighing=weighing)
+    return [*first, *last]

@@ -110,6 +110,13 @@ class Middleware:
         """
         return sizes
 
+    def weigh(self, weights: Mapping[int, float]) -> Mapping[int, float]:
+        """Return the weights of clients in means over clients, as this middleware changes them.
+
+        ``weights`` has the weight of each client, by client id, before this middleware.
+        """
+        return weights
+
 
 class Channel(Clients):
     """Clients whose queries and replies pass through a chain of middleware.
@@ -136,6 +143,12 @@ class Channel(Clients):
         """
         return reduce(
             lambda sizes, each: each.weights(sizes), self._middleware, self._clients.sizes
+        )
+
+    def weigh(self, weights: Mapping[int, float]) -> Mapping[int, float]:
+        """Return the weights of clients in means over clients, as all middleware changes them."""
+        return reduce(
+            lambda mine, each: each.weigh(mine), self._middleware, self._clients.weigh(weights)
         )
 
     @property

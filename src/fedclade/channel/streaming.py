@@ -102,6 +102,7 @@ class Tally:
             "norms",
             "signatures",
             *(["parts"] if updates.parts is not None else []),
+            *(["weights"] if updates.has_weights else []),
         ):
             whole: Tensor = getattr(self._kept, "sketches" if name == "signatures" else name)
             whole[places] = getattr(updates, name).to(whole)
@@ -122,7 +123,7 @@ class Tally:
             # At least one client has replied.
             assert self._sums is not None
             mine = updates.select(clients)
-            self._sums[row] += mine.sizes.to(mine.required_deltas) @ mine.required_deltas
+            self._sums[row] += mine.weights.to(mine.required_deltas) @ mine.required_deltas
 
     def total(self) -> Updates:
         """Return the sums and signatures of all clients that replied.
@@ -161,4 +162,5 @@ class Tally:
             parts=None
             if some.parts is None
             else some.parts.new_zeros(len(self._ids), *some.parts.shape[1:]),
+            weights=torch.zeros_like(sizes) if some.has_weights else None,
         )

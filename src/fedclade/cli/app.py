@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedclade import __version__
-from fedclade.cli import advise, assign, compare, data, example, inspect, ls, run, sweep
+from fedclade.cli import advise, assign, compare, data, example, inspect, ls, predict, run, sweep
 from fedclade.cli.plugged import PluggedGroup
 from fedclade.cli.report import cite, export, report, tree, validate
 
@@ -53,6 +53,8 @@ app.command()(run.resume)
 app.command()(compare.compare)
 app.command("sweep")(sweep.sweep_config)
 app.command("assign")(assign.assign_newcomers)
+app.command("predict")(predict.predict_rows)
+app.command("evaluate")(predict.evaluate_data)
 app.command()(report)
 app.command()(tree)
 app.command()(export)

@@ -125,6 +125,21 @@ ConfigFile = Annotated[
     str, typer.Argument(help="TOML file, or name of a config in 'fedclade ls configs'.")
 ]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder, as written by 'fedclade run'.")]
+Client = Annotated[
+    str | None,
+    typer.Option("--client", metavar="NAME", help="Client whose model is taken: its name or id."),
+]
+Node = Annotated[
+    int | None, typer.Option("--node", metavar="ID", help="Tree node whose model is taken.")
+]
+Level = Annotated[
+    int | None,
+    typer.Option(
+        "--level",
+        help="Level on the client's path: 0 is the root, -1 its leaf. Default: the model that "
+        "the client was evaluated with.",
+    ),
+]
 Out = Annotated[
     Path | None, typer.Option("--out", help="Folder for the results; it must not exist yet.")
 ]

@@ -42,6 +42,7 @@ from fedclade.runs import (
     Run,
     export_adapter,
     export_model,
+    export_onnx,
     is_finished,
     is_unfinished,
     read_newcomers,
@@ -50,9 +51,25 @@ from fedclade.tasks import read_metrics
 
 
 def tree(folder: options.RunFolder) -> None:
-    """Print the parameter tree of a run: its clusters, their members and the splits."""
-    run = Run.load(folder)
-    new_console().print(tree_view(run.tree, run))
+    """Print the parameter tree of a run: its clusters, their members and the splits.
+
+    For an unfinished run, the tree is that of its newest checkpoint.
+    """
+    run = Run.load(folder, unfinished=True)
+    console = new_console()
+    console.print(tree_view(run.tree, run))
+    _announce_unfinished(run, folder, console)
+
+
+def _announce_unfinished(run: Run, folder: Path, console: Console) -> None:
+    """Print that a run is unfinished, if it is, and how to continue it."""
+    if run.is_unfinished:
+        progress = run.summary["unfinished"]
+        say(
+            console,
+            f"unfinished: state after round {progress['round']} of {progress['of']}; continue with: "
+            f"fedclade resume {folder}",
+        )
 
 
 def export(
@@ -61,24 +78,13 @@ def export(
         Path,
         typer.Option(
             "--out",
-            metavar="FILE.safetensors",
-            help="File to write, or folder with --adapter; it must not exist yet.",
+            metavar="FILE",
+            help="New .safetensors or .onnx file to write; with --adapter, a new folder.",
         ),
     ],
-    client: Annotated[
-        int | None, typer.Option("--client", metavar="ID", help="Client whose model is exported.")
-    ] = None,
-    node: Annotated[
-        int | None, typer.Option("--node", metavar="ID", help="Tree node whose model is exported.")
-    ] = None,
-    level: Annotated[
-        int | None,
-        typer.Option(
-            "--level",
-            help="Level on the client's path: 0 is the root, -1 its leaf. Default: the model that "
-            "the client was evaluated with.",
-        ),
-    ] = None,
+    client: options.Client = None,
+    node: options.Node = None,
+    level: options.Level = None,
     adapter: Annotated[
         bool,
         typer.Option(
@@ -86,13 +92,21 @@ def export(
             help="Export only the adapter, as a folder for peft and fedclade.load_adapter.",
         ),
     ] = False,
+    trust: options.Trust = False,
 ) -> None:
     """Write one model of a run as a state dict for plain PyTorch, with a model card.
 
-    Example: fedclade export RUN --client 3 --out client-3.safetensors; then, in Python,
-    model.load_state_dict(safetensors.torch.load_file("client-3.safetensors"))
+    A file that ends in .onnx gets the model in the format ONNX, with the scaling of its inputs and
+    the unit of its targets; this needs the packages of: pip install fedclade[onnx]
+
+    Example: fedclade export RUN --client hospital-3 --out hospital-3.safetensors; then, in Python,
+    model.load_state_dict(safetensors.torch.load_file("hospital-3.safetensors"))
     """
-    run = Run.load(folder)
+    run = Run.load(folder, trust=trust)
+    if out.suffix == ".onnx" and not adapter:
+        written = export_onnx(run, out, client=client, node=node, level=level)
+        say(new_console(), f"model: {written}; its model card is in the file's metadata")
+        return
     if adapter:
         written = export_adapter(run, out, client=client, node=node, level=level)
         say(new_console(), f"adapter: {written}")
@@ -214,7 +228,7 @@ def report(
 
     The page needs no network connection. Several runs, or the folder of 'fedclade compare' or
     'fedclade demo', are compared on one page. The table of clients is also written as
-    RUN/gains.csv.
+    RUN/gains.csv. The report of an unfinished run shows its newest checkpoint.
 
     With --references, two references are trained on the data of the run's config and stored in the
     run folder: a model of each client alone, and one model for all clients. --data-dir, --device
@@ -296,7 +310,7 @@ def _report_run(
     console: Console,
 ) -> Path:
     """Print the tables of a run, draw its figures and write its page; return the page's path."""
-    run = Run.load(folder)
+    run = Run.load(folder, unfinished=True)
     if attributes is not None:
         run = with_attributes(run, read_attributes(attributes))
     newcomers_file = folder / NEWCOMERS
@@ -316,6 +330,7 @@ def _report_run(
         say(console, f"clients: {run.gains.save_csv(folder / GAINS_CSV)}")
     if add_figures(run, folder, console):
         say(console, f"figures: {folder / 'figures'}")
+    _announce_unfinished(run, folder, console)
     view = RunView(run, other, label, newcomers, folder=folder)
     return write_page(run_page(view), out or folder / REPORT)
 

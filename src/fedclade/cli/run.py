@@ -90,12 +90,28 @@ def run_config(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of an interrupted or finished run.")],
     data_dir: options.DataDir = None,
     rounds: Annotated[
         int | None,
         typer.Option(
             "--rounds", help="Total number of rounds, if more than the run was started with."
+        ),
+    ] = None,
+    app: Annotated[
+        Path | None,
+        typer.Option(
+            "--app",
+            metavar="DIR",
+            help="Run of a network: folder of its Flower app, which 'flwr run' starts again.",
+        ),
+    ] = None,
+    superlink: Annotated[
+        str | None,
+        typer.Option(
+            "--superlink",
+            metavar="NAME",
+            help="With --app: name of the SuperLink in Flower's config. Default: Flower's default.",
         ),
     ] = None,
     finish: Annotated[
@@ -118,11 +134,14 @@ def resume(
     """Continue a run from its last checkpoint; the results are those of an uninterrupted run.
 
     The config is the run's own; the data is loaded as by 'fedclade run'. A finished run
-    continues if --rounds is larger than its number of rounds, or if the training of its
-    references was interrupted. With --finish, an interrupted run is evaluated after the last
+    continues from its end if --rounds is larger than its number of rounds, or if the training of
+    its references was interrupted. With --finish, an interrupted run is evaluated after the last
     saved round and its results are written, so that it can be exported, reported and compared.
 
-    Example: fedclade resume runs/cfl-mnist-label-swap-seed0 --data-dir DIR
+    The run of a network continues with its clients: --app starts its ServerApp again, by
+    'flwr run', with the run's own settings.
+
+    Example: fedclade resume runs/cfl-mnist-label-swap-seed0 --rounds 100 --data-dir DIR
     """
     if not is_finished(folder) and not is_unfinished(folder):
         raise RunError(
@@ -141,15 +160,17 @@ def resume(
             say(new_console(), message)
             return
     if "network" in read_run_config(folder):
-        if not finish:
-            raise RunError(
-                f"{folder} is the run of a network, which can continue only with its clients: "
-                "start its ServerApp again with the same run config, and the run continues after "
-                "the last checkpoint"
-            )
         with reading_folder(trust=trust):
-            _finish_and_show(folder, quiet)
+            if finish:
+                _finish_and_show(folder, quiet)
+            else:
+                _continue_network(folder, rounds, app, superlink)
         return
+    if app is not None:
+        raise ConfigError(
+            f"--app {app} starts the app of a network again, but {folder} is the run of a "
+            "simulation; leave --app out"
+        )
     # The user names the callbacks, not the folder: their code may be imported without --trust.
     callbacks = options.build_callbacks(log)
     with reading_folder(trust=trust):
@@ -179,6 +200,31 @@ def _read_config_of_folder(folder: Path, rounds: int | None) -> Config:
         raise ConfigError(
             f"{error}\nif fedclade.simulate started the run, repeat the same call to continue it"
         ) from error
+
+
+def _continue_network(
+    folder: Path, rounds: int | None, app: Path | None, superlink: str | None
+) -> None:
+    """Continue the run of a network, by a ServerApp that ``flwr run`` starts.
+
+    Raises
+    ------
+    RunError
+        If no app is given, or the run does not reach its end.
+    """
+    if app is None:
+        more = "" if rounds is None else f", but with rounds = {rounds}"
+        option = "" if rounds is None else f" --rounds {rounds}"
+        raise RunError(
+            f"{folder} is the run of a network, which can continue only with its clients: start "
+            f"its ServerApp again with the same run config{more}, and the run continues after the "
+            "last checkpoint; if the app is here and is configured by its pyproject.toml: "
+            f"fedclade resume {folder}{option} --app DIR"
+        )
+    from fedclade.flower import continue_run  # an optional dependency
+
+    continue_run(folder, app, rounds, superlink)
+    say(new_console(), f"run folder: {folder}")
 
 
 def _finish_and_show(folder: Path, quiet: bool) -> None:

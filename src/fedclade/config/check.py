@@ -24,6 +24,7 @@ from fedclade.config.toml_files import Section, apply_overrides, find_config, re
 from fedclade.core import (
     Aggregation,
     ConfigError,
+    ServerOptimizer,
     UntrustedNameError,
     check_arguments,
     checked,
@@ -203,6 +204,7 @@ def _check_run_settings(
         privacy=None if privacy is None else privacy.mechanism,
         min_cluster_size=1 if privacy is None else privacy.min_cluster_size,
         aggregate=right["aggregate"] or Aggregation(),
+        server=right["server"] or ServerOptimizer(),
     )
     clients = 0 if data is None else data.get("clients") or 0
     rounds = replace(settings, min_clients=top.min_clients, client_fraction=top.client_fraction)

@@ -29,6 +29,7 @@ from fedclade.core import (
     Aggregation,
     DataSpec,
     LocalTraining,
+    ServerOptimizer,
     as_section,
     check_settings,
     document_settings,
@@ -270,6 +271,7 @@ class Config:
     presence: Presence
     adversary: Adversary
     aggregate: Aggregation
+    server: ServerOptimizer
     stop: StopSection
     report: ReportSection
     middleware: Mapping[str, Section] = field(default_factory=dict[str, Section])
@@ -317,6 +319,7 @@ class Config:
             adapter=self.parts.adapter,
             signature=self.signature,
             aggregate=self.aggregate,
+            server=self.server,
             target=self.target or None,
             task=self.task.task,
             privacy=self.privacy.mechanism,
@@ -429,7 +432,7 @@ FIXED: Mapping[str, type[Any]] = {
 }
 """Settings class of each section with a fixed set of keys, by the section's name."""
 
-LATER = ("task", "presence", "adversary", "aggregate", "stop", "report")
+LATER = ("task", "presence", "adversary", "aggregate", "server", "stop", "report")
 """Names of sections that earlier versions did not have."""
 
 SECTIONS = ("data", "model", "algorithm", "target", "middleware", *FIXED)

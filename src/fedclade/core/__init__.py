@@ -172,6 +172,13 @@ from fedclade.core.registry import (
     TaskKind,
 )
 from fedclade.core.rng import BESIDE
+from fedclade.core.server_steps import (
+    ServerMoments,
+    ServerOptimizer,
+    ServerSteps,
+    moments_as_tensors,
+    moments_from_tensors,
+)
 from fedclade.core.settings import (
     Range,
     about,
@@ -369,6 +376,9 @@ __all__ = [
     "RunError",
     "RunInterrupted",
     "Served",
+    "ServerMoments",
+    "ServerOptimizer",
+    "ServerSteps",
     "SetApart",
     "Sgd",
     "Sink",
@@ -451,6 +461,8 @@ __all__ = [
     "mean",
     "mean_of_all",
     "models_of",
+    "moments_as_tensors",
+    "moments_from_tensors",
     "name_of",
     "name_problem",
     "named",

@@ -313,7 +313,8 @@ def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
     weighted
         Whether client i has the weight |D_i|/|D|, its share of the training examples, so that the
         mean is Σ |D_i|/|D| Δθ_i (CFL eq. 2, FedAvg). If false, all clients have the same weight
-        (CFL Algorithm 5, line 13; FedGroup Algorithm 4, line 7).
+        (CFL Algorithm 5, line 13; FedGroup Algorithm 4, line 7). Weights that the run sets
+        (``aggregate.weights``) take precedence.
 
     Raises
     ------
@@ -323,12 +324,14 @@ def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
     """
     if (how := updates.aggregation) is not None:
         return robust(updates.required_deltas, updates.n_parameters, how)
-    if not weighted:
+    if not weighted and not updates.has_weights:
         return updates.required_deltas.mean(dim=0)
-    total = updates.sizes.sum()
+    weights = updates.weights
+    # Clients of weight 0 move no model, even if no other client has replied.
+    total = weights.sum().clamp(min=torch.finfo(torch.float32).tiny)
     if updates.sums is not None:
         return updates.sums.groups.sum(0) / float(total)
-    return (updates.sizes / total).to(updates.required_deltas) @ updates.required_deltas
+    return (weights / total).to(updates.required_deltas) @ updates.required_deltas
 
 
 def mean_of_all(parts: Sequence[Updates]) -> Tensor:
@@ -342,7 +345,7 @@ def mean_of_all(parts: Sequence[Updates]) -> Tensor:
     """
     if parts[0].aggregation is not None:
         return mean(reduce(Updates.concat, parts))
-    weights = [float(updates.sizes.sum()) for updates in parts]
+    weights = [float(updates.weights.sum()) for updates in parts]
     each = [
         mean(updates) * (weight / sum(weights))
         for updates, weight in zip(parts, weights, strict=True)

@@ -54,6 +54,21 @@ class Clients(ABC):
     def sizes(self) -> Mapping[int, int]:
         """Number |D_i| of training examples of each client, by client id."""
 
+    def weigh(self, weights: Mapping[int, float]) -> Mapping[int, float]:
+        """Return the weights of clients in means over clients.
+
+        Parameters
+        ----------
+        weights
+            Weight that the method gives to each client, by client id, such as :attr:`sizes`.
+
+        Returns
+        -------
+        Mapping
+            The same weights, unless ``aggregate.weights`` of the run sets other weights.
+        """
+        return weights
+
     @property
     def undivided(self) -> Collection[int]:
         """Ids of the clients whose training examples cannot be divided into parts.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from fedclade.core.arguments import check_arguments, checked
 from fedclade.core.errors import ConfigError, shown, unknown
 from fedclade.core.plugins import imported
+from fedclade.core.schedules import factor_in, find_schedule
 from fedclade.core.settings import (
     Check,
     about,
@@ -172,6 +173,9 @@ def checked_options(
     return fitted
 
 
+ROUNDING = 1e-9
+"""Tolerance by which a product of epochs and batches may exceed a whole number."""
+
 PRECISIONS = ("float32", "bfloat16")
 
 SMALLEST_BATCH = 4
@@ -198,11 +202,12 @@ class LocalTraining:
         If a value is out of range or unknown; the message has a line for each such value.
     """
 
-    epochs: int | None = setting(
+    epochs: int | float | None = setting(
         None,
-        at_least(1),
+        greater_than(0),
         doc="""Passes over the client's training data; n in CFL, E in FedAvg. By default 1, unless
-        ``steps`` is set.""",
+        ``steps`` is set. A fraction is possible: with 0.5, a client trains on half of its batches,
+        rounded up.""",
     )
     batch_size: int = setting(
         20,
@@ -231,6 +236,14 @@ class LocalTraining:
         1.0,
         in_range("(0, 1]"),
         doc="Factor by which the step size is multiplied after every round, in (0, 1].",
+    )
+    lr_schedule: str | Callable[..., Any] | None = setting(
+        None,
+        doc="""Schedule of the step size: in round t of T rounds, ``lr`` is multiplied by
+        ``cosine``, ½(1 + cos(π(t − 1)/T)); ``step``, 1, then 1/10 after half and 1/100 after three
+        quarters of the rounds; ``warmup_cosine``, a linear warm-up over the first tenth and then a
+        cosine; or by the result of ``module:function``, or of a function, of t and T.""",
+        later=True,
     )
     mu: float = setting(
         0.0,
@@ -293,6 +306,8 @@ class LocalTraining:
     )
 
     def __post_init__(self) -> None:
+        if self.lr_schedule is not None and not _is_reference(self.lr_schedule):
+            find_schedule(self.lr_schedule)  # raises an error now, not in round 1
         name = self.optimizer if isinstance(self.optimizer, str) else optimizer_name(self.optimizer)
         kind = optimizer_class(name)
         own = own_defaults(kind)
@@ -301,6 +316,8 @@ class LocalTraining:
         }
         arguments = {**OF_LOCAL_TRAINING, **own, **given}
         epochs = 1 if self.epochs is None and self.steps is None else self.epochs
+        if isinstance(epochs, float) and epochs.is_integer():
+            epochs = int(epochs)  # recorded as a whole number
         # Store the defaults that were filled in; the dataclass is frozen.
         for key, value in {**arguments, "epochs": epochs}.items():
             object.__setattr__(self, key, value)
@@ -320,6 +337,12 @@ class LocalTraining:
                 self.steps,
                 None in (self.steps, self.epochs),
                 "left out if local.epochs is set",
+            ),
+            (
+                "local.lr_decay",
+                self.lr_decay,
+                self.lr_schedule is None or self.lr_decay == 1,
+                "1, or left out, with local.lr_schedule",
             ),
             (
                 "local.smallest_batch",
@@ -360,7 +383,7 @@ class LocalTraining:
             )
         return replace(self, smallest_batch=examples)
 
-    def in_epochs(self, epochs: int) -> LocalTraining:
+    def in_epochs(self, epochs: float) -> LocalTraining:
         """Return the settings with a number of epochs, which replaces a number of steps if set."""
         return replace(self, epochs=epochs, steps=None)
 
@@ -416,13 +439,24 @@ class LocalTraining:
     def epochs_with(self, examples: int) -> int:
         """Return the number of epochs per round for a client with ``examples`` examples.
 
-        If the settings specify a number of steps, the last epoch may be incomplete.
+        If the settings specify a number of steps or a fraction, the last epoch may be incomplete.
         """
-        return self.epochs or -(-(self.steps or 0) // self.batches_per_epoch(examples))
+        if self.epochs is not None:
+            return math.ceil(self.epochs)
+        return -(-(self.steps or 0) // self.batches_per_epoch(examples))
 
     def steps_with(self, examples: int) -> int:
         """Return the number of steps per round for a client with ``examples`` training examples."""
-        return self.steps or (self.epochs or 0) * self.batches_per_epoch(examples)
+        if self.steps is not None:
+            return self.steps
+        # The exact product of a decimal fraction, such as 0.1 of 10 batches, may be rounded up.
+        steps = math.ceil((self.epochs or 0) * self.batches_per_epoch(examples) - ROUNDING)
+        return max(1, steps)
+
+    @property
+    def has_whole_epochs(self) -> bool:
+        """Whether each client trains for the same whole number of epochs."""
+        return isinstance(self.epochs, int)
 
     def passed(self, examples: int) -> int:
         """Return the number of examples that a client processes in a round, with repetitions.
@@ -438,9 +472,31 @@ class LocalTraining:
         # only the last batch of an epoch has another size
         return epochs * examples + rest * self.batch_size
 
+    def in_round(self, number: int, rounds: int) -> LocalTraining:
+        """Return the settings of one round, with the step size of the schedule and no schedule.
+
+        The server computes the step size, since clients do not know the number of rounds.
+
+        Parameters
+        ----------
+        number
+            Number of the round, from 1.
+        rounds
+            Number of rounds of the run.
+        """
+        if self.lr_schedule is None:
+            return self
+        factor = factor_in(self.lr_schedule, max(1, number), max(1, number, rounds))
+        return replace(self, lr=(self.lr or 0.0) * factor, lr_schedule=None)
+
     def lr_at(self, round_number: int) -> float:
         """Return the step size (learning rate) in a round; rounds are numbered from 1."""
         return (self.lr or 0.0) * self.lr_decay ** (round_number - 1)
+
+
+def _is_reference(value: object) -> bool:
+    """Return whether a value is a name ``module:name``, whose module is imported only in use."""
+    return isinstance(value, str) and ":" in value
 
 
 def count_batches(examples: int, batch_size: int, smallest_batch: int) -> int:

@@ -274,6 +274,8 @@ def _as_plain_value(value: Any) -> Any:
     """Return a copy of a setting's value; a dataclass object is converted to a dictionary."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
+    if inspect.isroutine(value):  # a user's function, by the name under which it can be imported
+        return f"{value.__module__}:{value.__qualname__}"
     return copy.deepcopy(value)
 
 

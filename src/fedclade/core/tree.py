@@ -17,6 +17,7 @@ from torch import Tensor
 from fedclade.core.arguments import checked
 from fedclade.core.errors import TreeError, shown
 from fedclade.core.plugins import Displayed
+from fedclade.core.server_steps import server_step
 
 VECTORS = ("params", "trained_from", "continued")
 """Names of the fields of a :class:`Node` that are model vectors ``[S]``."""
@@ -310,9 +311,15 @@ class ParameterTree(Displayed):
     def moved(self, node: int, delta: Tensor) -> ParameterTree:
         """Return the tree with an update ``delta [S]`` added to a node's model.
 
-        This is the server's step of CFL Algorithm 2, line 7.
+        This is the server's step of CFL Algorithm 2, line 7. With a server optimizer
+        (:class:`~fedclade.ServerOptimizer`), the optimizer turns the update into the step.
         """
-        return self.with_model(node, self._known_node(node, delta).params + delta)
+        known = self._known_node(node, delta)
+        return self.with_model(node, known.params + self._server_step(node, delta))
+
+    def _server_step(self, node: int, delta: Tensor) -> Tensor:
+        """Return the step of the server for a mean update, by the server optimizer if any."""
+        return server_step([each.id for each in self.above(node)], delta)
 
     @checked()
     def with_model(self, node: int, params: Tensor) -> ParameterTree:
@@ -327,9 +334,16 @@ class ParameterTree(Displayed):
         :attr:`Node.trained_from`.
         """
         began = self._known_node(node, delta).params
-        return self._replace_node(
-            replace(self.nodes[node], params=began + delta, trained_from=began)
-        )
+        params = began + self._server_step(node, delta)
+        return self._replace_node(replace(self.nodes[node], params=params, trained_from=began))
+
+    def begun(self, node: int) -> ParameterTree:
+        """Return the tree in which a node's model is also the one before its latest update.
+
+        :attr:`Node.trained_from` is then equal to the model, so that the latest update is zero.
+        """
+        params = self._known_node(node).params
+        return self._replace_node(replace(self.nodes[node], trained_from=params))
 
     def continued(self, model: Tensor) -> ParameterTree:
         """Return the tree with a new model ``[S]`` in :attr:`Node.continued` of the root.

@@ -21,6 +21,7 @@ from fedclade.core.arguments import checked
 from fedclade.core.errors import UpdateError
 from fedclade.core.events import Event
 from fedclade.core.settings import (
+    Check,
     as_section,
     at_least,
     check_settings,
@@ -75,6 +76,10 @@ class Limits:
         return self != Limits()
 
 
+WEIGHTS = ("auto", "examples", "uniform")
+"""Values of ``aggregate.weights``, besides a table of weights."""
+
+
 @checked()
 @document_settings
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +116,14 @@ class Aggregation:
         greater_than(0, "greater than 0, or left out"),
         doc="""τ of ``centred_clipping``, in parameter units; by default the median of the distances
         from the centre.""",
+    )
+    weights: str | Mapping[str, float] = setting(
+        "auto",
+        doc="""Weights of clients in means of updates. ``auto``: the method decides, usually by
+        numbers of training examples. ``examples``: these numbers, and ``uniform``: equal weights,
+        with every method. A table with weights of clients by their names or ids: a client that it
+        does not list has weight 1.""",
+        later=True,
     )
     largest_weight: Limit = setting(
         "auto",
@@ -151,7 +164,20 @@ class Aggregation:
     def __post_init__(self) -> None:
         is_allowed = not self.mixing or self.is_robust
         rule = "false if the rule is 'mean'"
-        check_settings(self, "aggregate", ("aggregate.mixing", self.mixing, is_allowed, rule))
+        checks = [("aggregate.mixing", self.mixing, is_allowed, rule), *self._check_weights()]
+        check_settings(self, "aggregate", *checks)
+
+    def _check_weights(self) -> list[Check]:
+        """Return checks of ``weights``: a known word, or finite weights of at least 0."""
+        name = "aggregate.weights"
+        weights = self.weights
+        unweighted = weights == "auto" or not self.is_robust
+        robust = (name, weights, unweighted, "'auto' with a robust rule, which weighs all alike")
+        if isinstance(weights, str):
+            rule = f"{', '.join(map(repr, WEIGHTS))}, or a table of weights"
+            return [(name, weights, weights in WEIGHTS, rule), robust]
+        valid = all(math.isfinite(each) and each >= 0 for each in weights.values())
+        return [(name, dict(weights), valid, "finite numbers of at least 0"), robust]
 
     @property
     def described(self) -> dict[str, Any]:
@@ -323,6 +349,7 @@ OWN_COLUMNS = (
     "uncapped",
     "shortened",
     "remembered",
+    "weights",
 )
 """Names of the columns of :class:`Updates` that fedclade defines; each is also a property."""
 
@@ -471,6 +498,20 @@ class Updates:
         None unless the weights (:attr:`sizes`) of some clients were limited to a smaller number.
         """
         return self.columns.get("uncapped")
+
+    @property
+    def weights(self) -> Tensor:
+        """Weight of each client in means of updates, float64 ``[n]``.
+
+        These are the numbers of training examples (:attr:`sizes`), unless ``aggregate.weights`` of
+        the run sets other weights.
+        """
+        return self.columns.get("weights", self.sizes)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether ``aggregate.weights`` of the run sets the weights, and not the method."""
+        return "weights" in self.columns
 
     @property
     def shortened(self) -> Tensor | None:

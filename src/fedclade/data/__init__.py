@@ -31,6 +31,7 @@ from fedclade.data.folder_writing import ClientBlock, OnClients, write_federatio
 from fedclade.data.inspection import FEW_ROWS, ClientInfo, ColumnInfo, Inspection, inspect_files
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
 from fedclade.data.missing import MISSING, ColumnSummary, Missing
+from fedclade.data.new_rows import InputEncoding, NewRows, encode_new_rows
 from fedclade.data.partition import PARTITIONS, Partition, Parts, find_partition, partition_pool
 from fedclade.data.poisoned import Backdoor, LabelFlip, poison_federation
 from fedclade.data.pool import Pool
@@ -77,10 +78,12 @@ __all__ = [
     "Federation",
     "FilesSettings",
     "InputColumn",
+    "InputEncoding",
     "InputKind",
     "Inspection",
     "LabelFlip",
     "Missing",
+    "NewRows",
     "Notation",
     "OnClients",
     "OwnSettings",
@@ -114,6 +117,7 @@ __all__ = [
     "concepts",
     "describe_clients",
     "encode_federation",
+    "encode_new_rows",
     "federation",
     "federation_from_frame",
     "find_partition",

@@ -103,7 +103,10 @@ class Columns:
             "target_std": self.target_std,
             "fill": self.fill,
         }
-        return {name: list(value) for name, value in known.items() if value}
+        found: dict[str, object] = {name: list(value) for name, value in known.items() if value}
+        if self.scaled_by_client:
+            found["scaled_by_client"] = True
+        return found
 
 
 @checked(

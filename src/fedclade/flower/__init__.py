@@ -18,6 +18,7 @@ from fedclade.flower.requirement import check_flower
 check_flower()  # before anything of Flower is imported
 
 from fedclade.flower.client_app import client_app  # noqa: E402
+from fedclade.flower.continuation import continue_run  # noqa: E402
 from fedclade.flower.federate import federate  # noqa: E402
 from fedclade.flower.from_config import (  # noqa: E402
     client_app_from_config,
@@ -38,6 +39,7 @@ __all__ = [
     "Network",
     "client_app",
     "client_app_from_config",
+    "continue_run",
     "federate",
     "finish_run",
     "server_app",

@@ -262,6 +262,11 @@ class NetworkedClients(Deployment):
         return self.roster.schema
 
     @property
+    def data_schema(self) -> DataSchema | None:
+        """Schema that the clients agreed on; None if their data has no named columns or texts."""
+        return self.registry.agreed
+
+    @property
     def size(self) -> int:
         """Number of clients that have joined the run so far."""
         return len(self.roster)
@@ -414,6 +419,7 @@ class NetworkedClients(Deployment):
             streaming=Streaming() if streams else None,
             limits=limits,
             untrusted=True,
+            names=lambda: joined.names,
         )
         grid_clients = GridClients(
             self.exchange,

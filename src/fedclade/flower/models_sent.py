@@ -29,6 +29,7 @@ from fedclade.core import (
     Splits,
     TrainQuery,
     UpdateError,
+    as_section,
     check_arguments,
     local_rule,
     unknown,
@@ -53,6 +54,11 @@ def read_spec(content: Content) -> LocalTraining:
     # A name such as module:name would import code of the server's choice.
     if not isinstance(optimizer, str) or optimizer not in OF_TORCH:
         raise UpdateError(unknown("optimizer in a query for local training:", optimizer, OF_TORCH))
+    if kept.get("lr_schedule") is not None:
+        raise UpdateError(
+            "the query names a schedule of the step size, although the server of a run computes "
+            "the step size of each round; send it as lr"
+        )
     options = kept.get("options")
     if isinstance(options, dict) and cast("dict[str, Any]", options).get("dampening"):
         raise UpdateError(
@@ -179,7 +185,7 @@ def training_values(query: TrainQuery, sketch: Sketch | None) -> dict[str, Any]:
         "query": this_round.query,
         "purpose": this_round.purpose,
         "seed": this_round.seed,
-        "spec": wire.to_json(query.local),
+        "spec": json.dumps(as_section(query.local)),
         "replicates": splits.count,
         "part_size": splits.size,
         "compares_parts": splits.compared,

@@ -34,14 +34,12 @@ from fedclade.flower.replies import as_values, read_statistics
 from fedclade.flower.schema_exchange import read_proposal, write_agreed
 from fedclade.flower.signing import Request
 from fedclade.flower.wire import Content, clean, untrusted
+from fedclade.runs import SCHEMA
 from fedclade.tasks import TargetScale
 
 # File of a run folder that lists the clients and their nodes.
 
 CLIENTS = "clients.json"
-
-SCHEMA = "schema.json"
-"""File of a run folder with the agreed schema, in the format that ``[data] schema`` accepts."""
 
 _COMMON = ("description", "layout", "secret", "task", "scaled", "scaled_targets", "encoding")
 

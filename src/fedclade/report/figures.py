@@ -274,7 +274,8 @@ def _scale_x(axes: Axes, axis: Axis) -> None:
     """Set the title, the range and the ticks of the x axis."""
     style.label(axes, x=axis.title)
     assert axis.range is not None
-    axes.set_xlim(*axis.range)
+    if axis.range[0] != axis.range[1]:  # equal in a run without rounds
+        axes.set_xlim(*axis.range)
     axes.grid(visible=axis.grid, axis="x")
     if axis.ticks is not None:
         rotation = 90 if len(axis.ticks) > 12 else 0

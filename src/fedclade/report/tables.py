@@ -48,7 +48,15 @@ from fedclade.report.figures import save_figures
 from fedclade.report.formats import count, duration, number, percent, shortened, traffic
 from fedclade.report.run_view import Outcome
 from fedclade.report.score import Score
-from fedclade.runs import ADVICE, Newcomers, Run, diverged_clients, events_of, score_columns
+from fedclade.runs import (
+    ADVICE,
+    Newcomers,
+    NewScores,
+    Run,
+    diverged_clients,
+    events_of,
+    score_columns,
+)
 from fedclade.tasks import RIGHT
 
 # Text in a report can come from other parties, such as names of clients and errors of nodes. Its
@@ -349,6 +357,36 @@ def _describe_clustering(round_number: int, step: Clustered) -> str:
 # Newcomers: the assigned cluster of each, and the scores of four models.
 
 
+def new_scores_table(scores: NewScores, run: Run) -> Table:
+    """Return the table of scores of a run's models on new data, with means in the footer.
+
+    Parameters
+    ----------
+    scores
+        Result of :func:`fedclade.evaluate`.
+    run
+        The run.
+    """
+    table = new_table("New data", show_footer=True)
+    named = {metric: Score.named(metric, run.summary) for metric in scores.metrics}
+    summary = scores.summary
+    table.add_column("client", footer="mean", no_wrap=True)
+    table.add_column("model")
+    table.add_column("rows", justify="right", footer=str(sum(r["examples"] for r in scores.rows)))
+    for metric, score in named.items():
+        footer = score.text(summary[metric]["mean"])
+        table.add_column(escape(score.label), justify="right", footer=footer)
+    table.add_column("loss", justify="right")
+    for row in scores.rows:
+        model = f"node {row['node']}"
+        if row["own"]:
+            model = "its own"
+        cells = [score.text(row[metric]) for metric, score in named.items()]
+        name = escape(str(row["name"]))
+        table.add_row(name, model, str(row["examples"]), *cells, number(row["loss"]))
+    return table
+
+
 def newcomer_table(newcomers: Newcomers, run: Run) -> Table:
     """Return the table of newcomers to a run, with means in the footer.
 
@@ -534,6 +572,8 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     """
     summary = run.summary
     yield "model", f"{summary['model']}, {count(summary['rounds'], 'round')} on {summary['device']}"
+    if progress := summary.get("unfinished"):
+        yield "unfinished", f"state after round {progress['round']} of {progress['of']}"
     if stopped := summary.get("stopped"):
         planned = run.config.get("rounds")
         yield "stopped", f"after round {stopped['round']} of {planned}: {stopped['why']}"

@@ -46,6 +46,15 @@ from fedclade.runs.models import (
     target_of,
 )
 from fedclade.runs.newcomers import assign
+from fedclade.runs.onnx_export import export_onnx
+from fedclade.runs.prediction import (
+    FILE_TYPES,
+    NewScores,
+    Predictions,
+    check_table_file,
+    evaluate,
+    predict,
+)
 from fedclade.runs.references import REFERENCES_LOG, has_begun_references, lacks_references
 from fedclade.runs.rounds import run_rounds
 from fedclade.runs.server_end import ServerEnd
@@ -74,7 +83,7 @@ from fedclade.runs.store.gains import (
 )
 from fedclade.runs.store.manifest import CONFIG, read_run_config
 from fedclade.runs.store.newcomers import Newcomers, read_newcomers, score_columns
-from fedclade.runs.store.run import Row, check_free, is_finished, is_unfinished
+from fedclade.runs.store.run import SCHEMA, Row, check_free, is_finished, is_unfinished
 from fedclade.runs.store.served_models import serves_mixtures
 from fedclade.runs.store.toml_text import to_toml
 from fedclade.runs.store.tree_files import SimilarityMatrix
@@ -85,12 +94,14 @@ __all__ = [
     "ALONE",
     "CLUSTER",
     "CONFIG",
+    "FILE_TYPES",
     "FINISH",
     "MODELS",
     "ONE_MODEL",
     "OWN",
     "PRIVATE_CLIENTS",
     "REFERENCES_LOG",
+    "SCHEMA",
     "TRIVIAL",
     "AssembledRun",
     "Backend",
@@ -108,8 +119,10 @@ __all__ = [
     "Gains",
     "History",
     "Maker",
+    "NewScores",
     "Newcomers",
     "OnRound",
+    "Predictions",
     "RoundRecord",
     "Row",
     "Run",
@@ -126,6 +139,7 @@ __all__ = [
     "by_own_examples",
     "check_free",
     "check_inputs_apart",
+    "check_table_file",
     "check_validation",
     "chosen_round",
     "clip_by_default",
@@ -134,10 +148,12 @@ __all__ = [
     "data_frame",
     "decide_stream",
     "diverged_clients",
+    "evaluate",
     "events_of",
     "explain_missing_cluster_model",
     "export_adapter",
     "export_model",
+    "export_onnx",
     "fitted_task",
     "has_begun_references",
     "initial_models",
@@ -148,6 +164,7 @@ __all__ = [
     "metric_named",
     "model_name",
     "module_for",
+    "predict",
     "predict_in_parts",
     "predict_trivially",
     "read_newcomers",

@@ -17,6 +17,7 @@ from typing import Any
 from fedclade.algorithms import Algorithm, RunFacts
 from fedclade.channel import Middleware, describe_middleware
 from fedclade.core import ClientRegistry, DataSpec
+from fedclade.data import DataSchema
 from fedclade.runs.backend import Backend
 from fedclade.runs.callbacks import Callbacks, progress_shown
 from fedclade.runs.checkpointer import Checkpointer
@@ -69,6 +70,11 @@ class Deployment(ABC):
     @abstractmethod
     def spec(self) -> DataSpec:
         """Description of the inputs and outputs of the clients' examples."""
+
+    @property
+    def data_schema(self) -> DataSchema | None:
+        """Schema by which the clients' tables or texts are encoded; None for other data."""
+        return None
 
     @property
     @abstractmethod
@@ -209,6 +215,7 @@ class AssembledRun:
             adversaries=backend.adversaries,
             least=settings.min_cluster_size,
             chosen_by=settings.chosen_by,
+            schema=self.deployment.data_schema,
         )
         name = self.checkpointer.config["algorithm"]["name"]
         bar = progress_shown(progress, name, settings.rounds, self.callbacks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn, Self
@@ -17,7 +17,15 @@ from typing import Any, NoReturn, Self
 import torch
 
 from fedclade.algorithms import Algorithm, State
-from fedclade.core import CheckpointError, ConfigError, RunInterrupted, remove
+from fedclade.core import (
+    CheckpointError,
+    ConfigError,
+    RunInterrupted,
+    ServerMoments,
+    moments_as_tensors,
+    moments_from_tensors,
+    remove,
+)
 from fedclade.runs.backend import Backend
 from fedclade.runs.history import History, versions
 from fedclade.runs.reference_log import RunLog
@@ -25,6 +33,7 @@ from fedclade.runs.settings import Every, RunSettings
 from fedclade.runs.stopping import Stopped
 from fedclade.runs.store import Checkpoint, KeptRound, Run, RunFolder
 from fedclade.runs.store.contents import TO_NOTE, check_shape, plain
+from fedclade.runs.store.run import is_finished
 
 TIMES_A_SAVE = 60
 """Time between checkpoints with ``auto``, in multiples of the duration of the slowest save so far.
@@ -49,6 +58,8 @@ class TrainingState:
     #: reason for finishing the run after that round; None if it continues
     stopped: Stopped | None = None
     best: KeptRound | None = None  #: the best round so far, in a run that stores the best round
+    #: moments of each cluster's server optimizer, by node; empty without a server optimizer
+    server: Mapping[int, ServerMoments] = field(default_factory=dict[int, ServerMoments])
     #: clients that were evaluated with their own models in the last evaluation; None before it
     clients_with_own: Collection[int] | None = None
 
@@ -145,12 +156,14 @@ class Checkpointer:
         self._fingerprint = fingerprint
         self._policy = CheckpointPolicy(every)
         self._saved = 0  # the round of the newest checkpoint
+        self._saved_evaluated = False  # whether the newest checkpoint has the round's evaluation
         self._is_new = False  # whether this run created the folder's content
         self._found: Checkpoint | None = None
         if self._folder is not None:
             self._folder.check(config)
             if not self._folder.holds_all(config):
                 self._found = self._folder.newest(config, fingerprint())
+                self._check_end_of_network_run(self._folder.path)
         self._finish = finish
         if finish and self._folder is None:
             raise ConfigError(
@@ -161,6 +174,35 @@ class Checkpointer:
             raise CheckpointError(
                 f"the run in {folder} cannot be finished, since the folder contains no checkpoint; "
                 "call again without finish to train the run from round 1"
+            )
+
+    def _check_end_of_network_run(self, folder: Path) -> None:
+        """Check that a finished run of a network can be continued from its end.
+
+        The clients of a simulation can repeat rounds without harm. The clients of a network would
+        train the same rounds again, and their privacy would be charged for them again.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder of a finished run of a network has no checkpoint.
+        """
+        if "network" not in self.config or not is_finished(folder):
+            return
+        done = Run.load(folder).summary["rounds"]
+        if done == 0:
+            return
+        if self._found is None:
+            raise CheckpointError(
+                f"the run in {folder} is finished after {done} rounds, but its folder has no "
+                "checkpoint, so its clients would have to repeat all rounds; restore the folder "
+                f"{folder / 'checkpoints'} from a copy, or name another folder for a new run"
+            )
+        if self._found.round < done:
+            _log.warning(
+                "the newest checkpoint of %s is of round %d, so the clients repeat rounds %d to "
+                "%d, and clients with differential privacy are charged for them again",
+                *(folder, self._found.round, self._found.round + 1, done),
             )
 
     def __enter__(self) -> Self:
@@ -245,13 +287,36 @@ class Checkpointer:
         history = replace(
             history, **found.rows, similarities={s.node: s for s in found.similarities}
         )
+        self._saved_evaluated = history.is_evaluated
         state = algorithm.state_type.from_tensors(found.tree, found.memory)
         # If the run now has more rounds than before, its callbacks decide again when to stop.
         is_longer = self.config["rounds"] > found.config["rounds"]
+        if is_longer:
+            self._warn_of_planned_rounds(found, algorithm)
         stopped = None if found.stopped is None or is_longer else Stopped(**found.stopped)
         if self._finish and stopped is None and found.round < self.config["rounds"]:
             stopped = Stopped(found.round, "user", "finished by hand after an interruption")
-        return TrainingState(found.round, state, history, stopped, found.best)
+        server = moments_from_tensors(found.server)
+        return TrainingState(found.round, state, history, stopped, found.best, server)
+
+    def _warn_of_planned_rounds(self, found: Checkpoint, algorithm: Algorithm) -> None:
+        """Log a warning if settings of a run that is continued depend on its number of rounds."""
+        planned: list[str] = []
+        if algorithm.requires.plans_rounds:
+            planned.append(f"the decisions of the algorithm {self.config['algorithm']['name']}")
+        if self.config.get("local", {}).get("lr_schedule") is not None:
+            planned.append("the step sizes of local.lr_schedule")
+        every = found.config.get("evaluate_every", 1)
+        # A run that is evaluated only at its end has no other evaluations to compare with.
+        if found.round == found.config["rounds"] > every and found.round % every:
+            planned.append("the evaluation of a last round that evaluate_every leaves out")
+        if planned:
+            _log.warning(
+                "this run continues with %d instead of %d rounds, but differs from a run of %d "
+                "rounds from the start, since %s depended on the number of rounds until now",
+                *(self.config["rounds"], found.config["rounds"], self.config["rounds"]),
+                " and ".join(planned),
+            )
 
     def begin(self) -> None:
         """Create the run's folder if it does not exist, and lock it against other processes."""
@@ -262,6 +327,21 @@ class Checkpointer:
         """Save a checkpoint of the round that has ended, if the checkpoint policy requires it."""
         if self._folder is not None and self._policy.due(training):
             self._save(training, backend)
+
+    def after_last_round(self, training: TrainingState, backend: Backend) -> None:
+        """Save a checkpoint of the end of the run, from which it can be continued for more rounds.
+
+        Without this checkpoint, the continued run would repeat the rounds after the last
+        checkpoint: clients of a network would train again, and would again be charged for privacy.
+        If the checkpoint cannot be written, a warning is logged, since the run itself is complete.
+        """
+        has_evaluation = training.history.is_evaluated
+        if self._saved == training.number and has_evaluation and not self._saved_evaluated:
+            self._saved = 0  # a run that ends early is evaluated after its last checkpoint
+        try:
+            self._save(training, backend)
+        except CheckpointError as error:
+            _log.warning("%s", error)
 
     def stop(self, training: TrainingState, backend: Backend) -> NoReturn:
         """Save a checkpoint of an interrupted run, and raise :class:`~fedclade.RunInterrupted`."""
@@ -299,6 +379,7 @@ class Checkpointer:
         with self._policy.saving():
             self._folder.save(self._make_checkpoint(training, backend))
         self._saved = training.number
+        self._saved_evaluated = training.history.is_evaluated
 
     def _make_checkpoint(self, training: TrainingState, backend: Backend) -> Checkpoint:
         memory = training.state.tensors()
@@ -321,7 +402,18 @@ class Checkpointer:
             stores=backend.stored_tensors(),
             stopped=None if training.stopped is None else training.stopped.as_dict(),
             best=training.best,
+            summary=self._summarize(training, backend),
+            server=moments_as_tensors(training.server),
         )
+
+    def _summarize(self, training: TrainingState, backend: Backend) -> Mapping[str, Any] | None:
+        """Return the summary of a run in progress; None before the first evaluation."""
+        if not training.history.clients:
+            return None
+        config = {**self.config, **backend.settled}
+        run = training.history.finish(config, training.state.tree, backend.device)
+        progress = {"round": training.number, "of": self.config["rounds"]}
+        return {**run.summary, "unfinished": progress}
 
 
 def _warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

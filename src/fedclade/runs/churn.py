@@ -564,6 +564,10 @@ class ChurningClients(Channel, ComingAndGoing):
             return sizes
         return {client: sizes[client] for client in self.ids}
 
+    def weigh(self, weights: Mapping[int, float]) -> Mapping[int, float]:
+        """Return the weights of clients in means over clients."""
+        return self._clients.weigh(weights)
+
     @property
     def stage(self) -> int:
         """Number of times that the clients' data has changed up to the current round."""

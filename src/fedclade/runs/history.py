@@ -39,7 +39,7 @@ from fedclade.core import (
     shown,
     unknown,
 )
-from fedclade.data import Federation
+from fedclade.data import DataSchema, Federation
 from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.divergence import LossWatch, diverged_clients, known_losses
 from fedclade.runs.stable_groups import summarize_stable_groups
@@ -387,6 +387,8 @@ class History:
         The latest similarity matrix of each cluster, by node.
     chosen_by
         Name of the metric by which the best round is chosen; None for the task's first metric.
+    schema
+        Schema by which the clients' tables or texts are encoded; None for other data.
     """
 
     registry: ClientRegistry
@@ -401,6 +403,7 @@ class History:
     similarities: dict[int, SimilarityMatrix] = field(default_factory=dict[int, SimilarityMatrix])
     # name of the metric that chooses the best round; None: the first metric of the task
     chosen_by: str | None = None
+    schema: DataSchema | None = None  # encoding of the clients' tables or texts
 
     @cached_property
     def watch(self) -> LossWatch:
@@ -614,6 +617,7 @@ class History:
             events=list(shown.events),
             similarities=tuple(shown.similarities.values()),
             layout=layout,
+            schema=self.schema,
         )
 
     def _cut_after(self, best: KeptRound) -> History:
@@ -661,7 +665,7 @@ class History:
             "inputs": {**_describe_inputs(self.registry.schema), **self.registry.columns},
             "model": config["model"]["name"],
             "seed": config["seed"],
-            "rounds": len(self.metrics),
+            "rounds": self.metrics[-1]["round"],
             "clients": len(self.registry),
             "task": self.task.kind,
             "metrics": [metric.noted for metric in self.task.metrics],
@@ -874,13 +878,17 @@ def _describe_steps(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _describe_inputs(schema: DataSpec) -> dict[str, Any]:
-    """Return the shape of a model's input, and the scaling of pixels, for ``summary.json``.
+    """Describe a model's inputs and outputs for ``summary.json``.
 
-    The scaling is the mean and the standard deviation of pixels in [0, 1], or None.
+    The description has the shape of an input, the scaling of pixels, the number of outputs and, for
+    texts, the size of the vocabulary. The scaling is the mean and the standard deviation of pixels
+    in [0, 1], or None.
     """
     return {
         "shape": list(schema.input_shape),
         "scaled": None if schema.scaled is None else list(schema.scaled),
+        "outputs": schema.outputs,
+        **({"vocabulary_size": schema.vocabulary_size} if schema.vocabulary_size else {}),
     }
 
 

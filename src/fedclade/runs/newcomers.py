@@ -6,18 +6,19 @@ of clusters, from the root to a leaf, and gets the model of a node on this path.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan
 from operator import methodcaller
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor, nn
 
-from fedclade.algorithms import Algorithm, Local, OwnModels, build_algorithm, without_labels
+from fedclade.algorithms import Algorithm, Local, OwnModels, without_labels
 from fedclade.channel import Signature, mechanism_of
 from fedclade.clustering import Assignment, require_updates
 from fedclade.core import (
@@ -34,17 +35,16 @@ from fedclade.core import (
     RoundPlan,
     RunError,
     checked,
-    reading_folder,
 )
 from fedclade.data import Federation, name_differences, scale_as_in_run, show_some
-from fedclade.models import PARTS, Parts
 from fedclade.runs.backend import Backend
-from fedclade.runs.models import Maker, module_for
+from fedclade.runs.models import Maker
+from fedclade.runs.noted import NotedRun
 from fedclade.runs.store import Run
 from fedclade.runs.store.contents import Row
 from fedclade.runs.store.newcomers import Newcomers, score_columns
 from fedclade.runs.target_scale import clip_by_default, target_scale_of
-from fedclade.tasks import Task, build_task, read_metrics
+from fedclade.tasks import Task, read_metrics
 from fedclade.training import float32_products, here
 
 T = TypeVar("T")
@@ -158,12 +158,16 @@ class Arrival:
         Simulated backend whose clients are the newcomers.
     last
         The round after which the run's models were stored.
+    local, rounds
+        Local training of the run, with its schedule of the step size, and its number of rounds.
     """
 
     tree: ParameterTree
     algorithm: Algorithm
     backend: Backend
     last: Round
+    local: LocalTraining
+    rounds: int
 
     @classmethod
     def of(
@@ -190,37 +194,20 @@ class Arrival:
             See :func:`assign`.
         """
         run.check_readable()
-        _check_columns(run, newcomers)
+        check_columns(run, newcomers)
         newcomers = scale_as_in_run(newcomers, run.summary.get("inputs", {}))
         config = run.config
         seed = run.summary["seed"]
-        name = run.config["model"]["name"]
-        # Built without true clusters: even the oracle needs none to assign newcomers.
-        named = dict(config["algorithm"])
-        if algorithm is None:
-            algorithm_name = named.pop("name")
-            algorithm = _build_noted(
-                run, "algorithm", partial(build_algorithm, algorithm_name, named, {})
-            )
-        if task:
-            task = build_task(task)
-        else:
-            task = _build_noted(run, "task", build_task, **config.get("task", {}))
-        local = local or _build_noted(run, "local", LocalTraining, **config["local"])
+        noted = NotedRun(run, "fedclade.assign")
+        algorithm = noted.algorithm(algorithm)
+        task = noted.task(task)
+        local = noted.local(local)
         if target_scale_of(newcomers) is not None:
             local = clip_by_default(local, algorithm)
-        parts = Parts.of(config["model"])
-        arguments = {
-            key: value for key, value in config["model"].items() if key not in ("name", *PARTS)
-        }
-
-        def build_noted_model(seed: int) -> nn.Module:
-            build = partial(module_for, name, newcomers.pool.schema, seed, arguments)
-            return _build_noted(run, "model", build)
-
+        parts = noted.parts
         backend = Backend.simulated_by(
             newcomers,
-            model or build_noted_model,
+            model or partial(noted.build_model, newcomers.pool.schema),
             algorithm,
             device=device,
             engine=engine or here(config.get("engine", "auto")),
@@ -232,16 +219,16 @@ class Arrival:
             adapter=parts.adapter,
             signature=Signature(**config.get("signature", {})),
             stream=False,
-            task=task.as_noted(run.summary),
+            task=task,
             memory=memory,
         )
         entries = run.tree.nodes[0].params.numel()
         theirs = backend.initial.shape[-1]
         if entries != theirs:
             raise RunError(
-                f"the run's models have {entries:,} entries, but a {name} for the newcomers' data "
-                f"({newcomers}) has {theirs:,}; newcomers need data with the same inputs and "
-                f"labels as the run's data: {run.summary['data']}"
+                f"the run's models have {entries:,} entries, but a {config['model']['name']} for "
+                f"the newcomers' data ({newcomers}) has {theirs:,}; newcomers need data with the "
+                f"same inputs and labels as the run's data: {run.summary['data']}"
             )
         metrics = [metric.name for metric in backend.task.metrics]
         own = [metric.name for metric in read_metrics(run.summary)]
@@ -251,7 +238,10 @@ class Arrival:
                 f"metrics {metrics}"
             )
         tree = backend.closed(run.tree.map_vectors(*[methodcaller("to", backend.initial)] * 2))
-        return cls(tree, algorithm, backend, Round(run.model_round, local, seed))
+        number = run.model_round
+        rounds = max(number, config.get("rounds", number))
+        last = Round(number, local.in_round(number, rounds), seed)
+        return cls(tree, algorithm, backend, last, local, rounds)
 
     @property
     def metric(self) -> str:
@@ -384,7 +374,7 @@ class Arrival:
         """
         if self._is_parted:
             self._clear_stores()
-            epochs = self.last.number * (self.last.local.epochs or 1)
+            epochs = math.ceil(self.last.number * (self.last.local.epochs or 1))
             work = ClientWork(steps=HeadThenBody(epochs), reply=NoReply())
             self.backend.clients.train(
                 ids, models, rows, this_round=self.last, work=work, sent_before=True
@@ -397,7 +387,8 @@ class Arrival:
         initial = self.backend.initial.view(-1, self.backend.initial.shape[-1])[:1]
         state = method.init(initial[0], clients)
         for number in range(1, self.last.number + 1):
-            this_round = RoundPlan(number, self.last.local, self.last.seed)
+            local = self.local.in_round(number, self.rounds)
+            this_round = RoundPlan(number, local, self.last.seed)
             state, _ = method.step(state, ids, clients, this_round)
         return self._evaluate(ids, initial, state.rows(ids))
 
@@ -407,31 +398,7 @@ def _list_scores(evaluation: Evaluation) -> list[float | None]:
     return [None if isnan(score) else score for score in evaluation.scores[:, 0].tolist()]
 
 
-def _build_noted(run: Run, what: str, build: Callable[..., T], **options: Any) -> T:
-    """Build an object that a run's config describes.
-
-    If this fails, a ConfigError advises to pass the object to :func:`assign`.
-
-    Parameters
-    ----------
-    run
-        The run; if it is trusted, code that the config names may be imported.
-    what
-        Name of the parameter of :func:`assign` for the object, such as ``model``.
-    build, options
-        Function that builds the object, and its keyword arguments.
-    """
-    try:
-        with reading_folder(trust=run.is_trusted):
-            return build(**options)
-    except ConfigError as error:
-        raise type(error)(
-            f"fedclade.assign needs the argument {what}=..., since the run's config does not "
-            f"suffice to build it: {error}"
-        ) from error
-
-
-def _check_columns(run: Run, newcomers: Federation) -> None:
+def check_columns(run: Run, newcomers: Federation) -> None:
     """Check that the newcomers' table is encoded in the same way as the run's table.
 
     Raises

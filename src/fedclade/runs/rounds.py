@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -29,6 +30,7 @@ from fedclade.core import (
     RoundPlan,
     RunError,
     RunInterrupted,
+    ServerSteps,
     TooFew,
     shown,
 )
@@ -144,6 +146,8 @@ def _train_rounds(
     try:
         if training.stopped is None:
             training.stopped = _stopped_before(training, settings)
+        if settings.rounds == 0:
+            evaluate_initial_models(algorithm, backend, clients, training, settings)
         while training.number < settings.rounds and training.stopped is None:
             if algorithm.finished(training.state):
                 break
@@ -166,6 +170,7 @@ def _train_rounds(
             training.clients_with_own = _find_clients_with_own(
                 algorithm, backend, clients, training
             )
+        checkpointer.after_last_round(training, backend)
     except (CheckpointError, RunInterrupted):  # a checkpoint was already saved, or cannot be
         raise
     except Exception:
@@ -303,7 +308,7 @@ def run_round(
     evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
     this_round = RoundPlan(
         number,
-        settings.local,
+        settings.local.in_round(number, settings.rounds),
         settings.seed,
         evaluated=evaluated,
         min_clients=settings.min_clients,
@@ -312,7 +317,8 @@ def run_round(
     state, came_and_went = clients.begin(algorithm, training.state, this_round)
     # Before the step too: clusters can be small from the start, or because clients have left.
     state, withheld = merged(state, settings.min_cluster_size)
-    state, log = step(algorithm, backend, clients, state, settings, this_round)
+    server = ServerSteps(settings.server, training.server, backend.workers.layout.n_parameters)
+    state, log = step(algorithm, backend, clients, state, settings, this_round, server)
     state, told = merged(state, settings.min_cluster_size, log.events)
     log = replace(log, events=(*withheld, *told))
     check_models(number, training.state.tree, state.tree)
@@ -340,6 +346,7 @@ def run_round(
     )
     training.number = number
     training.state = state
+    training.server = server.moments
     return row, log.events
 
 
@@ -393,7 +400,7 @@ def evaluate_last_round(
     before = backend.meter.readings()
     this_round = RoundPlan(
         number,
-        settings.local,
+        settings.local.in_round(number, settings.rounds),
         settings.seed,
         evaluated=True,
         min_clients=settings.min_clients,
@@ -420,6 +427,29 @@ def evaluate_last_round(
     training.state = state
     training.clients_with_own = scores.own
     note_best(backend, training, settings)
+
+
+def evaluate_initial_models(
+    algorithm: Algorithm,
+    backend: Backend,
+    clients: ComingAndGoing,
+    training: TrainingState,
+    settings: RunSettings,
+) -> None:
+    """Evaluate the models of a run without rounds, and record the scores as those of round 0.
+
+    See :func:`run_rounds` for the parameters; ``training`` is updated in place.
+    """
+    history = training.history
+    meter = backend.meter
+    start = perf_counter()
+    before = meter.readings()
+    clients.stay(0, training.state.tree)
+    scores = evaluate_round(algorithm, backend, clients, training.state, settings, 0)
+    cost = meter.since(before, perf_counter() - start)
+    log = RoundLog({}, {}, events=(*backend.retrying.told(), *report_divergence(history, scores)))
+    history.add(0, training.state, log, cost, scores.test, scores.nodes, scores.validation)
+    training.clients_with_own = scores.own
 
 
 def note_best(backend: Backend, training: TrainingState, settings: RunSettings) -> None:
@@ -460,6 +490,7 @@ def step(
     state: State,
     settings: RunSettings,
     this_round: RoundPlan,
+    server: ServerSteps | None = None,
 ) -> tuple[State, RoundLog]:
     """Sample a cohort from the available clients, and run a step of the algorithm with it.
 
@@ -473,6 +504,8 @@ def step(
         State of the algorithm before the step.
     this_round
         Number, local training and random generators of the round.
+    server
+        Optimizers that make the steps of the clusters' models; None: models move by mean updates.
 
     Returns
     -------
@@ -499,7 +532,8 @@ def step(
     if cohort or not settings.is_central:
         if noisy_sums is not None and settings.is_central:
             noisy_sums.expected = expected
-        after, log = algorithm.step(state, cohort, clients, this_round)
+        with nullcontext() if server is None else server.active():
+            after, log = algorithm.step(state, cohort, clients, this_round)
     released: tuple[PrivateRelease, ...] = ()
     if noisy_sums is not None:
         noisy_sums.expected = None  # queries after the step are not sent to a random sample
@@ -515,7 +549,9 @@ def step(
             after = replace(after, tree=tree)
             released = (*released, *more)
     if backend.common is not None:
-        after = replace(after, tree=with_common(after.tree, backend.common, clients.sizes))
+        after = replace(
+            after, tree=with_common(after.tree, backend.common, clients.weigh(clients.sizes))
+        )
     named = {event.node for event in log.events if isinstance(event, TooFew)}
     alone = [
         event for event in clients.left_alone(state.tree, after.tree) if event.node not in named

@@ -8,7 +8,7 @@ not reply.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from fedclade.algorithms import Algorithm
@@ -21,6 +21,7 @@ from fedclade.channel import (
     Retrying,
     Sketch,
     Streaming,
+    Weighing,
     arrived,
     received,
     server_side,
@@ -60,6 +61,8 @@ class ServerEnd:
         update is the mean of the parts' updates; None if clients are trusted.
     opposing
         Middleware that leaves out updates that oppose most others; None if it is not used.
+    weighing
+        Middleware that sets the weights of clients; None if the method decides.
     """
 
     sketch: Sketch | None
@@ -72,6 +75,7 @@ class ServerEnd:
     limiting: Limiting | None
     matching: MatchingParts | None
     opposing: OpposingUpdates | None
+    weighing: Weighing | None
 
     @classmethod
     def assemble(
@@ -85,6 +89,7 @@ class ServerEnd:
         streaming: Streaming | None,
         limits: Limits,
         untrusted: bool,
+        names: Callable[[], Mapping[int, str]],
     ) -> Self:
         """Build the server's middleware from the settings of a run.
 
@@ -106,6 +111,8 @@ class ServerEnd:
             Limits on the weight and the norm of a single update.
         untrusted
             Whether clients may be malicious.
+        names
+            Function that returns the name of each client.
         """
         sketch = settings.signature.sketch(settings.seed, layout)
         parts = settings.signature.sketch_of_parts(settings.seed, layout)
@@ -127,6 +134,7 @@ class ServerEnd:
             limiting=Limiting.within(limits, layout.n_parameters, sizes),
             matching=MatchingParts(parts) if untrusted else None,
             opposing=None if streaming is not None else opposing,
+            weighing=Weighing.of(settings.aggregate, names, sizes),
         )
 
     @property
@@ -140,6 +148,7 @@ class ServerEnd:
             aggregation=self.aggregation,
             matching=self.matching,
             opposing=self.opposing,
+            weighing=self.weighing,
         )
 
     @property
@@ -150,12 +159,14 @@ class ServerEnd:
         server, which receives the updates of all actors. If actors send only sums of updates, the
         server cannot limit single updates, and each actor enforces the limits for its clients.
         """
-        return received(
-            self.compared, self.streaming, self.limiting if self.streaming is not None else None
-        )
+        limiting = self.limiting if self.streaming is not None else None
+        # The actors do not need the sizes of all clients, which are those of the federation.
+        weighing = None if self.weighing is None else replace(self.weighing, sizes=dict)
+        return received(self.compared, self.streaming, limiting, weighing=weighing)
 
     @property
     def behind_actors(self) -> list[Middleware]:
         """Middleware that the server applies to the replies of Ray actors."""
         limiting = None if self.streaming is not None else self.limiting
-        return arrived(self.retrying, self.aggregation, limiting, self.opposing)
+        weighing = [] if self.weighing is None else [self.weighing]
+        return [*weighing, *arrived(self.retrying, self.aggregation, limiting, self.opposing)]

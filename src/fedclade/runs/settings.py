@@ -20,6 +20,7 @@ from fedclade.core import (
     ConfigError,
     LocalTraining,
     Range,
+    ServerOptimizer,
     as_section,
     at_least,
     check_settings,
@@ -50,7 +51,12 @@ class TopSettings:
         doc="""Seed of every random draw: the same seed gives the same run, bit for bit on the same
         machine.""",
     )
-    rounds: int = setting(20, at_least(1), doc="Number of communication rounds, at least 1.")
+    rounds: int = setting(
+        20,
+        at_least(0),
+        doc="""Number of communication rounds, at least 0. With 0, no client trains, and the initial
+        models are evaluated, for example a pretrained model.""",
+    )
     client_fraction: float = setting(
         1.0,
         in_range("(0, 1]", "greater than 0 and at most 1"),
@@ -112,7 +118,7 @@ class TopSettings:
             lambda every: every == "auto" if isinstance(every, str) else every >= 0,
         ),
         doc="""Rounds between checkpoints in the run's folder. ``auto``: as often as costs less than
-        2 % of the run's time; 0: only when the run stops early.""",
+        2 % of the run's time; 0: only when the run ends or is interrupted.""",
     )
 
 
@@ -181,6 +187,11 @@ class RunSettings(TopSettings):
         factory=Aggregation,
         doc="""Aggregation of the updates of each cluster: by their mean or a robust rule, with
         limits on single updates; see :class:`~fedclade.Aggregation`.""",
+    )
+    server: ServerOptimizer = setting(
+        factory=ServerOptimizer,
+        doc="""Optimizer by which each cluster's model moves; by default, a model moves by the mean
+        update of its clients. See :class:`~fedclade.ServerOptimizer`.""",
     )
     permute: bool = setting(
         False,
@@ -305,6 +316,12 @@ class RunSettings(TopSettings):
             algorithm.check(run)
         except ConfigError as error:
             problems.append(str(error))
+        if self.server.optimizer != "none" and not requires.server_steps:
+            problems.append(
+                f"server.optimizer = '{self.server.optimizer}' needs an algorithm that moves models "
+                f"by mean updates, and {name} computes them anew in each round; leave out the "
+                "section [server]"
+            )
         if self.aggregate.leave_out_opposed is True and not requires.clients_choose:
             problems.append(
                 "aggregate.leave_out_opposed = true needs an algorithm whose clients choose their "
@@ -393,6 +410,11 @@ class RunSettings(TopSettings):
                 'privacy.model = "central" allows only sums of updates; set stream = true, or '
                 "leave out the setting stream"
             )
+        if self.aggregate.weights != "auto":
+            problems.append(
+                'privacy.model = "central" weighs all clients alike, so that the noise suffices; '
+                "leave out aggregate.weights"
+            )
         if self.aggregate.looks_at_updates:
             problems.append(
                 'privacy.model = "central": rules and limits of [aggregate] need the updates of '
@@ -465,12 +487,13 @@ class RunSettings(TopSettings):
             **top,
             **self.stopping_noted,
             "engine": engine,
-            "local": asdict(self.local),
+            "local": as_section(self.local),
             "algorithm": describe(algorithm),
             "data": data,
             "model": {"name": model, **self.parts.as_dict()},
             "signature": asdict(self.signature),
             **({} if self.aggregate == Aggregation() else {"aggregate": self.aggregate.described}),
+            **({} if self.server == ServerOptimizer() else {"server": as_section(self.server)}),
             "target": dict(self.target)
             if isinstance(self.target, Mapping)
             else {task.metrics[0].name: self.target},
@@ -513,6 +536,7 @@ class RunOptions(TypedDict, total=False):
     signature: Signature | None
     memory: int | str | None
     aggregate: Aggregation | None
+    server: ServerOptimizer | None
     permute: bool
     privacy: Mechanism | None
     min_cluster_size: int

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Adversary, Faults, refusal_to_reveal
+from fedclade.channel import Adversary, Faults, check_weights, refusal_to_reveal
 from fedclade.core import ClientRegistry, ConfigError, DataSpec, in_section
-from fedclade.data import Federation, undo_default_scaling
+from fedclade.data import DataSchema, Federation, undo_default_scaling
 from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.assembly import AssembledRun, Connected, Deployment
 from fedclade.runs.backend import Backend, fitted_task
@@ -93,6 +93,12 @@ class Simulation(Deployment):
         return self.federation.pool.schema
 
     @property
+    def data_schema(self) -> DataSchema | None:
+        """Schema by which the clients' tables or texts are encoded; None for other data."""
+        encoding = self.federation.encoding
+        return None if encoding is None else encoding.schema
+
+    @property
     def size(self) -> int:
         """Number of clients at the start of the run."""
         return len(self.federation)
@@ -120,6 +126,7 @@ class Simulation(Deployment):
             to the data of all clients.
         """
         self._check_privacy(settings)
+        check_weights(settings.aggregate, self.roster.names)
         if target_scale_of(self.federation) is not None:
             settings = replace(settings, local=clip_by_default(settings.local, algorithm))
         if settings.needs_validation:

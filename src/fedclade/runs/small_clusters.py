@@ -25,7 +25,7 @@ from fedclade.core import (
 # ambiguous clusters.
 
 
-def with_common(tree: ParameterTree, entries: Tensor, sizes: Mapping[int, int]) -> ParameterTree:
+def with_common(tree: ParameterTree, entries: Tensor, sizes: Mapping[int, float]) -> ParameterTree:
     """Average the common entries of the models of all leaves, and return the new tree.
 
     Common entries are those that all clusters share, and leaves are the current clusters. The mean

@@ -12,6 +12,9 @@ from typing import Any
 from fedclade.config import as_override
 from fedclade.core import ConfigError, checked, shown
 
+COUNTS = ("local.epochs",)
+"""Settings that accept fractions, but whose ranges with whole ends mean whole numbers."""
+
 EXAMPLES = "local.lr=0.01..0.3(log), local.epochs=1..5 or model.name=mlp,cnn"
 
 _RANGE = re.compile(r"(?P<low>.*?)\.\.(?P<high>[^()]*)(?P<log>\(log\))?")
@@ -158,7 +161,9 @@ def fitted(parameters: Sequence[Parameter], check: Check) -> list[Parameter]:
 
 
 def _accepts_floats(parameter: Parameter, check: Check) -> bool:
-    """Return whether a config accepts a value between two whole numbers for a setting."""
+    """Return whether a range with whole ends means floats, since the config accepts floats."""
+    if parameter.key in COUNTS:
+        return False
     try:
         check([parameter.override(parameter.low + 0.5)])
     except ConfigError:

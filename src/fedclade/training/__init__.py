@@ -12,7 +12,7 @@ nodes of a network.
 from fedclade.training.auto import ENGINES, REMOTE, check_engine
 from fedclade.training.batch_rule import smallest_batch_for
 from fedclade.training.clients import SimulatedClients
-from fedclade.training.input_hooks import with_input_hooks
+from fedclade.training.input_hooks import with_hooks_for, with_input_hooks
 from fedclade.training.jobs import PrivateSteps
 from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
 from fedclade.training.remote import Actors, Cluster, RayClients, Setup, actors_from, here, taken_by
@@ -47,5 +47,6 @@ __all__ = [
     "smallest_batch_for",
     "taken_by",
     "updates_at_once",
+    "with_hooks_for",
     "with_input_hooks",
 ]

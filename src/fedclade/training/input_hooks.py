@@ -65,6 +65,19 @@ def with_input_hooks(
         for example, needs integers.
     """
     inputs = federation.pool.inputs(federation.clients[0].train[:TRIED]).to(device)
+    return with_hooks_for(module, layout, inputs)
+
+
+def with_hooks_for(module: nn.Module, layout: Layout, inputs: Tensor) -> nn.Module:
+    """Return a module that accepts inputs like the given ones, and does not change them in place.
+
+    Parameters
+    ----------
+    module, layout
+        See :func:`with_input_hooks`.
+    inputs
+        A few inputs ``[n, ...]``, on the device of the model.
+    """
     hooked = module
     if (dtype := _dtype_to_cast_to(module, inputs)) is not None:
         hooked = copy.deepcopy(module)

@@ -211,7 +211,7 @@ class StackedEngine:
             sizes,
             spec.batch_size,
             padding=pads,
-            steps=spec.steps,
+            steps=None if spec.has_whole_epochs else tuple(map(spec.steps_with, sizes)),
             smallest_batch=spec.smallest_batch or 1,
         )
         batches = Batches(jobs, plan, self._pool, reshuffle=spec.reshuffle)
@@ -236,7 +236,8 @@ class StackedEngine:
         # Random layers without a stacked form use the global generator, whose seed therefore
         # depends on the seeds of all clients.
         with rng.seeded_globally(_joint_seed(jobs), work.models.device), torch.enable_grad():
-            for _ in range(spec.epochs or 1):
+            epochs = spec.epochs_with(sizes[0]) if spec.has_whole_epochs else 1
+            for _ in range(epochs):
                 for step, x, y, w in batches.drawn():
                     if w is None:
                         of_rows = run(step, x, y)

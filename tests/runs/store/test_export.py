@@ -131,6 +131,7 @@ def test_the_card_of_a_leaf(run, tmp_path):
         "training_examples": 4 * 24,
         "shape": [FEATURES],
         "scaled": None,
+        "outputs": LABELS,
     }
     assert card["accuracy"]["mean"] == pytest.approx(sum(scores) / 4)
     assert (card["accuracy"]["clients"], card["accuracy"]["round"]) == (4, 4)
@@ -212,11 +213,11 @@ def test_a_page_tells_how_pixels_are_scaled(run, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "error", "told"),
     [
-        ({}, ConfigError, "an export needs either --client or --node, got neither"),
+        ({}, ConfigError, "a model is chosen by either --client or --node, got neither"),
         (
             {"client": 1, "node": 2},
             ConfigError,
-            "an export needs either --client or --node, got client 1 and node 2",
+            "a model is chosen by either --client or --node, got client 1 and node 2",
         ),
         (
             {"node": 2, "level": 1},

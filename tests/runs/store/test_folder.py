@@ -21,6 +21,7 @@ from fedclade import (
     UpdateError,
     simulate,
 )
+from fedclade.cli import main as cli_main
 from fedclade.core import FolderInUseError
 from fedclade.core import files as files_module
 from fedclade.runs import rounds as rounds_module
@@ -424,3 +425,47 @@ def test_what_changed_since_a_checkpoint_is_told(unfinished, caplog):
         "the result of the continued run may differ by rounding from an uninterrupted run, since the execution has "
         "changed: threads 64 is now 1"
     )
+
+
+def test_an_unfinished_run_is_shown_as_of_its_newest_checkpoint(unfinished, tmp_path):
+    with pytest.raises(RunError, match="is unfinished; continue with: fedclade resume"):
+        Run.load(unfinished)
+    shown = Run.load(unfinished, unfinished=True)
+    assert shown.is_unfinished
+    assert shown.summary["unfinished"] == {"round": 3, "of": 5}
+    short = run_in(tmp_path / "short", rounds=3)
+    assert [node.members for node in shown.tree.nodes] == [n.members for n in short.tree.nodes]
+    assert shown.client_rows == short.client_rows
+    same = ("accuracy", "clusters", "rounds", "task", "inputs", "bytes_up", "steps")
+    assert [shown.summary[key] for key in same] == [short.summary[key] for key in same]
+    with pytest.raises(RunError, match="the models of an unfinished run cannot be used; continue"):
+        shown.predict([[0.0] * 6], client=0, model=linear())
+    finished = run_in(unfinished)
+    assert not finished.is_unfinished
+    assert not Run.load(unfinished, unfinished=True).is_unfinished
+
+
+def test_an_unfinished_run_without_an_evaluation_or_a_checkpoint_says_so(tmp_path):
+    with pytest.raises(RunInterrupted):
+        run_in(tmp_path / "run", after=1, evaluate_every=3)
+    with pytest.raises(RunError, match="cannot be shown: no client was evaluated until round 1"):
+        Run.load(tmp_path / "run", unfinished=True)
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    with pytest.raises(RunError, match="cannot be shown: it has no checkpoint; continue it with"):
+        Run.load(tmp_path / "run", unfinished=True)
+
+
+def test_the_tree_and_the_report_of_an_unfinished_run(unfinished, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    for command in ("tree", "report"):
+        monkeypatch.setattr("sys.argv", ["fedclade", command, str(unfinished)])
+        with pytest.raises(SystemExit) as leaving:
+            cli_main()
+        assert leaving.value.code in (0, None)
+        printed = capsys.readouterr().out
+        assert "unfinished: state after round 3 of 5; continue with: fedclade resume" in printed
+    page = (unfinished / "report.html").read_text()
+    assert "Unfinished" in page
+    assert "of 5; the page shows the newest checkpoint" in page
+    run_in(unfinished)  # the report does not prevent the run from continuing
+    assert Run.load(unfinished).summary["rounds"] == 5

@@ -43,6 +43,10 @@ class CountingClients(Clients):
         """Number of training examples of each client, by client id."""
         return self._clients.sizes
 
+    def weigh(self, weights: Mapping[int, float]) -> Mapping[int, float]:
+        """Return the weights of clients in means over clients."""
+        return self._clients.weigh(weights)
+
     @property
     def undivided(self) -> Collection[int]:
         """Ids of the clients whose data cannot be divided into parts."""

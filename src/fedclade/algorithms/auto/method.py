@@ -235,7 +235,7 @@ class Auto(Algorithm[AutoState]):
     @property
     def requires(self) -> Requires:
         """Needs of the method that a run checks: those of ``rcfl``, and personal models."""
-        return replace(self._clusters(beside=True).requires, own_models=True)
+        return replace(self._clusters(beside=True).requires, own_models=True, plans_rounds=True)
 
     def _clusters(self, *, beside: bool) -> _Clusters:
         """Return the method that finds and trains the clusters.

@@ -404,7 +404,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if events:  # for the report only: no decision depends on these similarities
             trained = [cluster.compared() for cluster in trained]
         tree, placements = place_stragglers(tree, trained)
-        tree = share_models(tree, clients.sizes, number, self.sharing)
+        tree = share_models(tree, clients.weigh(clients.sizes), number, self.sharing)
         populated = populated_leaves(tree)
         # all have become one again
         if self.fallback and not is_one_cluster and len(populated) == 1:
@@ -580,7 +580,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if not has_clusters and not can_split_later(repeated, len(able), splits.count):
             return state, []  # no reply could change anything
         query = replace(this_round, purpose="replicate")
-        model = average_models(tree, clients.sizes)
+        model = average_models(tree, clients.weigh(clients.sizes))
         updates = splits.request_updates(
             clients,
             able,
@@ -915,7 +915,7 @@ def _find_start(tree: ParameterTree, members: Sequence[int]) -> tuple[int, Tenso
     return largest, (weights / weights.sum()).to(models) @ models
 
 
-def average_models(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
+def average_models(tree: ParameterTree, sizes: Mapping[int, float]) -> Tensor:
     """Return the mean of the clusters' models ``[S]``, weighted by their members' examples.
 
     A cluster is left out if its model has moved more than :data:`TOO_FAR` times as far from the
@@ -943,7 +943,7 @@ def average_models(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
 
 
 def share_models(
-    tree: ParameterTree, sizes: Mapping[int, int], number: int, sharing: float
+    tree: ParameterTree, sizes: Mapping[int, float], number: int, sharing: float
 ) -> ParameterTree:
     """Move the models of new clusters towards the mean of all clusters' models, after a round.
 
@@ -976,7 +976,7 @@ def share_models(
     return tree
 
 
-def _sum_examples(leaf: Node, sizes: Mapping[int, int]) -> float:
+def _sum_examples(leaf: Node, sizes: Mapping[int, float]) -> float:
     """Return the number of training examples of a cluster's members."""
     return float(sum(sizes[client] for client in leaf.members))
 

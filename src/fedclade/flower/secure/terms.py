@@ -517,6 +517,11 @@ def check_sums(
     problems = list[str]()
     requires = algorithm.requires
     asked = requires.reports_in(clients, settings.client_fraction)
+    if settings.aggregate.weights != "auto":
+        problems.append(
+            "aggregate.weights cannot be set with network.secure_aggregation, in which clients "
+            "weigh their own updates; leave aggregate.weights out"
+        )
     if requires.updates:
         problems.append(
             f"{name} needs the updates of single clients; use another algorithm, or leave "

@@ -209,6 +209,9 @@ def _round_cards(view: RunView) -> list[Card]:
             last_score = score.text(last["test"].get(score.name))
             note += f"; its models are stored. Round {last['round']}: {last_score}"
         cards.append(Card("Chosen round", score.text(score.of_chosen(summary)), note))
+    if progress := summary.get("unfinished"):
+        note = f"of {progress['of']}; the page shows the newest checkpoint"
+        cards.append(Card("Unfinished", f"round {progress['round']}", note))
     if stopped := summary.get("stopped"):
         planned = view.run.config.get("rounds")
         note = f"of {planned}: {stopped['why']}"

@@ -194,7 +194,7 @@ class _Layout:
 
     def scale_x(self, round_number: float) -> float:
         """Return the horizontal position of the end of a round, in per cent of the width."""
-        return LEFT + (RIGHT - LEFT) * round_number / self.view.model_round
+        return LEFT + (RIGHT - LEFT) * round_number / max(1, self.view.model_round)
 
     @property
     def ticks(self) -> list[tuple[str, float]]:

@@ -247,6 +247,10 @@ class Checkpoint:
     #: reason for finishing the run after this round; None if it continues
     stopped: Mapping[str, Any] | None = None
     best: KeptRound | None = None  #: the best round so far, in a run that stores it
+    #: summary of the run so far; None before the first evaluation, and in older checkpoints
+    summary: Mapping[str, Any] | None = None
+    #: moments of the clusters' server optimizers, see ``moments_as_tensors``
+    server: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def write(self, folder: Path, earlier: Path | None = None) -> None:
         """Write the checkpoint into a new folder.
@@ -266,6 +270,7 @@ class Checkpoint:
         }
         tensors |= {f"similarity/{s.node}": torch.tensor(s.alpha) for s in self.similarities}
         tensors |= {f"store/{name}": tensor.cpu() for name, tensor in self.stores.items()}
+        tensors |= {f"server/{name}": tensor.cpu() for name, tensor in self.server.items()}
         write_tensors(folder / "tensors.safetensors", tensors, private=private)
         run: dict[str, Any] = {
             "round": self.round,
@@ -278,6 +283,8 @@ class Checkpoint:
             ],
             "tables": list(self.rows),
         }
+        if self.summary is not None:
+            run["summary"] = self.summary
         if self.stopped is not None:
             run["stopped"] = self.stopped
         if self.best is not None:
@@ -297,10 +304,11 @@ class Checkpoint:
         for name in memory.keys() - self.on_cpu:
             memory[name] = memory[name].to(device)
         stores = {name: tensor.to(device) for name, tensor in self.stores.items()}
+        server = {name: tensor.to(device) for name, tensor in self.server.items()}
         best = self.best
         if best is not None:
             best = best.moved(device)
-        return replace(self, tree=tree, memory=memory, stores=stores, best=best)
+        return replace(self, tree=tree, memory=memory, stores=stores, best=best, server=server)
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
@@ -353,6 +361,8 @@ class Checkpoint:
                 stores=_select_tensors(tensors, "store/"),
                 stopped=run.get("stopped"),
                 best=best,
+                summary=run.get("summary"),
+                server=_select_tensors(tensors, "server/"),
             )
         except (*DAMAGES, RunError) as error:
             raise CheckpointError(

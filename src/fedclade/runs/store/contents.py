@@ -267,6 +267,7 @@ SUMMARY = {
     "chosen?": {**_OF_ROUND, "metric": str, "kept?": bool},
     "last?": _OF_ROUND,
     "stopped?": {"round": int, "by": str, "why": str},
+    "unfinished?": {"round": int, "of": int},
     "diverged?": {"round": int, "clients": int, "of": int},
     "clusters": {
         **{"found": int, "true": (int, None), "sizes": [int]},
@@ -304,7 +305,10 @@ CONFIG = {
         f"{name}?": _SECTION
         for name in ("data", "local", "signature", "target", "privacy", "faults", "newcomers")
     },
-    **{f"{name}?": _SECTION for name in ("network", "versions", "adversary", "stop", "report")},
+    **{
+        f"{name}?": _SECTION
+        for name in ("network", "server", "versions", "adversary", "stop", "report")
+    },
     **{f"{name}?": {"name": str} for name in ("algorithm", "model")},
 }
 """Shape of ``config.toml``, without settings that depend on the algorithm."""
@@ -389,7 +393,7 @@ def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
     """
     import pyarrow.parquet as pq
 
-    rounds = summary["rounds"]
+    rounds = max(1, summary["rounds"])  # a run without rounds has one row, of round 0
     columns = TABLES[path.stem]
     scores: list[str] = []
     if path.stem == "clients":

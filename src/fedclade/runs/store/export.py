@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from fedclade.runs.store.run import Row, Run
 from fedclade.runs.store.served_models import (
     ClientMixture,
     client_mixture,
+    find_client,
     served_node,
     serves_mixtures,
     serves_own,
@@ -356,6 +358,72 @@ def _format_settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in settings.items() if value is not None)
 
 
+@dataclass(frozen=True, eq=False)
+class SelectedModel:
+    """Model of a run that a user selected by a client or a node, as state dicts for PyTorch.
+
+    Parameters
+    ----------
+    node
+        The node with the model, or the client's node.
+    layout
+        Layout of the model; for a client, with its personal parameters.
+    client
+        Id of the client; None if a node was selected.
+    is_own
+        Whether the model is a whole model of the client's own.
+    mixture
+        The client's mixture of several models; None for a single model.
+    """
+
+    node: Node
+    layout: Layout
+    client: int | None
+    is_own: bool
+    mixture: ClientMixture | None
+    _vector: Tensor
+
+    @property
+    def states(self) -> list[dict[str, Tensor]]:
+        """State dict of the model, or of each model of the mixture."""
+        if self.mixture is not None:
+            return [self.layout.state_dict(node.model) for node in self.mixture.nodes]
+        return [self.layout.state_dict(self._vector)]
+
+
+def select_model(
+    run: Run, *, client: int | str | None = None, node: int | None = None, level: int | None = None
+) -> SelectedModel:
+    """Select a model of a run: of a node, or the model with which a client was evaluated.
+
+    See :func:`export_model` for the parameters and the errors.
+    """
+    number = None if client is None else find_client(run, client)
+    chosen, layout = find_node_and_layout(run, number, node, level)
+    mixture = find_mixture(run, number, level)
+    own = find_own_model(run, number, level)
+    vector = chosen.model
+    if own is not None:
+        vector = own
+    elif mixture is None and number is not None:
+        # Raises an error if the personal parameters are not stored here, as the client's model
+        # cannot be assembled without them.
+        run.personal(number)
+        if layout.personal:
+            personal = run.kept[number]["personal"]
+            vector = layout.joined(vector, personal.to(vector))
+    if number is not None:
+        layout = layout.full
+    return SelectedModel(
+        node=chosen,
+        layout=layout,
+        client=number,
+        is_own=own is not None,
+        mixture=mixture,
+        _vector=vector,
+    )
+
+
 SUFFIX = ".safetensors"
 
 
@@ -364,7 +432,7 @@ def export_model(
     run: Run,
     out: str | Path,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
     node: int | None = None,
     level: int | None = None,
 ) -> Path:
@@ -386,7 +454,7 @@ def export_model(
     out
         Path of the new file, which ends in ``.safetensors``.
     client, node
-        The client or the node whose model is exported; give one of the two.
+        The client (its id or its name) or the node whose model is exported; give one of the two.
     level
         Level of a node on the client's path from the root (0) to its leaf (-1). The model of this
         node is exported. If left out, the model with which the client was evaluated is exported.
@@ -407,28 +475,15 @@ def export_model(
     target = Path(out)
     if target.suffix != SUFFIX:
         raise ConfigError(f"the file to export to should end in {SUFFIX}, got {str(out)!r}")
-    chosen, layout = _node_and_layout(run, client, node, level)
-    mixture = _find_mixture(run, client, level)
-    own = _own_model(run, client, level)
-    if mixture is not None:
-        tensors = mixture.state_dict(layout)
-    elif own is not None:
-        tensors = layout.full.state_dict(own)
+    chosen = select_model(run, client=client, node=node, level=level)
+    if chosen.mixture is not None:
+        tensors = chosen.mixture.state_dict(chosen.layout)
     else:
-        personal: Tensor | None = None
-        if client is not None:
-            # Raises an error if the personal parameters are not stored here, as the client's model
-            # cannot be assembled without them.
-            run.personal(client)
-            personal = run.kept.get(client, {}).get("personal")
-        tensors = layout.state_dict(chosen.model, personal)
-    if client is not None:
-        layout = layout.full
-    _write_export(
-        model_card(run, chosen, layout, client, own=own is not None, mixture=mixture),
-        tensors,
-        target,
+        (tensors,) = chosen.states
+    card = model_card(
+        run, chosen.node, chosen.layout, chosen.client, own=chosen.is_own, mixture=chosen.mixture
     )
+    _write_export(card, tensors, target)
     return target
 
 
@@ -437,7 +492,7 @@ def export_adapter(
     run: Run,
     out: str | Path,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
     node: int | None = None,
     level: int | None = None,
     alpha: float | None = None,
@@ -469,8 +524,10 @@ def export_adapter(
         If the run cannot be read, the client was evaluated with a mixture of models, or the folder
         exists already or cannot be written.
     """
-    chosen, layout = _node_and_layout(run, client, node, level)
-    if _find_mixture(run, client, level) is not None:
+    if client is not None:
+        client = find_client(run, client)
+    chosen, layout = find_node_and_layout(run, client, node, level)
+    if find_mixture(run, client, level) is not None:
         raise RunError(
             f"client {client} is evaluated with a mixture of {len(run.tree.leaves)} models, which "
             "cannot be exported as a single adapter; export the adapter of one model with --node, "
@@ -486,7 +543,7 @@ def export_adapter(
             "the run's config has no model.adapter, so α of the adapter is unknown; pass it as "
             "export_adapter(alpha=)"
         )
-    own = _own_model(run, client, level)
+    own = find_own_model(run, client, level)
     card = json.dumps(model_card(run, chosen, layout, client, own=own is not None))
     if own is not None:
         tensors = layout.full.unflatten(own)
@@ -504,7 +561,7 @@ def export_adapter(
         raise RunError(f"cannot write {target}: {error}") from error
 
 
-def _find_mixture(run: Run, client: int | None, level: int | None) -> ClientMixture | None:
+def find_mixture(run: Run, client: int | None, level: int | None) -> ClientMixture | None:
     """Return the mixture of models with which a client was evaluated.
 
     The result is None if the client was evaluated with a single model, or a level of the tree is
@@ -515,7 +572,7 @@ def _find_mixture(run: Run, client: int | None, level: int | None) -> ClientMixt
     return client_mixture(run, client)
 
 
-def _own_model(run: Run, client: int | None, level: int | None) -> Tensor | None:
+def find_own_model(run: Run, client: int | None, level: int | None) -> Tensor | None:
     """Return the client's own model as a vector ``[F]``, with shared and personal entries.
 
     The result is None if the client has no model of its own, or a level of the tree is given.
@@ -536,7 +593,7 @@ def _own_model(run: Run, client: int | None, level: int | None) -> Tensor | None
     return own
 
 
-def _node_and_layout(
+def find_node_and_layout(
     run: Run, client: int | None, node: int | None, level: int | None
 ) -> tuple[Node, Layout]:
     """Return the node whose model is exported, and the layout of the model's entries.
@@ -585,7 +642,7 @@ def _find_node(run: Run, client: int | None, node: int | None, level: int | None
     """Return the node to export, given by its number, or by a client and a level of its path."""
     if (client is None) == (node is None):
         given = "neither" if client is None else f"client {client} and node {node}"
-        raise ConfigError(f"an export needs either --client or --node, got {given}")
+        raise ConfigError(f"a model is chosen by either --client or --node, got {given}")
     if client is not None:
         if level is None:
             return served_node(run, client)

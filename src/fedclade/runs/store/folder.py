@@ -15,7 +15,7 @@ from fedclade.core import CheckpointError, RunError, appear, flat, make_folder, 
 from fedclade.runs.store.checkpoint import Checkpoint
 from fedclade.runs.store.contents import without_unset
 from fedclade.runs.store.manifest import CONFIG, LOCK, Lock, read_run_config, write_config
-from fedclade.runs.store.run import holds_leftovers, is_finished, is_unfinished, reopen
+from fedclade.runs.store.run import Run, holds_leftovers, is_finished, is_unfinished, reopen
 
 KEPT = 2
 """Number of checkpoints to store: if the last one is damaged, the one before it can be used."""
@@ -138,7 +138,7 @@ class RunFolder:
             If the folder has checkpoints, but none is usable. The checkpoints are not changed.
         """
         unusable: dict[Path, str] = {}
-        for folder in self._checkpoints():
+        for folder in self.list_checkpoints():
             try:
                 checkpoint = Checkpoint.read(folder)
                 _check_origin(folder, checkpoint, config, fingerprint)
@@ -171,11 +171,11 @@ class RunFolder:
             self._folder.mkdir(exist_ok=True)
             # Files are shared with the checkpoint that is removed next, and not with the one that
             # stays: a damaged file would otherwise damage both remaining checkpoints.
-            earlier = next(iter(self._checkpoints()[KEPT - 1 :]), None)
+            earlier = next(iter(self.list_checkpoints()[KEPT - 1 :]), None)
             appear(target, lambda beside: checkpoint.write(beside, earlier))
             # Folders of this name are left by a process that was killed.
             half_written = self._folder.glob(".round-*.writing")
-            for old in (*self._checkpoints()[KEPT:], *half_written):
+            for old in (*self.list_checkpoints()[KEPT:], *half_written):
                 remove(old)
         except OSError as error:
             raise CheckpointError(
@@ -192,7 +192,7 @@ class RunFolder:
         """Path of the subfolder with the checkpoints."""
         return self.path / "checkpoints"
 
-    def _checkpoints(self) -> list[Path]:
+    def list_checkpoints(self) -> list[Path]:
         """Return the folders of all checkpoints, the newest first."""
         if not self._folder.is_dir():
             return []
@@ -201,6 +201,42 @@ class RunFolder:
             if match := _NAME.fullmatch(path.name):
                 numbers[path] = int(match[1])
         return sorted(numbers, key=lambda path: -numbers[path])
+
+
+def load_unfinished(folder: Path) -> Run:
+    """Read the state of an unfinished run at its newest checkpoint, without models of clients.
+
+    Raises
+    ------
+    RunError
+        If the folder has no usable checkpoint, or its clients were not evaluated yet.
+    """
+    reasons: list[str] = []
+    for path in RunFolder(folder).list_checkpoints():
+        try:
+            found = Checkpoint.read(path)
+        except CheckpointError as error:
+            reasons.append(str(error))
+            continue
+        if found.summary is None:
+            reasons.append(f"no client was evaluated until round {found.round}")
+            continue
+        return Run(
+            found.summary,
+            found.config,
+            found.tree,
+            found.rows["metrics"],
+            found.rows["clusters"],
+            found.rows["clients"],
+            found.rows["events"],
+            similarities=found.similarities,
+            is_trusted=False,
+        )
+    why = "; ".join(reasons) or "it has no checkpoint"
+    raise RunError(
+        f"the unfinished run in {folder} cannot be shown: {why}; continue it with: fedclade resume "
+        f"{folder}"
+    )
 
 
 def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedclade.core import (
+    ConfigError,
     Displayed,
     Layout,
     ParameterTree,
@@ -23,6 +24,7 @@ from fedclade.core import (
     remove,
     take_place,
 )
+from fedclade.data import DataSchema
 from fedclade.runs.store.contents import (
     FINISHED,
     TABLES,
@@ -64,6 +66,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from plotly.graph_objects import Figure
 
+    from fedclade.data import Federation
+    from fedclade.runs.prediction import NewScores, Predictions
+
 FORMAT = 3
 """Version of the format of a run folder, recorded in ``summary.json``."""
 
@@ -79,6 +84,9 @@ _SUMMARY = "summary.json"
 
 _MANIFEST = "manifest.json"
 """Name of the file with the SHA-256 of every other file of a finished run."""
+
+SCHEMA = "schema.json"
+"""Name of the file with the schema of the clients' data, in the format of ``data.schema``."""
 
 _LEFTOVERS = {LOCK, f".{CONFIG}.writing"}
 """Names of the files that a killed process can leave in a folder before it writes the config."""
@@ -129,6 +137,9 @@ class Run(Displayed):
     gains
         Advantage of the run's models over simpler models on the test rows of each client; None if
         it was not measured, for example in a network.
+    schema
+        Schema by which the clients' tables or texts were encoded; None for other data, and in
+        folders of versions that did not store it.
     """
 
     summary: Mapping[str, Any]
@@ -145,6 +156,7 @@ class Run(Displayed):
     )
     is_trusted: bool = True
     gains: Gains | None = None
+    schema: DataSchema | None = None
 
     def __repr__(self) -> str:
         shown = ("algorithm", "data", "model", "seed", "rounds")
@@ -154,6 +166,11 @@ class Run(Displayed):
     def has_diverged(self) -> bool:
         """Whether the run diverged, so that its models and clusters carry no information."""
         return "diverged" in self.summary
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the run was loaded before its end, from a checkpoint."""
+        return "unfinished" in self.summary
 
     @property
     def model_round(self) -> int:
@@ -221,15 +238,20 @@ class Run(Displayed):
         return drawn("plot_of", self)
 
     def check_readable(self) -> None:
-        """Check that the entries of the run's models are not permuted.
+        """Check that the run is finished, and that the entries of its models are not permuted.
 
         Over a network, clients can permute them by a secret that the server does not know.
 
         Raises
         ------
         RunError
-            If the models are permuted.
+            If the run is unfinished, or the models are permuted.
         """
+        if self.is_unfinished:
+            raise RunError(
+                "the models of an unfinished run cannot be used; continue the run with fedclade "
+                "resume RUN, or finish it as it is with fedclade resume RUN --finish"
+            )
         if "network" in self.config and self.config.get("privacy", {}).get("permute"):
             raise RunError(
                 "the models of this run are permuted by a secret that only its clients know, so "
@@ -263,6 +285,39 @@ class Run(Displayed):
                 "client stores them"
             )
         return self.layout.unflatten_personal(self.kept[client]["personal"])
+
+    def predict(
+        self, rows: Any, *, client: int | str | None = None, node: int | None = None, **options: Any
+    ) -> Predictions:
+        """Predict the targets of new rows by a model of the run; see :func:`fedclade.predict`.
+
+        Parameters
+        ----------
+        rows
+            The path of a file, a data frame, a list of mappings or texts, or an array.
+        client, node
+            The client (its id or its name) or the node whose model predicts; give one of the two.
+        **options
+            Further arguments of :func:`fedclade.predict`.
+        """
+        # Imported here, since the module uses runs.
+        from fedclade.runs.prediction import predict
+
+        return predict(self, rows, client=client, node=node, **options)
+
+    def evaluate(self, federation: Federation, **options: Any) -> NewScores:
+        """Evaluate the run's models on new data of its clients; see :func:`fedclade.evaluate`.
+
+        Parameters
+        ----------
+        federation
+            Data of clients of the run, which are recognized by their names.
+        **options
+            Further arguments of :func:`fedclade.evaluate`.
+        """
+        from fedclade.runs.prediction import evaluate
+
+        return evaluate(self, federation, **options)
 
     @checked()
     def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
@@ -329,7 +384,7 @@ class Run(Displayed):
 
     @classmethod
     @checked()
-    def load(cls, folder: str | Path, *, trust: bool = False) -> Run:
+    def load(cls, folder: str | Path, *, trust: bool = False, unfinished: bool = False) -> Run:
         """Read the results of a finished run from its folder.
 
         No code that the run's config names is imported.
@@ -342,6 +397,9 @@ class Run(Displayed):
             Whether :func:`fedclade.assign` may import the code that the folder's config names by
             ``module:name``, which runs that module. Set it only for a folder whose origin you
             trust.
+        unfinished
+            Whether to load an unfinished run, too: its tables and clusters at the newest checkpoint.
+            Its models cannot be used.
 
         Raises
         ------
@@ -351,6 +409,11 @@ class Run(Displayed):
         """
         source = Path(folder)
         if not is_finished(source):
+            if is_unfinished(source) and unfinished:
+                # Imported here, since the module uses runs.
+                from fedclade.runs.store.folder import load_unfinished
+
+                return load_unfinished(source)
             if is_unfinished(source):
                 raise RunError(
                     f"the run in {source} is unfinished; continue with: fedclade resume {source}"
@@ -368,6 +431,7 @@ class Run(Displayed):
             layout = read_layout(source / "tree")
             kept = read_kept(source / KEPT, layout)
             gains = read_gains(source)
+            schema = _read_schema(source)
             return cls(
                 summary,
                 config,
@@ -379,6 +443,7 @@ class Run(Displayed):
                 kept=kept,
                 is_trusted=trust,
                 gains=gains,
+                schema=schema,
             )
         except DAMAGES as error:
             raise RunError(
@@ -402,10 +467,28 @@ class Run(Displayed):
         write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
         write_kept(folder / KEPT, self.kept, is_private(self.config))
         write_similarities(folder / "similarities.npz", self.similarities)
+        if self.schema is not None:
+            self.schema.save(folder / SCHEMA)
         write_manifest(folder / _MANIFEST, FORMAT)
         # After the manifest, which does not list the file: gains can be measured again later.
         if self.gains is not None:
             write_gains(self.gains, folder)
+
+
+def _read_schema(folder: Path) -> DataSchema | None:
+    """Read the schema of a run's data from its folder; None if the folder has no schema.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged.
+    """
+    if not (folder / SCHEMA).exists():
+        return None
+    try:
+        return DataSchema.load(folder / SCHEMA)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 def _check_format(folder: Path) -> None:

@@ -6,15 +6,20 @@ all leaves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from fedclade.algorithms import Requires, build_algorithm, method_of_run
-from fedclade.core import ConfigError, Layout, Node, RunError, reading_folder
+from fedclade.core import ConfigError, Layout, Node, RunError, TreeError, reading_folder
+from fedclade.runs.store.contents import RowTable
 from fedclade.runs.store.run import Run
 from fedclade.tasks import TASKS
+
+SHOWN = 5
+"""Largest number of clients that a message names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +62,57 @@ class ClientMixture:
             "weights": self.weights.tolist(),
             "task": self.task,
         }
+
+
+def find_client(run: Run, client: int | str) -> int:
+    """Return the id of a client of a run, given by its id or its name.
+
+    A text is the client's name, or its id in digits.
+
+    Raises
+    ------
+    TreeError
+        If the run has no such client, or a text matches several clients.
+    """
+    if isinstance(client, int):
+        run.tree.path(client)  # raises a TreeError for a client that the run does not have
+        return client
+    ids_by_name = _list_ids_by_name(run)
+    found = set(ids_by_name.get(client, ()))
+    if client.isdecimal() and int(client) in run.tree.leaf_of:
+        found.add(int(client))
+    if len(found) == 1:
+        return found.pop()
+    if not found:
+        raise TreeError(
+            f"the run has no client {client!r}; its clients are {_show_clients(run, ids_by_name)}"
+        )
+    raise TreeError(
+        f"{client!r} is the name or the id of several clients, with the ids "
+        f"{', '.join(map(str, sorted(found)))}; in Python, pass the id as a number, such as "
+        f"client={min(found)}"
+    )
+
+
+def _list_ids_by_name(run: Run) -> dict[str, list[int]]:
+    """Return the ids of the run's clients by their names, as recorded by its evaluations."""
+    names: dict[int, str] = {}
+    for block in RowTable.of(run.client_rows).blocks:
+        names.update(zip(map(int, block["client"]), map(str, block["name"]), strict=True))
+    ids: dict[str, list[int]] = {}
+    for client, name in names.items():
+        ids.setdefault(name, []).append(client)
+    return ids
+
+
+def _show_clients(run: Run, ids_by_name: Mapping[str, Sequence[int]]) -> str:
+    """Return the names of some clients for a message, or the range of their ids."""
+    names = [name for name in ids_by_name if name]
+    if not names:
+        ids = sorted(run.tree.leaf_of)
+        return f"{ids[0]} to {ids[-1]}"
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(repr, names[:SHOWN])) + more
 
 
 def served_node(run: Run, client: int) -> Node:

@@ -52,7 +52,7 @@ class Step:
 
 
 class Plan:
-    """Training steps of several clients, for one epoch or for a given number of steps.
+    """Training steps of several clients, for one epoch or for given numbers of steps.
 
     The clients are sorted, the largest first, so that the clients with steps left are always the
     first clients. A client's last batch, if it is smaller, is padded to the width of the other
@@ -77,7 +77,7 @@ class Plan:
         sizes: tuple[int, ...],
         batch_size: int,
         padding: bool,
-        steps: int | None = None,
+        steps: tuple[int, ...] | None = None,
         smallest_batch: int = 1,
     ) -> Plan:
         """Return the plan for some clients, from a cache if it was made before.
@@ -91,7 +91,7 @@ class Plan:
         padding
             Whether smaller batches may be padded to the width of the other clients' batches.
         steps
-            Number of steps of each client; None for the steps of one epoch.
+            Number of steps of each client, in descending order; None for the steps of one epoch.
         smallest_batch
             Number of examples in the smallest batch. If fewer examples remain at the end of an
             epoch, they are added to the batch before.
@@ -103,7 +103,7 @@ class Plan:
         sizes: Sequence[int],
         batch_size: int,
         padding: bool,
-        steps: int | None = None,
+        steps: tuple[int, ...] | None = None,
         smallest_batch: int = 1,
     ) -> None:
         counts = np.asarray(sizes)
@@ -111,7 +111,7 @@ class Plan:
         of_epoch = np.array(batches, dtype=counts.dtype)
         taken = of_epoch
         if steps is not None:
-            taken = np.full_like(counts, steps)
+            taken = np.array(steps, dtype=counts.dtype)
         self.epochs = -(-taken // of_epoch)
         """Number of times that each client's examples are shuffled, int ``[n]``."""
         drawn = counts * self.epochs
