@@ -19,6 +19,7 @@ from fedclade.core.buffers import (
     state_preserved,
     unsent_buffers,
 )
+from fedclade.core.client_trainer import Batches, ClientTrainer, FunctionTrainer, TrainingContext
 from fedclade.core.clients import Clients, Workers
 from fedclade.core.data_queries import (
     DataQuery,
@@ -114,15 +115,21 @@ from fedclade.core.local import (
     count_batches,
     optimizer_class,
     own_defaults,
+    trainer_function,
+    trainer_name,
 )
 from fedclade.core.local_rules import (
     RULES,
+    SERVED,
     ControlVariates,
     Interpolation,
     LocalRule,
     MetaLearning,
     MoreauEnvelope,
+    Named,
+    RuleStep,
     local_rule,
+    or_kept,
 )
 from fedclade.core.mixtures import Mixture, label_rates, packed, unpacked
 from fedclade.core.params import Layout, Slot, check_module, fitting, matching
@@ -265,6 +272,7 @@ __all__ = [
     "REJECTED_SUM",
     "RULES",
     "SENSITIVITY",
+    "SERVED",
     "TOO_LATE",
     "VECTORS",
     "Aggregation",
@@ -273,6 +281,7 @@ __all__ = [
     "ArgumentError",
     "ArrayMapping",
     "Ask",
+    "Batches",
     "Buffered",
     "Cells",
     "Check",
@@ -281,6 +290,7 @@ __all__ = [
     "Choice",
     "ChoiceQuery",
     "ClientRegistry",
+    "ClientTrainer",
     "ClientWork",
     "Clients",
     "ClusterSplit",
@@ -309,6 +319,7 @@ __all__ = [
     "FromServer",
     "FromStored",
     "FullGradient",
+    "FunctionTrainer",
     "Group",
     "GroupFounded",
     "HeadThenBody",
@@ -338,6 +349,7 @@ __all__ = [
     "Models",
     "Moments",
     "MoreauEnvelope",
+    "Named",
     "NoReply",
     "Node",
     "Nothing",
@@ -366,6 +378,7 @@ __all__ = [
     "RoundPlan",
     "RowQuery",
     "Rule",
+    "RuleStep",
     "RunError",
     "RunInterrupted",
     "Served",
@@ -390,6 +403,7 @@ __all__ = [
     "TooFew",
     "TrainQuery",
     "Trainer",
+    "TrainingContext",
     "TreeError",
     "UntrustedNameError",
     "UpdateError",
@@ -456,6 +470,7 @@ __all__ = [
     "named",
     "one_of",
     "optimizer_class",
+    "or_kept",
     "own_defaults",
     "owner_only",
     "packed",
@@ -475,6 +490,8 @@ __all__ = [
     "state_preserved",
     "summary_of",
     "take_place",
+    "trainer_function",
+    "trainer_name",
     "unknown",
     "unpacked",
     "unsent_buffers",

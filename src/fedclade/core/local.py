@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from fedclade.core.arguments import check_arguments, checked
 from fedclade.core.errors import ConfigError, shown, unknown
-from fedclade.core.plugins import imported
+from fedclade.core.plugins import check_function, imported, installed, name_of, named
 from fedclade.core.settings import (
     Check,
     about,
@@ -172,6 +172,59 @@ def checked_options(
     return fitted
 
 
+# A user's own training function, ``fn(model, batches, context)``.
+
+
+def trainer_function(trainer: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Return the training function of a given name, or the function itself.
+
+    Parameters
+    ----------
+    trainer
+        A function, or its name: an entry point of the group ``fedclade.trainers``, or
+        ``module:name``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such function, or if it does not take a model, batches and a context.
+    """
+    found = trainer
+    what = "trainer"
+    if isinstance(trainer, str):
+        found = named("trainers", trainer, {}, "trainer")
+        what = f"trainer {shown(trainer)}"
+    if inspect.isclass(found):
+        raise ConfigError(
+            f"{what} should be a function, got the class {found.__name__}; an algorithm uses such "
+            "a class as the steps of its ClientWork, for example ClientWork(steps="
+            f"{found.__name__}(...))"
+        )
+    return check_function(
+        found, what, "the mean training loss", takes=("model", "batches", "context")
+    )
+
+
+def trainer_name(trainer: str | Callable[..., Any]) -> str:
+    """Return the name of a training function, by which a run's config records it.
+
+    A function that cannot be imported by a name, such as a function of ``__main__``, has its
+    ``__name__`` as its name.
+
+    Raises
+    ------
+    ConfigError
+        If the trainer is an object without a name, such as ``functools.partial``.
+    """
+    if isinstance(trainer, str):
+        return trainer
+    if not hasattr(trainer, "__qualname__"):
+        raise ConfigError(
+            f"trainer should be a function, got {shown(trainer)}; define a function that calls it"
+        )
+    return name_of("trainers", trainer, {})
+
+
 PRECISIONS = ("float32", "bfloat16")
 
 SMALLEST_BATCH = 4
@@ -291,6 +344,12 @@ class LocalTraining:
         representation use different batches, and so do the pre-training of FedGroup and the epochs
         that remain. DP-SGD draws every batch independently, whatever the value.""",
     )
+    trainer: str | Callable[..., Any] | None = setting(
+        None,
+        doc="""A training function of your own, ``fn(model, batches, context)``, or its name:
+        ``module:name``, or a name that a package registers. It trains one client and replaces the
+        optimizer's steps. By default clients take the optimizer's steps.""",
+    )
 
     def __post_init__(self) -> None:
         name = self.optimizer if isinstance(self.optimizer, str) else optimizer_name(self.optimizer)
@@ -310,6 +369,8 @@ class LocalTraining:
         name = name if ":" in name else name.lower()
         object.__setattr__(self, "optimizer", name)
         object.__setattr__(self, "options", options)
+        if self.trainer is not None:
+            object.__setattr__(self, "trainer", _importable(self.trainer))
 
     def _check_values(self, optimizer: str, unused: Mapping[str, Any]) -> None:
         """Check all settings; the optimizer does not take those in ``unused``: they should be 0."""
@@ -328,6 +389,9 @@ class LocalTraining:
                 f"at least 1 and at most local.batch_size, {self.batch_size}",
             ),
         ]
+        if self.trainer is not None:
+            what = "false with local.trainer, which creates its own optimizer"
+            requirements.append(("local.keep_state", self.keep_state, not self.keep_state, what))
         for key in ("lr", "weight_decay", "mu"):
             value = getattr(self, key)
             requirements.append(
@@ -435,6 +499,19 @@ class LocalTraining:
     def lr_at(self, round_number: int) -> float:
         """Return the step size (learning rate) in a round; rounds are numbered from 1."""
         return (self.lr or 0.0) * self.lr_decay ** (round_number - 1)
+
+
+def _importable(trainer: str | Callable[..., Any]) -> str | Callable[..., Any]:
+    """Return the name of a training function if the function can be imported by it.
+
+    A name can be recorded and sent to other processes. The result for any other function is the
+    function itself.
+    """
+    trainer_function(trainer)
+    name = trainer_name(trainer)
+    if isinstance(trainer, str) or ":" in name or name in installed("trainers"):
+        return name
+    return trainer
 
 
 def count_batches(examples: int, batch_size: int, smallest_batch: int) -> int:

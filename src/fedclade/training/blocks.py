@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import (
+    ClientTrainer,
     ConfigError,
+    FunctionTrainer,
     Layout,
     LocalRule,
     LocalTraining,
@@ -24,6 +26,7 @@ from fedclade.core import (
     SplitPart,
     TrainQuery,
     make_usable,
+    trainer_function,
 )
 from fedclade.data import Federation
 from fedclade.tasks import FittedTask
@@ -163,6 +166,9 @@ class Settings:
         Settings of local training.
     rule
         Local rule that replaces plain steps; None for plain steps.
+    trainer
+        A user's own code that replaces plain steps; None for plain steps, or for the code that the
+        settings of local training name.
     state
         Prefix of the names under which the states of optimizers or local rules are stored. None:
         training starts with a new optimizer, whose state is not stored.
@@ -176,6 +182,7 @@ class Settings:
     round: Round
     local: LocalTraining
     rule: LocalRule | None = None
+    trainer: ClientTrainer | None = None
     state: str | None = None
     fixed: frozenset[str] = frozenset()
     longest: float = 1.0
@@ -309,6 +316,9 @@ class BlockTraining:
     def _workload(self, block: Block, settings: Settings) -> Workload:
         """Return the workload of an engine for a block of clients."""
         this_round = settings.round
+        trainer = settings.trainer
+        if trainer is None and settings.local.trainer is not None:
+            trainer = FunctionTrainer(trainer_function(settings.local.trainer))
         jobs: list[Job] = []
         for (client, inputs, targets), row, anchor in zip(
             block.clients, block.rows, block.anchors, strict=True
@@ -326,6 +336,8 @@ class BlockTraining:
             task=self.task,
             fixed=settings.fixed,
             rule=settings.rule,
+            trainer=trainer,
+            number=this_round.number,
             private=self.private,
         )
 
@@ -442,6 +454,7 @@ class BlockTrainer:
             this_round,
             self.local if local is None else local,
             rule=steps if isinstance(steps, LocalRule) else None,
+            trainer=steps if isinstance(steps, ClientTrainer) else None,
             state=self._start.optimizer,
             fixed=fixed,
             longest=max_scale,

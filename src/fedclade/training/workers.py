@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import mmap
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -32,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import EngineError, Layout, LocalTraining
+from fedclade.core import ClientTrainer, ConfigError, EngineError, Layout, LocalTraining
 from fedclade.training.channels_last import ChannelsLastLoop
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, PrivateSteps, Workload
 from fedclade.training.loop import LoopEngine
@@ -219,6 +220,8 @@ class _Chunk(NamedTuple):
     lr: float
     fixed: frozenset[str]
     private: PrivateSteps | None
+    trainer: ClientTrainer | None
+    number: int
 
 
 class WorkersEngine:
@@ -407,6 +410,8 @@ class _WorkerPool:
                 lr=work.lr,
                 fixed=work.fixed,
                 private=work.private,
+                trainer=work.trainer,
+                number=work.number,
             )
             for i in range(count)
         ]
@@ -477,6 +482,8 @@ class _WorkerPool:
             task=self._task,
             fixed=chunk.fixed,
             private=chunk.private,
+            trainer=chunk.trainer,
+            number=chunk.number,
         )
         try:
             _, losses = engine.train(
@@ -484,6 +491,8 @@ class _WorkerPool:
             )
         except CannotTrainTogether as reason:
             return CannotTrainTogether(str(reason))
+        except ConfigError as error:  # of a user's own training code
+            return ConfigError(str(error))
         except Exception as error:
             # A user's module may raise any exception; this class can be unpickled by the parent.
             return RuntimeError(f"{type(error).__name__}: {error}")
@@ -502,9 +511,25 @@ def cannot_work(work: Workload) -> str | None:
     """
     if work.rule is not None:
         return "worker processes cannot return the state that local rules store between rounds"
+    if work.trainer is not None and work.trainer.stores:
+        return "worker processes cannot return the tensors that own trainers store between rounds"
+    if work.trainer is not None and (reason := _why_not_sent(work.trainer)) is not None:
+        return reason
     if work.spec.keep_state:
         return "worker processes cannot return the state of optimizers (local.keep_state = true)"
     return cannot_fork(work.models.device)
+
+
+def _why_not_sent(trainer: ClientTrainer) -> str | None:
+    """Return the reason why a user's code cannot be sent to worker processes; None if it can."""
+    try:
+        pickle.dumps(trainer)
+    except Exception as error:  # pickle raises errors of several classes
+        return (
+            f"trainer {trainer.label} cannot be sent to worker processes ({error}); define it at "
+            "the top level of a module"
+        )
+    return None
 
 
 INSIDE: Mapping[str, Callable[[], Engine]] = {

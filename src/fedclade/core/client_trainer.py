@@ -1,0 +1,210 @@
+"""Training code of a user: a Python function, or a class of steps, that trains one client.
+
+A function ``fn(model, batches, context)`` is the setting :attr:`LocalTraining.trainer`. A federated
+method whose training needs settings or stored tensors derives a class from :class:`ClientTrainer`.
+Engines call both for one client after another.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from fedclade.core.local import LocalTraining, trainer_name
+from fedclade.core.work import Steps
+
+
+class Batches(Protocol):
+    """Mini-batches of a client's local training.
+
+    One iteration yields the batches of all epochs or steps in the settings of local training, in
+    the same order as for the steps of an optimizer. A further iteration yields newly drawn batches.
+    """
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the inputs ``[B, ...]`` and the targets ``[B, ...]`` of each batch."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of batches of one iteration."""
+        ...
+
+
+class TrainingContext(Protocol):
+    """Access of a user's training code to the settings and the stored tensors of one client."""
+
+    @property
+    def local(self) -> LocalTraining:
+        """Settings of local training."""
+        ...
+
+    @property
+    def lr(self) -> float:
+        """Step size of the round, after the decay :attr:`LocalTraining.lr_decay`."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """Number of the round, from 1."""
+        ...
+
+    @property
+    def dataset(self) -> TensorDataset:
+        """All n training examples of the client, for a data loader of one's own."""
+        ...
+
+    @property
+    def start(self) -> Tensor:
+        """Whole model from which the client starts, as a vector ``[F]``."""
+        ...
+
+    @property
+    def anchor(self) -> Tensor:
+        """Vector ``[F]`` that the server sends in addition; by default the model of the start."""
+        ...
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of the run's task over a batch.
+
+        Parameters
+        ----------
+        outputs
+            Outputs ``[B, ...]`` of the model.
+        targets
+            Targets ``[B, ...]`` of the batch.
+        """
+        ...
+
+    def penalty(self, model: nn.Module) -> Tensor:
+        """Return the proximal term μ/2·‖θ − θ_anchor‖² of the model's trained parameters θ.
+
+        The term is 0 if μ (:attr:`LocalTraining.mu`) is 0. With a larger μ the code must add the
+        term to its loss.
+        """
+        ...
+
+    def vector_of(self, model: nn.Module) -> Tensor:
+        """Return a model as a vector ``[F]``: its trained parameters, then its buffers."""
+        ...
+
+    def model_of(self, vector: Tensor) -> nn.Module:
+        """Return a new model, in evaluation mode and without gradients, from a vector ``[F]``."""
+        ...
+
+    def stored(self, name: str) -> Tensor | None:
+        """Return the tensor that the client stored under a name before the round.
+
+        The result is None if there is none. The name must be in :attr:`ClientTrainer.stores`.
+        """
+        ...
+
+    def store(self, name: str, tensor: Tensor) -> None:
+        """Store a tensor for the client's later rounds; it never leaves the client.
+
+        The name must be in :attr:`ClientTrainer.stores`. The tensor is not stored if the training
+        turns out to have diverged.
+        """
+        ...
+
+    def count_steps(self, steps: int) -> None:
+        """Report the number of steps that the code has taken.
+
+        Without a report, each batch that is read from the ``batches`` counts as a step.
+        """
+        ...
+
+
+class ClientTrainer(Steps, ABC):
+    """Base class of training steps that are Python code of one client.
+
+    A subclass is a frozen dataclass. Its fields are what the server sends: numbers, texts, and
+    tensors of any shape. Clients of a network take such steps only if their policy names the class
+    (setting ``trainers``). Such steps are not available with DP-SGD, which needs to add noise to
+    every gradient.
+
+    Attributes
+    ----------
+    stores
+        Names of the tensors that each client stores from round to round. Worker processes cannot
+        train clients that store tensors.
+
+    Examples
+    --------
+    Training by SGD, with a penalty on the outputs:
+
+    >>> from dataclasses import dataclass
+    >>> import torch
+    >>> from fedclade import ClientTrainer
+    >>> @dataclass(frozen=True)
+    ... class SmallOutputs(ClientTrainer):
+    ...     weight: float
+    ...
+    ...     def train_client(self, model, batches, context):
+    ...         optimizer = torch.optim.SGD(model.parameters(), lr=context.lr)
+    ...         total = 0.0
+    ...         for inputs, targets in batches:
+    ...             outputs = model(inputs)
+    ...             loss = context.loss(outputs, targets) + self.weight * outputs.square().mean()
+    ...             optimizer.zero_grad()
+    ...             loss.backward()
+    ...             optimizer.step()
+    ...             total += float(loss.detach())
+    ...         return total / len(batches)
+    """
+
+    stores: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def label(self) -> str:
+        """Name of the code in messages."""
+        return type(self).__name__
+
+    @property
+    def vectors(self) -> int:
+        """Number of vectors of the model's size that a client needs in addition to its model.
+
+        They are the client's own copy, its gradient and one further model.
+        """
+        return 3
+
+    @abstractmethod
+    def train_client(self, model: nn.Module, batches: Batches, context: TrainingContext) -> float:
+        """Train the model of one client in place, and return the mean training loss.
+
+        Parameters
+        ----------
+        model
+            The client's own copy of the model, in training mode. Parameters that the run does not
+            train have ``requires_grad = False``.
+        batches
+            The client's mini-batches.
+        context
+            Settings, stored tensors and the loss of the task.
+        """
+
+
+@dataclass(frozen=True)
+class FunctionTrainer(ClientTrainer):
+    """Steps that a function ``fn(model, batches, context)`` takes.
+
+    Parameters
+    ----------
+    function
+        The function, see :attr:`LocalTraining.trainer`.
+    """
+
+    function: Callable[..., Any]
+
+    @property
+    def label(self) -> str:
+        """Name of the function in messages."""
+        return trainer_name(self.function)
+
+    def train_client(self, model: nn.Module, batches: Batches, context: TrainingContext) -> float:
+        """Train the model of one client by the function, and return the mean training loss."""
+        return self.function(model, batches, context)
