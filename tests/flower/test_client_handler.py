@@ -295,7 +295,7 @@ def test_a_question_of_a_kind_that_it_does_not_know_is_refused():
         ),
         (
             {"rule": '{"name": "steal"}'},
-            "the query requests a local rule that this client does not know: unknown local rule 'steal'",
+            "the client's policy forbids the training code 'steal', which is not part of fedclade",
         ),
         (
             {"rule": '{"name": "mixture", "alpha": 2.0}'},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -349,6 +349,7 @@ class LocalTraining:
         doc="""A training function of your own, ``fn(model, batches, context)``, or its name:
         ``module:name``, or a name that a package registers. It trains one client and replaces the
         optimizer's steps. By default clients take the optimizer's steps.""",
+        later=True,
     )
 
     def __post_init__(self) -> None:
@@ -400,6 +401,18 @@ class LocalTraining:
         for key, value in unused.items():
             requirements.append((f"local.{key}", value, not value, f"0 with {optimizer}"))
         check_settings(self, "local", *requirements)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The settings by name, with a training function replaced by its name.
+
+        Without a training function, the result has no key ``trainer``.
+        """
+        settings = asdict(replace(self, trainer=None))
+        del settings["trainer"]
+        if self.trainer is None:
+            return settings
+        return {**settings, "trainer": trainer_name(self.trainer)}
 
     def with_smallest_batch(self, examples: int) -> LocalTraining:
         """Return the settings with ``smallest_batch`` raised to the number that a model needs.

@@ -46,6 +46,7 @@ from fedclade.channel import (
 from fedclade.core import (
     FORBIDS,
     OWN,
+    OWN_COLUMNS,
     ChoiceQuery,
     ConfigError,
     DataError,
@@ -697,7 +698,7 @@ class ClientHandler:
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         # Names in a server's message may cause no other import on this machine.
-        with importing_only(self._imports):
+        with importing_only(self._imports | set(self._policy.trainers)):
             answer = respond(content)
         if keeps and (kind == "train" or (rows is not None and rows.stores)):
             self._kept.close(state)
@@ -883,6 +884,11 @@ class ClientHandler:
         )
         if updates.left_out:
             raise TrainingFailedError(updates.left_out[self._data.id])
+        if added := sorted(updates.columns.keys() - OWN_COLUMNS):
+            raise ConfigError(
+                f"the steps {type(asked.work.steps).__name__} add the column {added[0]!r} to the "
+                "update, which clients in a network cannot send; request the numbers by a RowQuery"
+            )
         return updates
 
     def _train(self, content: Content, state: RecordDict | None) -> RecordDict:

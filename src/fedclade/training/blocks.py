@@ -27,6 +27,7 @@ from fedclade.core import (
     TrainQuery,
     make_usable,
     trainer_function,
+    trainer_name,
 )
 from fedclade.data import Federation
 from fedclade.tasks import FittedTask
@@ -316,9 +317,6 @@ class BlockTraining:
     def _workload(self, block: Block, settings: Settings) -> Workload:
         """Return the workload of an engine for a block of clients."""
         this_round = settings.round
-        trainer = settings.trainer
-        if trainer is None and settings.local.trainer is not None:
-            trainer = FunctionTrainer(trainer_function(settings.local.trainer))
         jobs: list[Job] = []
         for (client, inputs, targets), row, anchor in zip(
             block.clients, block.rows, block.anchors, strict=True
@@ -336,7 +334,7 @@ class BlockTraining:
             task=self.task,
             fixed=settings.fixed,
             rule=settings.rule,
-            trainer=trainer,
+            trainer=_find_trainer(settings),
             number=this_round.number,
             private=self.private,
         )
@@ -487,6 +485,26 @@ class BlockTrainer:
     def keep_last_layer(self, vectors: Tensor) -> Tensor:
         """Return a copy of vectors ``[k, F]`` with zeros outside the parameters of the last layer."""
         return self._whole.only_last_layer(vectors)
+
+
+def _find_trainer(settings: Settings) -> ClientTrainer | None:
+    """Return the user's own code that trains the clients; None if no such code is set.
+
+    Raises
+    ------
+    ConfigError
+        If the settings of local training name a function, and the algorithm has steps of its own.
+    """
+    function = settings.local.trainer
+    if function is None:
+        return settings.trainer
+    for steps in (settings.rule, settings.trainer):
+        if steps is not None:
+            raise ConfigError(
+                f"local.trainer should be left out with an algorithm whose clients take steps of "
+                f"its own ({type(steps).__name__}), got {trainer_name(function)!r}"
+            )
+    return FunctionTrainer(trainer_function(function))
 
 
 def _make_states_finite(work: Workload) -> None:
