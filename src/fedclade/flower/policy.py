@@ -457,8 +457,8 @@ class Policy:
         if name not in self.trainers:
             allowed = " ".join([*self.trainers, name])
             raise CodeNotAllowedError(
-                f"{FORBIDS} the training code {shown(name)}, which is not part of fedclade; if you "
-                f'trust the code, allow it with trainers="{allowed}" in the client\'s node config'
+                f"{FORBIDS} the training code {name!r}, which is not part of fedclade; if you trust "
+                f'the code, allow it with trainers="{allowed}" in the client\'s node config'
             )
 
     def check_declared(self, kind: str, *, private: bool) -> None:
