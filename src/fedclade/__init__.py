@@ -135,6 +135,7 @@ from fedclade.core import (
     draw_with,
     has_replied,
     mean,
+    with_features,
 )
 from fedclade.data import (
     DataSchema,
@@ -330,6 +331,7 @@ __all__ = [
     "sweep",
     "train_clusters",
     "train_root",
+    "with_features",
 ]
 
 

@@ -19,7 +19,13 @@ from fedclade.core.buffers import (
     state_preserved,
     unsent_buffers,
 )
-from fedclade.core.client_trainer import Batches, ClientTrainer, FunctionTrainer, TrainingContext
+from fedclade.core.client_trainer import (
+    Batches,
+    ClientTrainer,
+    FunctionTrainer,
+    TrainingContext,
+    with_features,
+)
 from fedclade.core.clients import Clients, Workers
 from fedclade.core.data_queries import (
     DataQuery,
@@ -496,6 +502,7 @@ __all__ = [
     "unpacked",
     "unsent_buffers",
     "values_of",
+    "with_features",
     "with_settings_of",
     "write_tensors",
     "write_text",

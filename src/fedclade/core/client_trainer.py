@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
+from fedclade.core.errors import ModelError
 from fedclade.core.local import LocalTraining, trainer_name
 from fedclade.core.work import Steps
 
@@ -80,6 +82,34 @@ class TrainingContext(Protocol):
         """
         ...
 
+    def minimize(
+        self, model: nn.Module, batches: Batches, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> float:
+        """Take one step of the run's optimizer on each batch, and return the mean loss.
+
+        The steps have all settings of local training: the optimizer with its options, the clipping
+        of gradients, and the proximal term.
+
+        Parameters
+        ----------
+        model
+            The model, which is trained in place.
+        batches
+            The client's mini-batches.
+        loss
+            Function of the inputs and the targets of a batch, which returns the loss to minimize, a
+            tensor with one entry. It calls the model itself.
+        """
+        ...
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """Return a new optimizer of a model's trained parameters, with the settings of the run.
+
+        The settings are the optimizer, its options, step size, momentum and weight decay. The
+        setting :attr:`LocalTraining.clip_norm` is not applied.
+        """
+        ...
+
     def penalty(self, model: nn.Module) -> Tensor:
         """Return the proximal term μ/2·‖θ − θ_anchor‖² of the model's trained parameters θ.
 
@@ -119,6 +149,49 @@ class TrainingContext(Protocol):
         ...
 
 
+def with_features(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs of a model, and its representation of the inputs.
+
+    The representation is the input of the model's last linear layer, in the order in which the
+    layers are registered.
+
+    Parameters
+    ----------
+    model
+        The model.
+    inputs
+        Inputs of B examples, ``[B, ...]``.
+
+    Returns
+    -------
+    tuple
+        Outputs ``[B, ...]``, and representations ``[B, d]``.
+
+    Raises
+    ------
+    ModelError
+        If the model has no linear layer, or does not call its last one.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    caught: list[Tensor] = []
+
+    def catch(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+        caught.append(given[0])
+
+    hooks = [layer.register_forward_pre_hook(catch) for layer in layers[-1:]]
+    try:
+        outputs = model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not caught:
+        raise ModelError(
+            f"{type(model).__name__} should have a linear layer as its last layer, whose inputs are "
+            "the representation of an example; choose another model"
+        )
+    return outputs, caught[-1].flatten(1)
+
+
 class ClientTrainer(Steps, ABC):
     """Base class of training steps that are Python code of one client.
 
@@ -135,26 +208,20 @@ class ClientTrainer(Steps, ABC):
 
     Examples
     --------
-    Training by SGD, with a penalty on the outputs:
+    Training by the run's optimizer, with a penalty on the outputs:
 
     >>> from dataclasses import dataclass
-    >>> import torch
     >>> from fedclade import ClientTrainer
     >>> @dataclass(frozen=True)
     ... class SmallOutputs(ClientTrainer):
     ...     weight: float
     ...
     ...     def train_client(self, model, batches, context):
-    ...         optimizer = torch.optim.SGD(model.parameters(), lr=context.lr)
-    ...         total = 0.0
-    ...         for inputs, targets in batches:
+    ...         def loss(inputs, targets):
     ...             outputs = model(inputs)
-    ...             loss = context.loss(outputs, targets) + self.weight * outputs.square().mean()
-    ...             optimizer.zero_grad()
-    ...             loss.backward()
-    ...             optimizer.step()
-    ...             total += float(loss.detach())
-    ...         return total / len(batches)
+    ...             return context.loss(outputs, targets) + self.weight * outputs.square().mean()
+    ...
+    ...         return context.minimize(model, batches, loss)
     """
 
     stores: ClassVar[tuple[str, ...]] = ()

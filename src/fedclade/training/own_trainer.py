@@ -9,16 +9,19 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from fedclade.core import ClientTrainer, ConfigError, Layout, LocalTraining, call_own, rng
-from fedclade.training.jobs import Job, Workload, batches, full
+from fedclade.core import Batches, ClientTrainer, ConfigError, Layout, LocalTraining, call_own, rng
+from fedclade.training.jobs import Job, Workload, batches, full, precision
+from fedclade.training.optimizer import LocalOptimizer
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +100,37 @@ class ClientContext:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of the run's task over a batch."""
         return self._work.task.mean_loss(full(outputs), targets)
+
+    def minimize(
+        self, model: nn.Module, batches: Batches, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> float:
+        """Take one step of the run's optimizer on each batch, and return the mean loss."""
+        self.adds_penalty = True
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        parameters = list(trained.values())
+        anchors: list[Tensor] = []
+        if self.local.mu:
+            pulled_to = self._work.layout.unflatten(self._work.models[self._job.anchor_row])
+            anchors = [pulled_to[name] for name in trained]
+        rule = LocalOptimizer.of(self.local, self.lr)
+        optimizer = rule.for_one_client(parameters)
+        losses: list[Tensor] = []
+        examples = 0
+        for inputs, targets in batches:
+            optimizer.zero_grad(set_to_none=True)
+            with precision(self.local, inputs.device):
+                of_batch = loss(inputs, targets)
+            of_batch.backward()
+            rule.adjust(parameters, anchors)
+            optimizer.step()
+            losses.append(of_batch.detach() * len(inputs))
+            examples += len(inputs)
+        return float(torch.stack(losses).sum()) / examples
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """Return a new optimizer of a model's trained parameters, with the settings of the run."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return LocalOptimizer.of(self.local, self.lr).torch_optimizer(trained)
 
     def penalty(self, model: nn.Module) -> Tensor:
         """Return the proximal term μ/2·‖θ − θ_anchor‖² of the model's trained parameters θ."""
