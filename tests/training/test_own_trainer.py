@@ -315,7 +315,10 @@ def test_methods_with_other_steps_refuse_a_function(algorithm: Any, why: str):
         ({"trainer": partial(plain)}, "trainer should be a function, got functools.partial"),
         ({"trainer": Counting}, "trainer should be a function, got the class Counting"),
         ({"trainer": lambda model: 0.0}, r"should have the parameters \(model, batches, context\)"),
-        ({"trainer": 3}, "trainer of LocalTraining should be a string or a function or left out, got 3"),
+        (
+            {"trainer": 3},
+            "trainer of LocalTraining should be a string or a function or left out, got 3",
+        ),
         (
             {"trainer": plain, "keep_state": True},
             "local.keep_state should be false with local.trainer, which creates its own optimizer",

@@ -59,6 +59,7 @@ from fedclade.core import (
     UpdateError,
     Updates,
     importing_only,
+    installed,
 )
 from fedclade.data import (
     DataSchema,
@@ -653,6 +654,8 @@ class ClientHandler:
             "unmask": lambda content: member.unmask(content, state),
         }
         kind = content.get("what", str)
+        if kind not in KINDS and kind in installed("queries"):
+            self._policy.check_kind(kind)
         if kind not in KINDS:
             raise PolicyError(
                 f"{FORBIDS} the query {shown(kind)}, which is of an unknown kind; for a query of "

@@ -438,7 +438,8 @@ class Policy:
         PolicyError
             If the kind is not allowed; the text reports how to allow it.
         """
-        name = KINDS[kind].allowed_as
+        # A kind of an installed package is loaded only if the policy allows it.
+        name = KINDS[kind].allowed_as if kind in KINDS else kind
         if name and name not in self.allow:
             allowed = " ".join([*self.allow, name])
             raise PolicyError(

@@ -20,9 +20,6 @@ from fedclade.core import require
 MOST_EPOCHS = 100
 """Largest number of epochs in which a client learns its first weights."""
 
-CONVERGED = 0.1
-"""Standard deviation of the last 10 losses, below which the first weights are learned."""
-
 
 @dataclass(frozen=True)
 class AlaTraining(fedclade.ClientTrainer):
@@ -71,7 +68,7 @@ class AlaTraining(fedclade.ClientTrainer):
         if not is_first or len(losses) <= 10:
             return not is_first and len(losses) == 1
         spread = torch.tensor(losses[-10:]).std(correction=0)
-        return len(losses) == MOST_EPOCHS or bool(spread < CONVERGED)
+        return len(losses) == MOST_EPOCHS or bool(spread < 0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +99,8 @@ class FedALA(OwnModels, OneCohort):
             reply=fedclade.DistanceToAnchor(),
         )
         root = state.tree.nodes[0].params[None]
-        rows = state.rows(cohort)
         anchors = [0] * len(cohort)
+        rows = state.rows(cohort)
         updates = clients.train(cohort, root, rows, this_round, work, anchors=anchors)
         part = ClusterUpdate.of(0, updates.select(sorted(updates.ids)), this_round)
         tree = fedclade.move_clusters(state.tree, [part])
