@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,26 @@ import torch
 from torch import Tensor
 
 import fedclade
-from fedclade import ClientTrainer, ClientWork, ConfigError, LocalRule, LocalTraining, State, Steps
+from fedclade import (
+    ClientTrainer,
+    ClientWork,
+    ConfigError,
+    DifferentialPrivacy,
+    ExamplePrivacy,
+    LocalRule,
+    LocalTraining,
+    State,
+    Steps,
+)
+from fedclade.channel import Budget
 from fedclade.core import Models, PolicyError, Round, TrainQuery, UpdateError
 from fedclade.flower import wire
+from fedclade.flower.local_grid import LocalGrid
 from fedclade.flower.models_sent import ModelsSent, training_values
 from fedclade.flower.own_steps import names_in, read_steps
 from fedclade.flower.policy import Policy
 from fedclade.flower.wire import Content
-from tests.flower.grids import federated, grid_of, housed, network_of
+from tests.flower.grids import federated, grid_of, housed, network_of, node_of
 from tests.tiny import federation_of, perceptron
 
 FOUR = [0, 0, 1, 1]
@@ -225,3 +239,41 @@ def test_a_policy_lists_trainers():
     policy.check_trainer("my_training:train")
     with pytest.raises(PolicyError, match='trainers="moon my_training:train other"'):
         policy.check_trainer("other")
+
+
+PRIVATE = {
+    "client": DifferentialPrivacy(clip_norm=0.5, noise_multiplier=1e-6),
+    "example": ExamplePrivacy(clip_norm=0.5, noise_multiplier=1.0),
+}
+
+
+def private_grid(level: Any, folder: Path, **config: Any) -> LocalGrid:
+    """Return a grid of clients with differential privacy, which know where the code is."""
+    budget = Budget(epsilon=math.inf, level=level)
+    federation = federation_of(FOUR, [20] * 4)
+    return housed(grid_of(federation, config=config, privacy=PRIVATE[level], budget=budget), folder)
+
+
+def test_clients_with_privacy_clip_and_book_updates_by_own_code(tmp_path: Path):
+    """With next to no noise, the clipped updates are those of the usual steps."""
+    runs: list[Any] = []
+    for name, more in (("usual", {}), ("own", {"trainer": plain})):
+        grid = private_grid("client", tmp_path / name, trainers=f"{HERE}:plain")
+        runs.append(
+            federated(
+                grid, fedclade.FedAvg(), rounds=2, privacy=PRIVATE["client"], local=LOCAL, **more
+            )
+        )
+        ledger = json.loads((tmp_path / name / str(node_of(0)) / "privacy.json").read_text())
+        assert len(ledger["entries"]) == 2
+    torch.testing.assert_close(root_of(runs[0]), root_of(runs[1]), atol=1e-4, rtol=1e-3)
+
+
+def test_clients_with_privacy_of_examples_refuse_own_code(tmp_path: Path):
+    """The server does not say that clients are private, so that they have to refuse by themselves."""
+    names = f"{HERE}:plain {HERE}:Pulled"
+    grid = private_grid("example", tmp_path, trainers=names)
+    with pytest.raises(UpdateError, match=r"local.trainer.*, to whose steps no noise is added"):
+        federated(grid, fedclade.FedAvg(), rounds=1, trainer=plain, local=LOCAL)
+    with pytest.raises(UpdateError, match="Pulled does not declare that it trains with DP-SGD"):
+        federated(grid, Own(steps=STEPS["trainer"]), rounds=1, local=LOCAL)
