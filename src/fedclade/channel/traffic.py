@@ -13,6 +13,7 @@ from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     OWN,
     OWN_COLUMNS,
+    STEPS_TAKEN,
     ClientWork,
     DataQuery,
     EvaluationQuery,
@@ -99,7 +100,8 @@ class StepCounting(Middleware):
     """Middleware that counts the training steps that clients are requested to take.
 
     A step is the update of a model by one mini-batch. It counts for each client to which a query is
-    sent, whether the client replies or not, and again if the query is repeated. A client that
+    sent, whether the client replies or not, and again if the query is repeated. The steps are those
+    of the settings of local training, except for a user's own code whose steps are known. A client that
     trains on several parts of its data takes the steps of all parts. The computation of a full-batch
     gradient counts as no step. Clients are counted with their present number of examples, also if
     they train on examples from earlier rounds.
@@ -123,6 +125,14 @@ class StepCounting(Middleware):
         sizes = self.sizes_in(query.round.number)
         self.meter.steps += count_steps(query.work, query.round.local, sizes, query.ids)
         return query
+
+    def after(self, query: TrainQuery, reply: Updates) -> Updates:
+        """Correct the count by the steps that a user's own code has taken; return the reply."""
+        if (taken := reply.columns.get(STEPS_TAKEN)) is not None:
+            sizes = self.sizes_in(query.round.number)
+            planned = count_steps(query.work, query.round.local, sizes, reply.ids)
+            self.meter.steps += int(taken.sum()) - planned
+        return reply
 
     def add_cohort(self, cohort: Sequence[int], this_round: Round) -> None:
         """Count the steps of one local training of each client in a cohort.
@@ -207,6 +217,6 @@ def _bytes_of_updates(query: TrainQuery, updates: Updates) -> int:
         length += updates.parts.shape[1:].numel()
     added = 0
     for name, column in updates.columns.items():
-        if name not in OWN_COLUMNS:
+        if name not in (*OWN_COLUMNS, STEPS_TAKEN):
             added += column.shape[1:].numel() * column.itemsize
     return len(updates.senders) * (length * query.models.vectors.itemsize + added)

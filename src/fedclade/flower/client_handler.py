@@ -47,6 +47,7 @@ from fedclade.core import (
     FORBIDS,
     OWN,
     OWN_COLUMNS,
+    STEPS_TAKEN,
     ChoiceQuery,
     ConfigError,
     DataError,
@@ -887,7 +888,7 @@ class ClientHandler:
         )
         if updates.left_out:
             raise TrainingFailedError(updates.left_out[self._data.id])
-        if added := sorted(updates.columns.keys() - OWN_COLUMNS):
+        if added := sorted(updates.columns.keys() - {*OWN_COLUMNS, STEPS_TAKEN}):
             raise ConfigError(
                 f"the steps {type(asked.work.steps).__name__} add the column {added[0]!r} to the "
                 "update, which clients in a network cannot send; request the numbers by a RowQuery"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import (
+    STEPS_TAKEN,
     ClientTrainer,
     ConfigError,
     FunctionTrainer,
@@ -227,6 +228,8 @@ class BlockTraining:
     always_replies: bool
     chunk: int
     log: logging.Logger
+    #: steps that a user's own code has taken since they were last read, by client id
+    taken: dict[int, int] = field(default_factory=dict[int, int], init=False)
     _warned: set[str] = field(default_factory=set[str], init=False)
 
     def train(
@@ -308,6 +311,7 @@ class BlockTraining:
                 make_usable(moved, losses)
                 _make_states_finite(work)
             self.store.keep_states(work, number, settings.state, deltas=moved, losses=losses)
+        self.taken.update(work.taken)
         # The loss on examples decides about scaling, which would reveal something about the
         # examples without noise, so updates by DP-SGD are not scaled.
         if settings.longest > 1 and self.private is None:
@@ -464,7 +468,12 @@ class BlockTrainer:
         out = self._out
         self._out = None
         moved, losses = self._training.train(block, settings, out=out)
-        return Made(moved, losses)
+        taken = [self._training.taken.pop(client, None) for client in self.ids]
+        counts = [steps for steps in taken if steps is not None]
+        # The updates of several parts of a client's data are combined without further columns.
+        if len(counts) < len(taken) or isinstance(data, SplitPart):
+            return Made(moved, losses)
+        return Made(moved, losses, columns={STEPS_TAKEN: torch.tensor(counts)})
 
     def stored(self, name: str) -> Sequence[Tensor | None]:
         """Return the tensor that each client had stored under a name before the round.

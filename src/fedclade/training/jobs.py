@@ -352,6 +352,8 @@ class Workload:
     """
 
     private: PrivateSteps | None = None  #: settings of DP-SGD; None for plain steps
+    #: steps that a user's own code has taken, by client id; the engine writes them
+    taken: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
     def batch_size(self) -> int:

@@ -191,7 +191,8 @@ def copy_of(module: nn.Module, layout: Layout) -> nn.Module:
 def train_by_code(work: Workload, job: Job, trainer: ClientTrainer, out: Tensor) -> float:
     """Train one client by a user's code, and write its update ``[S]`` to ``out``.
 
-    The tensors that the client should store are written to ``work.states``.
+    The tensors that the client should store are written to ``work.states``, and the number of its
+    steps to ``work.taken``.
 
     Parameters
     ----------
@@ -239,7 +240,7 @@ def train_by_code(work: Workload, job: Job, trainer: ClientTrainer, out: Tensor)
         if name in layout.frozen:  # shared with the copy
             parameter.requires_grad_(False)
     _check_result(trainer, loss, model, frozen=frozen, context=context)
-    _note_steps(trainer, reader, context)
+    work.taken[job.client] = _count_steps(trainer, reader, context)
     layout.difference(model, work.models[job.row], out)
     layout.check_unsent(model)
     if trainer.stores:
@@ -283,22 +284,21 @@ def _check_result(
         )
 
 
-def _note_steps(trainer: ClientTrainer, reader: BatchReader, context: ClientContext) -> None:
-    """Log a warning, once for each trainer, if the run counts other steps than the code took."""
-    if context.steps is None and reader.count == 0:
-        _warn_once(
-            f"trainer {trainer.label} reads no batches and does not report its steps by "
-            "context.count_steps(n); all numbers of training steps in this run are those of the "
-            "settings of local training"
-        )
-        return
-    taken = reader.count if context.steps is None else context.steps
-    if taken != len(reader):
-        _warn_once(
-            f"trainer {trainer.label} takes another number of steps than the settings of local "
-            f"training ({taken} in place of {len(reader)} for a client); all numbers of training "
-            "steps in this run are those of the settings"
-        )
+def _count_steps(trainer: ClientTrainer, reader: BatchReader, context: ClientContext) -> int:
+    """Return the number of steps that a user's code has taken.
+
+    If the code neither reads batches nor reports its steps, the number is the one in the settings
+    of local training, and the log says so, once for each trainer.
+    """
+    if context.steps is not None:
+        return context.steps
+    if reader.count > 0:
+        return reader.count
+    _warn_once(
+        f"trainer {trainer.label} reads no batches and does not report its steps by "
+        "context.count_steps(n); the run counts the steps in the settings of local training"
+    )
+    return len(reader)
 
 
 @lru_cache(maxsize=256)

@@ -370,8 +370,10 @@ class _WorkerPool:
                 answer = self._exchange(connection, chunk, send=False)
                 if isinstance(answer, Exception):
                     raise answer
-                of_chunk, seconds[chunk.rows.start] = answer
+                of_chunk, seconds[chunk.rows.start], taken = answer
                 losses[chunk.rows] = torch.tensor(of_chunk, dtype=torch.float64)
+                for k, steps in taken.items():
+                    work.taken[work.jobs[chunk.rows[k]].client] = steps
                 free.append(connection)
         return (
             self._updates[: len(work.jobs)],
@@ -457,8 +459,13 @@ class _WorkerPool:
                 return
             connection.send(self._done(engine, chunk))
 
-    def _done(self, engine: Engine, chunk: _Chunk) -> tuple[list[float], float] | Exception:
-        """Train a chunk; return its losses and CPU seconds, or the exception that occurred."""
+    def _done(
+        self, engine: Engine, chunk: _Chunk
+    ) -> tuple[list[float], float, dict[int, int]] | Exception:
+        """Train a chunk; return its losses, CPU seconds and steps, or the exception that occurred.
+
+        The steps are those of a user's own code, by the client's position in the chunk.
+        """
         start = thread_time()
         jobs: list[Job] = []
         for k, client in enumerate(chunk.clients):
@@ -496,7 +503,7 @@ class _WorkerPool:
         except Exception as error:
             # A user's module may raise any exception; this class can be unpickled by the parent.
             return RuntimeError(f"{type(error).__name__}: {error}")
-        return losses.tolist(), thread_time() - start
+        return losses.tolist(), thread_time() - start, work.taken
 
     def _tensor(self, place: _Place) -> Tensor:
         """Return the tensor at a location in the memory that is shared with the parent process."""
