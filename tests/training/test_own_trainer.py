@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -123,6 +125,21 @@ def test_ray_actors_train_by_the_function():
         trainer=plain,
     )  # fmt: skip
     torch.testing.assert_close(root_of(run), root_of(expected))
+
+
+def test_minimize_takes_the_steps_of_the_loop():
+    """With all settings: the clipping of gradients, the optimizer's options and a proximal term."""
+
+    def minimal(model: Any, batches: Any, context: Any) -> float:
+        return context.minimize(model, batches, lambda x, y: context.loss(model(x), y))
+
+    for local in (
+        replace(LOCAL, clip_norm=0.1, momentum=0.5, weight_decay=0.01),
+        replace(LOCAL, mu=0.3),
+        LocalTraining(optimizer="adam", options={"betas": (0.8, 0.9)}, lr=0.01, steps=7),
+    ):
+        run = trained(local=local, trainer=minimal)
+        assert torch.equal(root_of(run), root_of(trained(local=local)))
 
 
 def test_the_proximal_term_is_the_one_of_the_loop():
@@ -297,6 +314,52 @@ def test_an_interrupted_run_is_continued_with_what_clients_stored(tmp_path: Path
         trained(Own(), rounds=3, folder=tmp_path / "stopped", stop=iter([False, True]).__next__)
     resumed = trained(Own(), rounds=3, folder=tmp_path / "stopped")
     assert torch.equal(root_of(resumed), root_of(whole))
+
+
+def test_worker_processes_refuse_what_they_cannot_get_or_return():
+    def inside(model: Any, batches: Any, context: Any) -> float:
+        return plain(model, batches, context)
+
+    why = "engine 'workers' cannot train this model: trainer inside cannot be sent to worker proces"
+    with pytest.raises(ConfigError, match=why):
+        trained(engine="workers", trainer=inside)
+    with pytest.raises(ConfigError, match="cannot return the tensors that own trainers store betw"):
+        trained(Own(), engine="workers")
+    assert torch.equal(root_of(trained(Own(), engine="auto")), root_of(trained(Own())))
+
+
+@pytest.mark.slow
+def test_a_run_folder_imports_a_function_only_if_it_is_trusted(tmp_path: Path):
+    (tmp_path / "my_training.py").write_text(MY_TRAINING)
+    (tmp_path / "my.toml").write_text(MY_CONFIG)
+    command = [sys.executable, "-m", "fedclade"]
+    here = {"cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run([*command, "run", "my.toml", "--out", "run", "-q"], **here)
+    assert done.returncode == 0, done.stderr
+    resume = [*command, "resume", "run", "--rounds", "2", "-q"]
+    refused = subprocess.run(resume, **here)
+    assert refused.returncode != 0
+    assert "trainer 'my_training:train' is not imported" in refused.stderr
+    assert subprocess.run([*resume, "--trust"], **here).returncode == 0
+
+
+MY_CONFIG = """
+rounds = 1
+[local]
+trainer = "my_training:train"
+[data]
+name = "digits"
+clients = 2
+[model]
+name = "mclr"
+[algorithm]
+name = "fedavg"
+"""
+
+MY_TRAINING = """
+def train(model, batches, context):
+    return context.minimize(model, batches, lambda x, y: context.loss(model(x), y))
+"""
 
 
 def test_a_run_records_the_name_of_its_function(tmp_path: Path):

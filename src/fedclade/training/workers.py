@@ -13,7 +13,6 @@ import faulthandler
 import gc
 import mmap
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -26,6 +25,7 @@ from functools import partial
 from heapq import heapreplace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from time import thread_time
 from typing import Any, NamedTuple
 
@@ -530,8 +530,8 @@ def cannot_work(work: Workload) -> str | None:
 def _why_not_sent(trainer: ClientTrainer) -> str | None:
     """Return the reason why a user's code cannot be sent to worker processes; None if it can."""
     try:
-        pickle.dumps(trainer)
-    except Exception as error:  # pickle raises errors of several classes
+        ForkingPickler.dumps(trainer)  # as a connection does when it sends an object
+    except Exception as error:  # errors of several classes
         return (
             f"trainer {trainer.label} cannot be sent to worker processes ({error}); define it at "
             "the top level of a module"
