@@ -82,7 +82,7 @@ def vector_of(net):
 
 @pytest.fixture(name="federation", scope="module")
 def _federation():
-    return fedclade.load_federation("digits", clients=3, partition="pathological")
+    return fedclade.load_federation("digits", clients=3, shift="label_permutation", clusters=2)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])

@@ -59,7 +59,7 @@ def twin(federation, rounds):
 
 @pytest.fixture(name="federation", scope="module")
 def _federation():
-    return fedclade.load_federation("digits", clients=3, partition="dirichlet")
+    return fedclade.load_federation("digits", clients=3, shift="label_permutation", clusters=2)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
