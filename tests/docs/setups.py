@@ -38,7 +38,8 @@ def _install(package: Path, patch: pytest.MonkeyPatch) -> None:
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     # A folder for each package: Python reads a folder of packages once, and not again.
     site = Path("site-packages") / project["name"]
-    about = site / f"{project['name']}-{project['version']}.dist-info"
+    # As pip names it: Python takes what is before the first hyphen for the name of the package.
+    about = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
     groups = [
