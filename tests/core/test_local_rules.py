@@ -43,6 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "precision": {"precision": "bfloat16"},
     "keep_state": {"keep_state": True, "momentum": 0.5},
     "reshuffle": {"reshuffle": False},
+    "trainer": {"trainer": "tests.core.test_local_rules:train_nothing"},
 }
 """By each field of LocalTraining: a value that is not plain, and what such a value needs besides."""
 
@@ -52,9 +53,18 @@ REFUSED = {
         "local.options should be empty with the local rule {name}, which takes steps of SGD, got {{'nesterov': True}}"
     ),
     "keep_state": "local.keep_state should be false with the local rule {name}, which takes steps of SGD, got True",
+    "trainer": (
+        "local.trainer should be left out with the local rule {name}, which takes steps of SGD, got "
+        "'tests.core.test_local_rules:train_nothing'"
+    ),
     "mu": "local.mu should be 0 with the local rule {name}, which takes steps of SGD without a proximal term, got 0.5",
 }
 """What every rule refuses."""
+
+
+def train_nothing(model: object, batches: object, context: object) -> float:
+    """A training function that leaves the model as it is."""
+    return 0.0
 
 
 @dataclass(frozen=True)

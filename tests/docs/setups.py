@@ -24,9 +24,22 @@ def federation(names: Names, patch: pytest.MonkeyPatch) -> None:
 
 def plugin(names: Names, patch: pytest.MonkeyPatch) -> None:
     """Have the package of ``examples/plugin`` as if it were installed."""
-    package = ROOT / "examples" / "plugin"
+    _install(ROOT / "examples" / "plugin", patch)
+
+
+def plugins(names: Names, patch: pytest.MonkeyPatch) -> None:
+    """Have the packages of ``examples/plugins`` as if they were installed."""
+    for project in (ROOT / "examples" / "plugins").glob("*/pyproject.toml"):
+        _install(project.parent, patch)
+
+
+def _install(package: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have a package as if it were installed, in a folder of the page."""
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    about = Path("site-packages") / f"{project['name']}-{project['version']}.dist-info"
+    # A folder for each package: Python reads a folder of packages once, and not again.
+    site = Path("site-packages") / project["name"]
+    # As pip names it: Python takes what is before the first hyphen for the name of the package.
+    about = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
     groups = [
@@ -34,7 +47,7 @@ def plugin(names: Names, patch: pytest.MonkeyPatch) -> None:
         for group, things in project["entry-points"].items()
     ]
     (about / "entry_points.txt").write_text("".join(groups))
-    for folder in (about.parent, package / "src"):
+    for folder in (site, package / "src"):
         patch.syspath_prepend(folder.resolve())
     installed.cache_clear()
 

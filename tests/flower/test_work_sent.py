@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import RecordDict
 
 from fedclade import ConfigError, FedAvg, LocalTraining, UpdateError
 from fedclade.core import (
@@ -42,7 +41,7 @@ from fedclade.flower.policy import QUERIES, Policy
 from fedclade.flower.training_asked import TrainingAsked
 from fedclade.flower.wire import Content
 from fedclade.flower.work_sent import check_work_travels
-from tests.flower.grids import FOUR, LOCAL, federated, grid_of, handler_of, spoil
+from tests.flower.grids import FOUR, LOCAL, federated, grid_of, handler_of
 from tests.flower.test_client_handler import MODEL, ask
 from tests.tiny import federation_of
 
@@ -54,6 +53,23 @@ TUNED = {"start": FromStored(latest=True), "store": LocalModel(state=False), "re
 @dataclass(frozen=True)
 class Dawdling(Steps):
     """Steps of a method's own."""
+
+
+@dataclass(frozen=True)
+class Mapped(Steps):
+    """Steps with a field that messages cannot contain."""
+
+    numbers: dict[str, float]
+
+
+def hidden_steps() -> Steps:
+    """Return steps of a class that cannot be imported by a name."""
+
+    @dataclass(frozen=True)
+    class Hidden(Steps):
+        """Steps of a class inside a function."""
+
+    return Hidden()
 
 
 def query_of(
@@ -151,7 +167,8 @@ def test_an_anchor_that_changes_nothing_is_not_sent(mu: float, anchor: int):
 @pytest.mark.parametrize(
     ("work", "why"),
     [
-        (ClientWork(steps=Dawdling()), "Dawdling runs in simulations only, since clients in a net"),
+        (ClientWork(steps=hidden_steps()), "the class Hidden cannot be requested over a network"),
+        (ClientWork(steps=Mapped({})), "field 'numbers' of Mapped cannot be sent .* got {}"),
         (ClientWork(data=OfRounds({2: (1, 2)})), "OfRounds runs in simulations only, since .* cur"),
         (ClientWork(data=SplitPart(0, 2)), "SplitPart runs in simulations only, since .* current"),
         (ClientWork(reply=NoReply()), "NoReply runs in simulations only, since .* their update"),
@@ -178,14 +195,10 @@ class Dawdler(FedAvg):
         raise AssertionError("no client should have trained")
 
 
-def test_no_client_is_asked_for_steps_that_it_does_not_know():
-    grid = grid_of(federation_of(FOUR))
-    trained: list[RecordDict] = []
-    for client in range(len(FOUR)):
-        spoil(grid, client, "train", trained.append)
-    with pytest.raises(ConfigError, match="Dawdling runs in simulations only"):
-        federated(grid, Dawdler())
-    assert trained == []
+def test_clients_refuse_steps_that_their_policy_does_not_name():
+    name = "tests.flower.test_work_sent:Dawdling"
+    with pytest.raises(UpdateError, match=f"all 4 clients refuse .*the training code '{name}'"):
+        federated(grid_of(federation_of(FOUR)), Dawdler())
 
 
 def test_a_purpose_other_than_training_stores_nothing_over_a_network():

@@ -12,8 +12,12 @@ from tests.tiny import federation_of, linear
 
 
 def test_options_are_the_fields_of_the_settings():
-    """Of the same types; what has a default that is an object may also be None; a task may be a name."""
+    """Of the same types; what has a default that is an object may also be None; a task may be a name.
+
+    The option ``trainer`` is a field of the settings of local training.
+    """
     hints, options = get_type_hints(RunSettings), get_type_hints(RunOptions)
+    assert options.pop("trainer") == get_type_hints(LocalTraining)["trainer"]
     hints["task"] |= str
     assert list(options) == [field.name for field in fields(RunSettings)]
     assert {name: hint | None for name, hint in hints.items()} == {

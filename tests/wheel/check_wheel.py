@@ -2,8 +2,8 @@
 
 `python tests/wheel/check_wheel.py`, or `make wheel`. In turn: the archives of fedclade and of fedclade-papers are
 built; their metadata and contents are what a package index and a user expect; the core alone works, and says what needs
-which extra (``core_only.py``); with fedclade-papers added, ``fedclade reproduce`` works; with ``[report]`` added, the
-first shell commands of docs/quick-start.md lead to a report.
+which extra (``core_only.py``); the wheels of ``examples/plugins`` run beside it; with fedclade-papers added,
+``fedclade reproduce`` works; with ``[report]`` added, the first shell commands of docs/quick-start.md lead to a report.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def main() -> None:
         step("use the core")
         run([python, ROOT / "tests/wheel/core_only.py"], folder(work / "core"))
         run([python.with_name("fedclade"), "--version"], work)
+        use_plugins(python, folder(work / "plugins"))
         reproduce(papers, python, folder(work / "reproduced"))
         follow(arguments.page, wheel, python, folder(work / "newcomer"))
     step("the wheels are fine")
@@ -197,6 +198,26 @@ def environment_with(wheel: Path, where: Path) -> Path:
     python = where / "bin/python"
     run([python, "-m", "pip", "install", wheel], where)
     return python
+
+
+def use_plugins(python: Path, work: Path) -> None:
+    """Add the wheels of the plug-ins, each with training code of its own, and run their configs."""
+    step("build, install and run the plug-ins")
+    plugins = sorted(path.parent for path in (ROOT / "examples/plugins").glob("*/pyproject.toml"))
+    for plugin in plugins:
+        run(
+            [sys.executable, "-m", "build", "--no-isolation", "-w", "-o", work, plugin],
+            work,
+            quiet=True,
+        )
+    wheels = sorted(work.glob("*.whl"))
+    check(len(wheels) == len(plugins) > 0, f"the plug-ins have the wheels {wheels}")
+    run([python, "-m", "pip", "install", *wheels], work)
+    for plugin in plugins:
+        config = plugin / f"{plugin.name}.toml"
+        command = [python.with_name("fedclade"), "run", config, "--rounds", "2"]
+        run([*command, "--out", plugin.name, "-q"], work, quiet=True)
+        check((work / plugin.name / "summary.json").is_file(), f"{config} has left no summary")
 
 
 def reproduce(wheel: Path, python: Path, work: Path) -> None:

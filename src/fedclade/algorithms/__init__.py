@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from fedclade.algorithms.apfl import APFL
 from fedclade.algorithms.auto import MODEL_KINDS, Auto
-from fedclade.algorithms.base import Algorithm, OneCohort, OwnModels, RoundLog, State
+from fedclade.algorithms.base import Algorithm, OneCohort, OwnModels, OwnState, RoundLog, State
 from fedclade.algorithms.cfl import CFL, CFLState
 from fedclade.algorithms.clove import CLoVE
 from fedclade.algorithms.cluster_update import (
@@ -107,6 +107,7 @@ __all__ = [
     "OneCohort",
     "Oracle",
     "OwnModels",
+    "OwnState",
     "PFedMe",
     "Paper",
     "PerFedAvg",

@@ -462,6 +462,11 @@ class PrivateExamples(Withholding):
             )
         if isinstance(query, TrainQuery):
             _check_steps(query.work.steps)
+            if query.round.local.trainer is not None:
+                raise refusal_to_reveal(
+                    "updates by a training function of the user (local.trainer), to whose steps no "
+                    "noise is added"
+                )
             _check_examples(query.work.data)
             self._book_steps(query)
         return query

@@ -13,6 +13,7 @@ from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     OWN,
     OWN_COLUMNS,
+    STEPS_TAKEN,
     ClientWork,
     DataQuery,
     EvaluationQuery,
@@ -99,7 +100,8 @@ class StepCounting(Middleware):
     """Middleware that counts the training steps that clients are requested to take.
 
     A step is the update of a model by one mini-batch. It counts for each client to which a query is
-    sent, whether the client replies or not, and again if the query is repeated. A client that
+    sent, whether the client replies or not, and again if the query is repeated. The steps are those
+    of the settings of local training, except for a user's own code whose steps are known. A client that
     trains on several parts of its data takes the steps of all parts. The computation of a full-batch
     gradient counts as no step, and so does a repeated query that a client answers from memory.
     Clients are counted with their present number of examples, also if they train on examples from
@@ -126,13 +128,22 @@ class StepCounting(Middleware):
         return query
 
     def after(self, query: TrainQuery, reply: Updates) -> Updates:
-        """Subtract the steps of clients that replied from memory; return the reply."""
-        if reply.remembered is None:
-            return reply
-        remembered = reply.remembered.tolist()
-        idle = [client for k, client in enumerate(reply.ids) if remembered[k]]
+        """Correct the count by the steps that clients have really taken; return the reply.
+
+        Clients that replied from memory have taken none, and those with a user's own code may have
+        taken other numbers of steps than the settings state.
+        """
+        remembered = [False] * len(reply.ids)
+        if reply.remembered is not None:
+            remembered = reply.remembered.tolist()
+        own = reply.columns.get(STEPS_TAKEN)
+        if own is None and not any(remembered):
+            return reply.with_columns(remembered=None)
         sizes = self.sizes_in(query.round.number)
-        self.meter.steps -= count_steps(query.work, query.round.local, sizes, idle)
+        for place, client in enumerate(reply.ids):
+            planned = count_steps(query.work, query.round.local, sizes, [client])
+            taken = planned if own is None else int(own[place])
+            self.meter.steps += (0 if remembered[place] else taken) - planned
         return reply.with_columns(remembered=None)
 
     def add_cohort(self, cohort: Sequence[int], this_round: Round) -> None:
@@ -218,6 +229,6 @@ def _bytes_of_updates(query: TrainQuery, updates: Updates) -> int:
         length += updates.parts.shape[1:].numel()
     added = 0
     for name, column in updates.columns.items():
-        if name not in OWN_COLUMNS:
+        if name not in (*OWN_COLUMNS, STEPS_TAKEN):
             added += column.shape[1:].numel() * column.itemsize
     return len(updates.senders) * (length * query.models.vectors.itemsize + added)

@@ -18,11 +18,12 @@ from torch.optim import Optimizer
 
 from fedclade.core.arguments import check_arguments, checked
 from fedclade.core.errors import ConfigError, shown, unknown
-from fedclade.core.plugins import imported
+from fedclade.core.plugins import check_function, imported, installed, name_of, named
 from fedclade.core.schedules import factor_in, find_schedule
 from fedclade.core.settings import (
     Check,
     about,
+    as_section,
     at_least,
     check_settings,
     document_settings,
@@ -176,6 +177,60 @@ def checked_options(
 ROUNDING = 1e-9
 """Tolerance by which a product of epochs and batches may exceed a whole number."""
 
+
+# A user's own training function, ``fn(model, batches, context)``.
+
+
+def trainer_function(trainer: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Return the training function of a given name, or the function itself.
+
+    Parameters
+    ----------
+    trainer
+        A function, or its name: an entry point of the group ``fedclade.trainers``, or
+        ``module:name``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such function, or if it does not take a model, batches and a context.
+    """
+    found = trainer
+    what = "trainer"
+    if isinstance(trainer, str):
+        found = named("trainers", trainer, {}, "trainer")
+        what = f"trainer {shown(trainer)}"
+    if inspect.isclass(found):
+        raise ConfigError(
+            f"{what} should be a function, got the class {found.__name__}; an algorithm uses such "
+            "a class as the steps of its ClientWork, for example ClientWork(steps="
+            f"{found.__name__}(...))"
+        )
+    return check_function(
+        found, what, "the mean training loss", takes=("model", "batches", "context")
+    )
+
+
+def trainer_name(trainer: str | Callable[..., Any]) -> str:
+    """Return the name of a training function, by which a run's config records it.
+
+    A function that cannot be imported by a name, such as a function of ``__main__``, has its
+    ``__name__`` as its name.
+
+    Raises
+    ------
+    ConfigError
+        If the trainer is an object without a name, such as ``functools.partial``.
+    """
+    if isinstance(trainer, str):
+        return trainer
+    if not hasattr(trainer, "__qualname__"):
+        raise ConfigError(
+            f"trainer should be a function, got {shown(trainer)}; define a function that calls it"
+        )
+    return name_of("trainers", trainer, {})
+
+
 PRECISIONS = ("float32", "bfloat16")
 
 SMALLEST_BATCH = 4
@@ -304,6 +359,13 @@ class LocalTraining:
         representation use different batches, and so do the pre-training of FedGroup and the epochs
         that remain. DP-SGD draws every batch independently, whatever the value.""",
     )
+    trainer: str | Callable[..., Any] | None = setting(
+        None,
+        doc="""A training function of your own, ``fn(model, batches, context)``, or its name:
+        ``module:name``, or a name that a package registers. It trains one client and replaces the
+        optimizer's steps. By default clients take the optimizer's steps.""",
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         if self.lr_schedule is not None and not _is_reference(self.lr_schedule):
@@ -327,6 +389,8 @@ class LocalTraining:
         name = name if ":" in name else name.lower()
         object.__setattr__(self, "optimizer", name)
         object.__setattr__(self, "options", options)
+        if self.trainer is not None:
+            object.__setattr__(self, "trainer", _importable(self.trainer))
 
     def _check_values(self, optimizer: str, unused: Mapping[str, Any]) -> None:
         """Check all settings; the optimizer does not take those in ``unused``: they should be 0."""
@@ -351,6 +415,9 @@ class LocalTraining:
                 f"at least 1 and at most local.batch_size, {self.batch_size}",
             ),
         ]
+        if self.trainer is not None:
+            what = "false with local.trainer, which creates its own optimizer"
+            requirements.append(("local.keep_state", self.keep_state, not self.keep_state, what))
         for key in ("lr", "weight_decay", "mu"):
             value = getattr(self, key)
             requirements.append(
@@ -359,6 +426,14 @@ class LocalTraining:
         for key, value in unused.items():
             requirements.append((f"local.{key}", value, not value, f"0 with {optimizer}"))
         check_settings(self, "local", *requirements)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The settings as a section of a config, with a training function replaced by its name."""
+        section = as_section(self)
+        if self.trainer is not None:
+            section["trainer"] = trainer_name(self.trainer)
+        return section
 
     def with_smallest_batch(self, examples: int) -> LocalTraining:
         """Return the settings with ``smallest_batch`` raised to the number that a model needs.
@@ -497,6 +572,19 @@ class LocalTraining:
 def _is_reference(value: object) -> bool:
     """Return whether a value is a name ``module:name``, whose module is imported only in use."""
     return isinstance(value, str) and ":" in value
+
+
+def _importable(trainer: str | Callable[..., Any]) -> str | Callable[..., Any]:
+    """Return the name of a training function if the function can be imported by it.
+
+    A name can be recorded and sent to other processes. The result for any other function is the
+    function itself.
+    """
+    trainer_function(trainer)
+    name = trainer_name(trainer)
+    if isinstance(trainer, str) or ":" in name or name in installed("trainers"):
+        return name
+    return trainer
 
 
 def count_batches(examples: int, batch_size: int, smallest_batch: int) -> int:

@@ -85,6 +85,7 @@ Kind = Literal[
     "commands",
     "queries",
     "middleware",
+    "trainers",
 ]
 """Kinds of plug-ins that packages can add by entry points in the group ``fedclade.<kind>``."""
 

@@ -338,6 +338,12 @@ class Common:
     events: tuple[Event, ...] = ()
 
 
+STEPS_TAKEN = "steps_taken"
+"""Name of the column with the number of steps that a user's own code has taken at each client.
+
+Updates have the column only in simulations. It is not in :data:`OWN_COLUMNS`.
+"""
+
 OWN_COLUMNS = (
     "sizes",
     "losses",

@@ -47,6 +47,8 @@ from fedclade.channel import (
 from fedclade.core import (
     FORBIDS,
     OWN,
+    OWN_COLUMNS,
+    STEPS_TAKEN,
     ChoiceQuery,
     ConfigError,
     DataError,
@@ -59,6 +61,7 @@ from fedclade.core import (
     UpdateError,
     Updates,
     importing_only,
+    installed,
 )
 from fedclade.data import (
     DataSchema,
@@ -659,6 +662,8 @@ class ClientHandler:
             "unmask": lambda content: member.unmask(content, state),
         }
         kind = content.get("what", str)
+        if kind not in KINDS and kind in installed("queries"):
+            self._policy.check_kind(kind)
         if kind not in KINDS:
             raise PolicyError(
                 f"{FORBIDS} the query {shown(kind)}, which is of an unknown kind; for a query of "
@@ -704,7 +709,7 @@ class ClientHandler:
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         # Names in a server's message may cause no other import on this machine.
-        with importing_only(self._imports):
+        with importing_only(self._imports | set(self._policy.trainers)):
             answer = respond(content)
         if keeps and (kind == "train" or (rows is not None and rows.stores)):
             self._kept.close(state)
@@ -900,6 +905,11 @@ class ClientHandler:
         )
         if updates.left_out:
             raise TrainingFailedError(updates.left_out[self._data.id])
+        if added := sorted(updates.columns.keys() - {*OWN_COLUMNS, STEPS_TAKEN}):
+            raise ConfigError(
+                f"the steps {type(asked.work.steps).__name__} add the column {added[0]!r} to the "
+                "update, which clients in a network cannot send; request the numbers by a RowQuery"
+            )
         if remembers:
             self._stored_reply.store(content, updates)
         return updates

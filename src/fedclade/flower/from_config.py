@@ -592,6 +592,8 @@ def client_app_from_config(
         run_config = {
             key: value for key, value in run_config.items() if not key.startswith(OF_MIDDLEWARE)
         }
+        # A training query names the trainer again, and the client then checks its policy.
+        run_config.pop("local.trainer", None)
         place = context.node_config.get("data-dir") or os.environ.get("FEDCLADE_DATA_DIR")
         folder = None if place is None else str(place)
         is_declared = _drop_schema(run_config)

@@ -23,18 +23,16 @@ from fedclade.core import (
     HeadThenBody,
     LastLayer,
     Layout,
-    LocalRule,
     LocalTraining,
     Mixture,
     Splits,
     TrainQuery,
     UpdateError,
-    as_section,
     check_arguments,
-    local_rule,
     unknown,
 )
 from fedclade.flower import wire
+from fedclade.flower.own_steps import code_values, code_vectors
 from fedclade.flower.wire import Content
 from fedclade.flower.work_sent import shares_model, stores_model
 
@@ -74,26 +72,6 @@ def read_spec(content: Content) -> LocalTraining:
         ) from error
 
 
-def read_rule(content: Content) -> LocalRule | None:
-    """Read the local rule (a method's own steps of local training) that a query requests.
-
-    The result is None if the query requests ordinary training.
-
-    Raises
-    ------
-    UpdateError
-        If this version does not know the rule, or the rule has invalid settings.
-    """
-    if "rule" not in content.values:
-        return None
-    try:
-        return local_rule(content.json("rule"))
-    except (ConfigError, OverflowError) as error:
-        raise UpdateError(
-            f"the query requests a local rule that this client does not know: {error}"
-        ) from error
-
-
 Vectors = Mapping[str, Array]
 
 
@@ -121,11 +99,13 @@ class ModelsSent:
         arrays = wire.raw_vectors(query.models.vectors, [*rows, *anchors])
         name_of = {row: wire.digest(array.data) for row, array in arrays.items()}
         name_of[OWN] = wire.digest(b"")
+        of_steps = code_vectors(query)
         sent: dict[int, Vectors] = {}
         names: dict[int, str] = {}
         for client, row, anchor in zip(query.ids, rows, anchors, strict=True):
             places = {"model": row} if anchor == row else {"model": row, "anchor": anchor}
-            sent[client] = {name: arrays[place] for name, place in places.items() if place != OWN}
+            models = {name: arrays[place] for name, place in places.items() if place != OWN}
+            sent[client] = {**models, **of_steps}
             names[client] = name_of[row]
         return cls(sent, names)
 
@@ -185,7 +165,7 @@ def training_values(query: TrainQuery, sketch: Sketch | None) -> dict[str, Any]:
         "query": this_round.query,
         "purpose": this_round.purpose,
         "seed": this_round.seed,
-        "spec": json.dumps(as_section(query.local)),
+        "spec": json.dumps(query.local.described),
         "replicates": splits.count,
         "part_size": splits.size,
         "compares_parts": splits.compared,
@@ -196,11 +176,7 @@ def training_values(query: TrainQuery, sketch: Sketch | None) -> dict[str, Any]:
         "personal_epochs": work.steps.epochs if isinstance(work.steps, HeadThenBody) else 0,
         **({"last_layer": True} if isinstance(work.steps, LastLayer) else {}),
         **as_values(query.models.vectors, work.mixture),
-        **(
-            {"rule": json.dumps(work.steps.described())}
-            if isinstance(work.steps, LocalRule)
-            else {}
-        ),
+        **code_values(query),
     }
 
 

@@ -130,7 +130,11 @@ def uses_kept(kind: str, content: Content, personal: bool) -> bool:
         return True
     if kind in ("train", "gradients", "evaluate") and content.get("own", bool):
         return True
-    if kind == "train" and ("rule" in content.values or content.json("spec").get("keep_state")):
+    if kind == "train" and "rule" in content.values:
+        return True
+    spec = content.json("spec") if kind == "train" else {}
+    # A user's own training function need not give the same update again.
+    if spec.get("keep_state") or spec.get("trainer"):
         return True
     return kind in ("train", "evaluate") and models_of_mixture(content) > 0
 

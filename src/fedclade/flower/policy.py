@@ -184,6 +184,7 @@ The limit is low because each score reveals some bits of information on the clie
 _NAMES = {
     "allow": "names of kinds of queries",
     "imports": "names such as 'my_models:resnet'",
+    "trainers": "names such as 'moon' or 'my_training:train'",
     "disclose": "names of data that may leave the client in clear",
 }
 
@@ -247,6 +248,13 @@ class NotDisclosedError(PolicyError):
     """
 
 
+class CodeNotAllowedError(NotDisclosedError):
+    """Refusal of a query that names training code outside of fedclade that the policy does not name.
+
+    The text of the error depends only on the query and the client's node config.
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """Limits that a client sets on the server's queries. No run can change them.
@@ -278,6 +286,9 @@ class Policy:
     allow: tuple[str, ...] = ("train", "evaluate", "statistics")
     # objects ``module:name`` that a run may name, which the client then imports
     imports: tuple[str, ...] = ()
+    # training code outside of fedclade that a query may name, and that the client then runs: entry
+    # points of the group fedclade.trainers, and objects ``module:name``
+    trainers: tuple[str, ...] = ()
     max_epochs: int = 100  # epochs of local training
     max_steps: int = 50_000  # local steps, over all replicates or all models of a mixture
     max_models: int = 64  # models to evaluate or to draw in one query, or models of a mixture
@@ -427,12 +438,28 @@ class Policy:
         PolicyError
             If the kind is not allowed; the text reports how to allow it.
         """
-        name = KINDS[kind].allowed_as
+        # A kind of an installed package is loaded only if the policy allows it.
+        name = KINDS[kind].allowed_as if kind in KINDS else kind
         if name and name not in self.allow:
             allowed = " ".join([*self.allow, name])
             raise PolicyError(
                 f'{FORBIDS} the query {name!r}; to allow it, set allow="{allowed}" in its node '
                 "config"
+            )
+
+    def check_trainer(self, name: str) -> None:
+        """Check that the client may run training code that is not part of fedclade.
+
+        Raises
+        ------
+        PolicyError
+            If the policy does not name the code; the text reports how to allow it.
+        """
+        if name not in self.trainers:
+            allowed = " ".join([*self.trainers, name])
+            raise CodeNotAllowedError(
+                f"{FORBIDS} the training code {name!r}, which is not part of fedclade; if you trust "
+                f'the code, allow it with trainers="{allowed}" in the client\'s node config'
             )
 
     def check_declared(self, kind: str, *, private: bool) -> None:
@@ -676,6 +703,10 @@ class Policy:
             )
         self._check("epochs", max(map(spec.epochs_with, parts)) + personal_epochs, "max_epochs")
         self._check("steps", times * (sum(map(spec.steps_with, parts)) + before), "max_steps")
+
+    def check_steps(self, steps: int) -> None:
+        """Check the number of steps of training code outside of fedclade, as the code states it."""
+        self._check("steps", steps, "max_steps")
 
     def check_retention(
         self,

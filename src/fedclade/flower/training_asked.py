@@ -24,7 +24,8 @@ from fedclade.core import (
     Steps,
     UpdateError,
 )
-from fedclade.flower.models_sent import read_mixture, read_rule, read_spec
+from fedclade.flower.models_sent import read_mixture, read_spec
+from fedclade.flower.own_steps import names_in, read_steps
 from fedclade.flower.policy import Policy
 from fedclade.flower.replies import largest_of_class
 from fedclade.flower.wire import Content
@@ -108,9 +109,13 @@ class TrainingAsked:
             If the policy forbids the request, or the request is contradictory or malformed.
         """
         kind = content.get("what", str)
+        # A client checks the names before it imports the code that they name.
+        for name in names_in(content):
+            policy.check_trainer(name)
         splits = _read_splits(content, examples)
         local = read_spec(content)
-        rule = read_rule(content) if kind == "train" else None
+        own_steps = read_steps(content) if kind == "train" else None
+        rule = own_steps if isinstance(own_steps, LocalRule) else None
         own = content.get("own", bool)
         personal_epochs = max(0, content.get("personal_epochs", int))
         if own and kind != "train":
@@ -120,7 +125,9 @@ class TrainingAsked:
             )
         shares = own and content.get("shares", bool)
         names, mixture = read_mixture(content, labels)
-        if mixture is not None and (splits.count > 1 or own or rule is not None or kind != "train"):
+        if mixture is not None and (
+            splits.count > 1 or own or own_steps is not None or kind != "train"
+        ):
             raise UpdateError(
                 "the query about a mixture of models also requests splits of the data, a stored "
                 "model, a local rule or a gradient; with a mixture, a client can only train each "
@@ -128,6 +135,9 @@ class TrainingAsked:
             )
         policy.check_models(len(names))
         times = (1 if rule is None else rule.gradients) * max(1, len(names))
+        if own_steps is not None and rule is None:
+            largest = largest_of_class(examples) if is_closed else examples
+            policy.check_steps(own_steps.count_steps(local, largest))
         trained_on = [splits.count * splits.size or examples]
         if is_closed and splits.count == 1:
             trained_on.append(largest_of_class(examples))
@@ -155,7 +165,7 @@ class TrainingAsked:
         else:
             last_layer = "last_layer" in content.values and content.get("last_layer", bool)
             steps = _steps_of(
-                local, rule, personal_epochs, has_anchor=has_anchor, last_layer=last_layer
+                local, own_steps, personal_epochs, has_anchor=has_anchor, last_layer=last_layer
             )
         in_splits = kind == "train" and splits.count > 1
         start, store = start_and_store(own=own, purpose=this_round.purpose, in_splits=in_splits)
@@ -242,7 +252,7 @@ def _check_retention(
 
 def _steps_of(
     local: LocalTraining,
-    rule: LocalRule | None,
+    own_steps: Steps | None,
     personal_epochs: int,
     *,
     has_anchor: bool,
@@ -254,8 +264,8 @@ def _steps_of(
     ----------
     local
         Settings of local training.
-    rule
-        Local rule; None for ordinary training.
+    own_steps
+        Local rule or steps that are not part of fedclade; None for ordinary training.
     personal_epochs
         Epochs in which only the personal parameters are trained first; 0 for none.
     has_anchor
@@ -269,19 +279,19 @@ def _steps_of(
         If the query requests several kinds of steps at once.
     """
     if last_layer:
-        if personal_epochs or rule is not None or has_anchor:
+        if personal_epochs or own_steps is not None or has_anchor:
             raise UpdateError(
                 "the query requests training of only the last layer together with epochs of the "
                 "personal parameters, a local rule or an anchor; only one of them is possible"
             )
         return LastLayer()
-    if personal_epochs and (rule is not None or (has_anchor and local.mu)):
+    if personal_epochs and (own_steps is not None or (has_anchor and local.mu)):
         raise UpdateError(
             "the query requests epochs of only the personal parameters together with a local rule "
             "or a proximal term; only one of them is possible"
         )
-    if rule is not None:
-        return rule
+    if own_steps is not None:
+        return own_steps
     if personal_epochs:
         return HeadThenBody(personal_epochs)
     return Proximal(local.mu) if has_anchor else Sgd()

@@ -2,9 +2,9 @@
 
 The work of a query states from which model clients start, on which data and by which steps they
 train, what they store and what they reply. A message describes the work by a few values that
-clients know, and never by the name of a class. So only work that consists of the parts in
-:mod:`fedclade.core.work` and of local rules can be sent to clients. What a client stores follows
-from the purpose of the query.
+clients know. So only work that consists of the parts in :mod:`fedclade.core.work`, of local rules,
+and of steps that clients find by a name (:mod:`fedclade.flower.own_steps`) can be sent to clients.
+What a client stores follows from the purpose of the query.
 """
 
 from __future__ import annotations
@@ -12,33 +12,24 @@ from __future__ import annotations
 from typing import Any
 
 from fedclade.core import (
-    RULES,
     AllData,
     ClientWork,
     ConfigError,
     Delta,
     DistanceToAnchor,
-    Em,
     FromServer,
     FromStored,
-    FullGradient,
-    HeadThenBody,
     Lasting,
-    LastLayer,
     LocalModel,
     NoReply,
     Nothing,
-    Proximal,
     Reply,
-    Sgd,
     Splits,
     Start,
     Store,
     TrainQuery,
 )
-
-KNOWN_STEPS = (Sgd, Proximal, HeadThenBody, LastLayer, Em, FullGradient, *RULES.values())
-"""Classes of local steps that a message can describe."""
+from fedclade.flower.own_steps import check_code_travels
 
 KNOWN_DATA = (AllData, Splits)
 """Classes of training data that a message can describe."""
@@ -105,13 +96,7 @@ def check_work_travels(query: TrainQuery) -> None:
         If messages cannot describe the work, so that it is possible in simulations only.
     """
     work = query.work
-    if type(work.steps) not in KNOWN_STEPS:
-        known = ", ".join(steps.__name__ for steps in KNOWN_STEPS)
-        raise _not_sent(
-            work.steps,
-            f"clients in a network know only the steps {known}; use one of these steps, or run a "
-            "simulation",
-        )
+    check_code_travels(query)
     if type(work.data) not in KNOWN_DATA:
         raise _not_sent(
             work.data,

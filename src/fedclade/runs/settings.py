@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypedDict
 
@@ -223,6 +223,13 @@ class RunSettings(TopSettings):
             "left out with privacy.permute = true, since the server cannot know which layer the "
             "entries of a permuted update belong to"
         )
+        trains_without_noise = self.local.trainer is not None and isinstance(
+            self.privacy, ExamplePrivacy
+        )
+        has_no_noise = (
+            "left out with privacy.level = 'example', which trains by DP-SGD and cannot add noise to "
+            "the steps of own code; set privacy.level = 'client'"
+        )
         of = list(self.signature.of)
         permutes_sums = self.permute and self.is_central
         check_settings(
@@ -231,6 +238,7 @@ class RunSettings(TopSettings):
             ("privacy.permute", self.permute, not permutes_sums, "false with central privacy"),
             ("signature.of", of, not (self.permute and of), hidden),
             ("model.common", self.common, not (self.permute and self.common), hidden),
+            ("local.trainer", self.local.trainer, not trains_without_noise, has_no_noise),
         )
 
     @property
@@ -487,7 +495,7 @@ class RunSettings(TopSettings):
             **top,
             **self.stopping_noted,
             "engine": engine,
-            "local": as_section(self.local),
+            "local": self.local.described,
             "algorithm": describe(algorithm),
             "data": data,
             "model": {"name": model, **self.parts.as_dict()},
@@ -512,7 +520,8 @@ class RunSettings(TopSettings):
 class RunOptions(TypedDict, total=False):
     """Fields of :class:`RunSettings` as keyword arguments of a function.
 
-    None means the same as leaving an argument out.
+    None means the same as leaving an argument out. In addition, ``trainer`` is the field
+    :attr:`LocalTraining.trainer` of the local training.
     """
 
     seed: int
@@ -540,6 +549,7 @@ class RunOptions(TypedDict, total=False):
     permute: bool
     privacy: Mechanism | None
     min_cluster_size: int
+    trainer: str | Callable[..., Any] | None
 
 
 def settings_from(
@@ -564,7 +574,10 @@ def settings_from(
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if "task" in given:
         given["task"] = build_task(given["task"])
+    trainer = given.pop("trainer", None)
     settings = replace(settings or RunSettings(), **given)
+    if trainer is not None:
+        settings = replace(settings, local=replace(settings.local, trainer=trainer))
     stoppings = [each for each in callbacks if isinstance(each, EarlyStopping)]
     if not stoppings:
         return settings

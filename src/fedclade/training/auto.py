@@ -263,7 +263,8 @@ class ChosenEngine:
     the loop or by workers; a warning gives the reasons. If a worker process dies, ``auto``
     continues with the loop, and logs a warning. Training by a local rule is supported only by
     ``vmap`` and the loop, so the faster of these two is used even if the user has named ``stacked``
-    or ``workers``.
+    or ``workers``. A user's own training code is supported only by the loop and by workers, so the
+    faster of these two is used even if the user has named ``stacked`` or ``vmap``.
     """
 
     def __init__(self, name: str, resolved: str | None = None) -> None:
@@ -295,7 +296,11 @@ class ChosenEngine:
         """
         if self._engine is None:
             lacks_rules = self._name in ("stacked", "workers")
-            if self._name == "auto" or (work.rule is not None and lacks_rules):
+            lacks_code = self._name in TOGETHER
+            is_unsupported = (work.rule is not None and lacks_rules) or (
+                work.trainer is not None and lacks_code
+            )
+            if self._name == "auto" or is_unsupported:
                 self.resolved, self._engine = _choose_engine(work)
             else:
                 self.resolved, self._engine = _find_engine(self._name, work)
@@ -316,8 +321,11 @@ def _choose_engine(work: Workload) -> tuple[str, Engine]:
     """Return the name of the engine that trains a workload fastest, and the engine."""
     engines: dict[str, Engine] = {}
     objections: list[str] = []
-    # Of the engines that train clients together, only vmap supports local rules.
+    # Of the engines that train clients together, only vmap supports local rules. A user's own code
+    # trains one client at a time.
     names = ["vmap"] if work.rule is not None else list(TOGETHER)
+    if work.trainer is not None:
+        names = []
     for name in names:
         found, reason = _try_together(name, work)
         if found is not None:
@@ -365,7 +373,8 @@ def _find_engine(name: str, work: Workload) -> tuple[str, Engine]:
             if name == "stacked":
                 engines |= _build_replaying(work)
     elif (reason := cannot_work(work)) is None:
-        engines = _build_workers(work, stackable=_try_together("stacked", work)[0] is not None)
+        stackable = work.trainer is None and _try_together("stacked", work)[0] is not None
+        engines = _build_workers(work, stackable)
     if not engines:
         raise ConfigError(f"engine {name!r} cannot train this model: {reason}; use --engine auto")
     chosen = name
@@ -436,9 +445,10 @@ def _build_workers(work: Workload, stackable: bool) -> dict[str, Engine]:
 def _takes_plain_steps(work: Workload) -> bool:
     """Return whether clients train by optimizer steps alone and do not store the optimizer's state.
 
-    This is not the case for clients that train by a local rule or by DP-SGD.
+    This is not the case for clients that train by a local rule, a user's own code or DP-SGD.
     """
-    return work.rule is None and work.private is None and not work.spec.keep_state
+    has_own_steps = work.rule is not None or work.trainer is not None
+    return not has_own_steps and work.private is None and not work.spec.keep_state
 
 
 def _keeps_channels_last(work: Workload) -> bool:
@@ -446,7 +456,8 @@ def _keeps_channels_last(work: Workload) -> bool:
 
     The engine is tried on one thread. The result is False for a module without convolutions.
     """
-    if not any(parameter.dim() == 4 for parameter in work.module.parameters()):
+    has_convolutions = any(parameter.dim() == 4 for parameter in work.module.parameters())
+    if not has_convolutions or work.trainer is not None:
         return False
     with using_threads(1):  # as in a worker process
         reason = objection(ChannelsLastLoop(), work)

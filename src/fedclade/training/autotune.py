@@ -387,6 +387,8 @@ def _build_key(engines: list[str], work: Workload) -> dict[str, object]:
         key["private"] = True
     if work.rule is not None:
         key["rule"] = [work.rule.name, work.rule.gradients]
+    if work.trainer is not None:
+        key["trainer"] = work.trainer.label
     return key
 
 

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import (
+    STEPS_TAKEN,
+    ClientTrainer,
     ConfigError,
+    FunctionTrainer,
     Layout,
     LocalRule,
     LocalTraining,
@@ -24,6 +27,8 @@ from fedclade.core import (
     SplitPart,
     TrainQuery,
     make_usable,
+    trainer_function,
+    trainer_name,
 )
 from fedclade.data import Federation
 from fedclade.tasks import FittedTask
@@ -163,6 +168,9 @@ class Settings:
         Settings of local training.
     rule
         Local rule that replaces plain steps; None for plain steps.
+    trainer
+        A user's own code that replaces plain steps; None for plain steps, or for the code that the
+        settings of local training name.
     state
         Prefix of the names under which the states of optimizers or local rules are stored. None:
         training starts with a new optimizer, whose state is not stored.
@@ -176,6 +184,7 @@ class Settings:
     round: Round
     local: LocalTraining
     rule: LocalRule | None = None
+    trainer: ClientTrainer | None = None
     state: str | None = None
     fixed: frozenset[str] = frozenset()
     longest: float = 1.0
@@ -219,6 +228,8 @@ class BlockTraining:
     always_replies: bool
     chunk: int
     log: logging.Logger
+    #: steps that a user's own code has taken since they were last read, by client id
+    taken: dict[int, int] = field(default_factory=dict[int, int], init=False)
     _warned: set[str] = field(default_factory=set[str], init=False)
 
     def train(
@@ -300,6 +311,7 @@ class BlockTraining:
                 make_usable(moved, losses)
                 _make_states_finite(work)
             self.store.keep_states(work, number, settings.state, deltas=moved, losses=losses)
+        self.taken.update(work.taken)
         # The loss on examples decides about scaling, which would reveal something about the
         # examples without noise, so updates by DP-SGD are not scaled.
         if settings.longest > 1 and self.private is None:
@@ -326,6 +338,8 @@ class BlockTraining:
             task=self.task,
             fixed=settings.fixed,
             rule=settings.rule,
+            trainer=_find_trainer(settings),
+            number=this_round.number,
             private=self.private,
         )
 
@@ -442,6 +456,7 @@ class BlockTrainer:
             this_round,
             self.local if local is None else local,
             rule=steps if isinstance(steps, LocalRule) else None,
+            trainer=steps if isinstance(steps, ClientTrainer) else None,
             state=self._start.optimizer,
             fixed=fixed,
             longest=max_scale,
@@ -453,7 +468,12 @@ class BlockTrainer:
         out = self._out
         self._out = None
         moved, losses = self._training.train(block, settings, out=out)
-        return Made(moved, losses)
+        taken = [self._training.taken.pop(client, None) for client in self.ids]
+        counts = [steps for steps in taken if steps is not None]
+        # The updates of several parts of a client's data are combined without further columns.
+        if len(counts) < len(taken) or isinstance(data, SplitPart):
+            return Made(moved, losses)
+        return Made(moved, losses, columns={STEPS_TAKEN: torch.tensor(counts)})
 
     def stored(self, name: str) -> Sequence[Tensor | None]:
         """Return the tensor that each client had stored under a name before the round.
@@ -474,6 +494,26 @@ class BlockTrainer:
     def keep_last_layer(self, vectors: Tensor) -> Tensor:
         """Return a copy of vectors ``[k, F]`` with zeros outside the parameters of the last layer."""
         return self._whole.only_last_layer(vectors)
+
+
+def _find_trainer(settings: Settings) -> ClientTrainer | None:
+    """Return the user's own code that trains the clients; None if no such code is set.
+
+    Raises
+    ------
+    ConfigError
+        If the settings of local training name a function, and the algorithm has steps of its own.
+    """
+    function = settings.local.trainer
+    if function is None:
+        return settings.trainer
+    for steps in (settings.rule, settings.trainer):
+        if steps is not None:
+            raise ConfigError(
+                f"local.trainer should be left out with an algorithm whose clients take steps of "
+                f"its own ({type(steps).__name__}), got {trainer_name(function)!r}"
+            )
+    return FunctionTrainer(trainer_function(function))
 
 
 def _make_states_finite(work: Workload) -> None:

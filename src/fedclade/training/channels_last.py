@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
-from fedclade.training.jobs import CannotTrainTogether, Workload
+from fedclade.training.jobs import CannotTrainTogether, Workload, refuse_own_code
 from fedclade.training.loop import LoopEngine
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.stacked_parameter import FEW_ROWS
@@ -49,6 +49,7 @@ class ChannelsLastLoop(LoopEngine):
                 f"local rule {work.rule.name} replaces plain optimizer steps, but engine 'channels "
                 "last' supports plain steps only (engine loop supports local rules)"
             )
+        refuse_own_code(work)
         if work.private is not None:
             raise CannotTrainTogether(
                 "engine 'channels last' fuses optimizer steps, which DP-SGD does not allow (engine "

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.channel import ExamplePrivacy, sampling_rate, system_normal, system_uniform
-from fedclade.core import BESIDE, ConfigError, Layout, LocalRule, LocalTraining, Round, rng
+from fedclade.core import (
+    BESIDE,
+    ClientTrainer,
+    ConfigError,
+    Layout,
+    LocalRule,
+    LocalTraining,
+    Round,
+    rng,
+)
 from fedclade.data import Federation
 from fedclade.tasks import FittedTask
 
@@ -259,12 +268,15 @@ def refuse_rules(work: Workload) -> None:
     Raises
     ------
     ConfigError
-        If the workload has a local rule, or examples have weights.
+        If the workload has a local rule or a user's own training code, or examples have weights.
     """
-    if work.rule is not None or any(job.weights is not None for job in work.jobs):
+    needs_plain = work.rule is not None or work.trainer is not None
+    if needs_plain or any(job.weights is not None for job in work.jobs):
         what = "examples with different weights"
         if work.rule is not None:
             what = f"local rule {work.rule.name}"
+        elif work.trainer is not None:
+            what = f"trainer {work.trainer.label}, whose steps have no noise"
         raise ConfigError(
             f"DP-SGD (privacy.level = 'example') does not support {what}; set privacy.level = "
             "'client'"
@@ -329,14 +341,19 @@ class Workload:
     task: FittedTask = CLASSIFICATION  #: the loss
     fixed: frozenset[str] = frozenset()  #: names of parameters that are not trained
     rule: LocalRule | None = None  #: local rule that replaces plain steps; None for plain steps
+    #: a user's own code that replaces plain steps; None for plain steps
+    trainer: ClientTrainer | None = None
+    number: int = 1  #: number of the round, from 1
     states: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
-    """States of the optimizer or local rule after training, by client id; the engine writes them.
+    """States of the optimizer, local rule or own code after training, by client id; the engine writes them.
 
     An optimizer's states are written only if they are stored between rounds. Their tensors are
     named ``<parameter>.<entry>``, such as ``0.weight.exp_avg``.
     """
 
     private: PrivateSteps | None = None  #: settings of DP-SGD; None for plain steps
+    #: steps that a user's own code has taken, by client id; the engine writes them
+    taken: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
     def batch_size(self) -> int:
@@ -387,6 +404,21 @@ class CannotTrainTogether(Exception):  # noqa: N818  (not an error of the user's
 
     The loop can train these clients, with new random generators.
     """
+
+
+def refuse_own_code(work: Workload) -> None:
+    """Raise an error if clients train by a user's own code, which trains one client at a time.
+
+    Raises
+    ------
+    CannotTrainTogether
+        If the workload has a trainer.
+    """
+    if work.trainer is not None:
+        raise CannotTrainTogether(
+            f"trainer {work.trainer.label} trains one client at a time (engines loop and workers "
+            "support own trainers)"
+        )
 
 
 def refuse_half_precision(work: Workload) -> None:

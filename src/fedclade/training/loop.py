@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import Layout, LocalTraining, ModelError, rng
+from fedclade.core import ClientTrainer, Layout, LocalTraining, ModelError, rng
 from fedclade.tasks import FittedTask, count_targets
 from fedclade.training.jobs import (
     Job,
@@ -25,6 +25,7 @@ from fedclade.training.jobs import (
 )
 from fedclade.training.local_rules import train_by_rule
 from fedclade.training.optimizer import LocalOptimizer, get_state
+from fedclade.training.own_trainer import train_by_code
 from fedclade.training.threads import threads_of_step, using_threads
 
 # DP-SGD by the loop: one client, one step, one example after another, as in Algorithm 1 of Abadi et
@@ -172,6 +173,8 @@ class LoopEngine:
             return _privately(work, work.private, out)
         if work.rule is not None:
             return _by_rule(work, out)
+        if work.trainer is not None:
+            return _by_code(work, work.trainer, out)
         module = work.module
         models = work.models
         updates = work.room(out)
@@ -387,6 +390,16 @@ def _by_rule(work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
             with rng.seeded_globally(job.generator.initial_seed(), job.inputs.device):
                 updates[k], losses[k] = train_by_rule(work, [job], _Gradients(work, job))
             work.layout.check_unsent(module)
+    return updates, losses
+
+
+def _by_code(work: Workload, trainer: ClientTrainer, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Train the clients of a workload by a user's own code, one client after another."""
+    updates = work.room(out)
+    losses = torch.empty(len(work.jobs), dtype=torch.float64)
+    with using_threads(threads_of_step(work.module, work.jobs[0].inputs, work.batch_size)):
+        for k, job in enumerate(work.jobs):
+            losses[k] = train_by_code(work, job, trainer, updates[k])
     return updates, losses
 
 

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import IGNORED, rng
-from fedclade.training.jobs import Job, PrivateSteps, Workload, refuse_half_precision, refuse_rules
+from fedclade.training.jobs import (
+    Job,
+    PrivateSteps,
+    Workload,
+    refuse_half_precision,
+    refuse_own_code,
+    refuse_rules,
+)
 from fedclade.training.memory import clients_in_cache
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.batches import Batches, Plan, Step, joined
@@ -157,6 +164,7 @@ class StackedEngine:
                 f"local rule {work.rule.name} replaces plain optimizer steps, but the stacked engine "
                 "supports plain steps only (engine loop supports local rules)"
             )
+        refuse_own_code(work)
         if work.task.over_batch:
             raise CannotStack(
                 f"the loss {work.task.loss_name} is defined over the whole batch of one client, but "

@@ -16,7 +16,9 @@ from fedclade.core import (
     KEEPS_NONE,
     LARGEST_NORM,
     OWN,
+    SERVED,
     Answer,
+    ClientTrainer,
     ClientWork,
     ConfigError,
     Delta,
@@ -54,13 +56,19 @@ The optimizer that trains a client's own model has the prefix ``OWN_OPTIMIZER``.
 """
 
 RULE = "rule"
-SERVED = "served"
-"""Prefix of the names of a local rule's stored state, and the name of the deployed model in it.
+CODE = "trainer"
+"""Prefixes of the names of the stored states of a local rule, and of a user's own training code."""
 
-The deployed model is the client's own model that results from the rule.
-"""
-
-RESERVED_NAMES = (PERSONAL, OWN_MODEL, MIXTURE, SERVED_MIXTURE, OPTIMIZER, OWN_OPTIMIZER, RULE)
+RESERVED_NAMES = (
+    PERSONAL,
+    OWN_MODEL,
+    MIXTURE,
+    SERVED_MIXTURE,
+    OPTIMIZER,
+    OWN_OPTIMIZER,
+    RULE,
+    CODE,
+)
 """Names and prefixes of tensors that training stores; a method's own tensors need other names."""
 
 
@@ -563,10 +571,11 @@ def _name_of_state(query: TrainQuery) -> str | None:
     else:
         prefix = OPTIMIZER
         lasts = isinstance(work.store, Lasting)
-    is_rule = isinstance(work.steps, LocalRule)
-    if not lasts or not (is_rule or query.local.keep_state):
-        return None
-    return RULE if is_rule else prefix
+    if isinstance(work.steps, LocalRule):
+        return RULE if lasts else None
+    if isinstance(work.steps, ClientTrainer):
+        return CODE if lasts and work.steps.stores else None
+    return prefix if lasts and query.local.keep_state and query.local.trainer is None else None
 
 
 def _select_deployed(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

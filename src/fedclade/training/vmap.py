@@ -29,6 +29,7 @@ from fedclade.training.jobs import (
     full,
     precision,
     refuse_half_precision,
+    refuse_own_code,
     refuse_rules,
 )
 from fedclade.training.local_rules import train_by_rule
@@ -232,6 +233,7 @@ class VmapEngine:
             )
         if work.private is not None:
             return self._privately(work, work.private, out)
+        refuse_own_code(work)
         if work.rule is not None:
             return self._by_rule(work, out)
         plans = [[*batches(job.size, spec, job.generator)] for job in jobs]

@@ -25,6 +25,7 @@ from functools import partial
 from heapq import heapreplace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from time import thread_time
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import EngineError, Layout, LocalTraining
+from fedclade.core import ClientTrainer, ConfigError, EngineError, Layout, LocalTraining
 from fedclade.training.channels_last import ChannelsLastLoop
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, PrivateSteps, Workload
 from fedclade.training.loop import LoopEngine
@@ -219,6 +220,8 @@ class _Chunk(NamedTuple):
     lr: float
     fixed: frozenset[str]
     private: PrivateSteps | None
+    trainer: ClientTrainer | None
+    number: int
 
 
 class WorkersEngine:
@@ -367,8 +370,10 @@ class _WorkerPool:
                 answer = self._exchange(connection, chunk, send=False)
                 if isinstance(answer, Exception):
                     raise answer
-                of_chunk, seconds[chunk.rows.start] = answer
+                of_chunk, seconds[chunk.rows.start], taken = answer
                 losses[chunk.rows] = torch.tensor(of_chunk, dtype=torch.float64)
+                for k, steps in taken.items():
+                    work.taken[work.jobs[chunk.rows[k]].client] = steps
                 free.append(connection)
         return (
             self._updates[: len(work.jobs)],
@@ -407,6 +412,8 @@ class _WorkerPool:
                 lr=work.lr,
                 fixed=work.fixed,
                 private=work.private,
+                trainer=work.trainer,
+                number=work.number,
             )
             for i in range(count)
         ]
@@ -452,8 +459,13 @@ class _WorkerPool:
                 return
             connection.send(self._done(engine, chunk))
 
-    def _done(self, engine: Engine, chunk: _Chunk) -> tuple[list[float], float] | Exception:
-        """Train a chunk; return its losses and CPU seconds, or the exception that occurred."""
+    def _done(
+        self, engine: Engine, chunk: _Chunk
+    ) -> tuple[list[float], float, dict[int, int]] | Exception:
+        """Train a chunk; return its losses, CPU seconds and steps, or the exception that occurred.
+
+        The steps are those of a user's own code, by the client's position in the chunk.
+        """
         start = thread_time()
         jobs: list[Job] = []
         for k, client in enumerate(chunk.clients):
@@ -477,6 +489,8 @@ class _WorkerPool:
             task=self._task,
             fixed=chunk.fixed,
             private=chunk.private,
+            trainer=chunk.trainer,
+            number=chunk.number,
         )
         try:
             _, losses = engine.train(
@@ -484,10 +498,12 @@ class _WorkerPool:
             )
         except CannotTrainTogether as reason:
             return CannotTrainTogether(str(reason))
+        except ConfigError as error:  # of a user's own training code
+            return ConfigError(str(error))
         except Exception as error:
             # A user's module may raise any exception; this class can be unpickled by the parent.
             return RuntimeError(f"{type(error).__name__}: {error}")
-        return losses.tolist(), thread_time() - start
+        return losses.tolist(), thread_time() - start, work.taken
 
     def _tensor(self, place: _Place) -> Tensor:
         """Return the tensor at a location in the memory that is shared with the parent process."""
@@ -502,9 +518,25 @@ def cannot_work(work: Workload) -> str | None:
     """
     if work.rule is not None:
         return "worker processes cannot return the state that local rules store between rounds"
+    if work.trainer is not None and work.trainer.stores:
+        return "worker processes cannot return the tensors that own trainers store between rounds"
+    if work.trainer is not None and (reason := _why_not_sent(work.trainer)) is not None:
+        return reason
     if work.spec.keep_state:
         return "worker processes cannot return the state of optimizers (local.keep_state = true)"
     return cannot_fork(work.models.device)
+
+
+def _why_not_sent(trainer: ClientTrainer) -> str | None:
+    """Return the reason why a user's code cannot be sent to worker processes; None if it can."""
+    try:
+        ForkingPickler.dumps(trainer)  # as a connection does when it sends an object
+    except Exception as error:  # errors of several classes
+        return (
+            f"trainer {trainer.label} cannot be sent to worker processes ({error}); define it at "
+            "the top level of a module"
+        )
+    return None
 
 
 INSIDE: Mapping[str, Callable[[], Engine]] = {
