@@ -4,7 +4,7 @@
     python studies/arena_judged.py --table
 
 Setting. The scenarios of ``configs/arena`` are made smaller, for all methods alike, so that all runs
-together take about an hour of one core: each client has ``IMAGES`` images; in place of the levels 8,
+together take about two hours of one core: each client has ``IMAGES`` images; in place of the levels 8,
 5, 3 and 1 of the four shifts of MNIST there is level 3; and CIFAR-10 has LeNet-5, momentum and ten
 rounds. This was decided before any score was seen, except FedAvg's on fold 101, which was run to
 measure the time.
@@ -21,7 +21,7 @@ Judgement. Each method runs with its chosen setting on the folds ``FOLDS`` in ea
 ``JUDGED_CELLS``.
 
 Each run is stored as one line of ``arena_judged.jsonl``, and a call continues where the last one
-stopped. ``studies/arena.py --page`` writes the page from this file.
+stopped. ``studies/arena_page.py`` writes the page from this file.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ SETTINGS: Mapping[str, Sequence[Options]] = {
     "fedsoft": arena_tuning.SETTINGS["fedsoft"],
     "apfl": arena_tuning.SETTINGS["apfl"],
     "ditto": arena_tuning.SETTINGS["ditto"],
+    "auto": (),
     "local": (),
     "fedavg": (),
     "oracle": (),
