@@ -164,6 +164,7 @@ from fedclade.core.queries import (
     check_declared,
 )
 from fedclade.core.registry import (
+    DENSE,
     IGNORED,
     ArrayMapping,
     ClientRegistry,
@@ -189,6 +190,7 @@ from fedclade.core.settings import (
     values_of,
     with_settings_of,
 )
+from fedclade.core.structure import Structure, Tensors
 from fedclade.core.tree import VECTORS, Group, Node, ParameterTree
 from fedclade.core.updates import (
     DROPPED_OUT,
@@ -248,6 +250,7 @@ from fedclade.core.work import (
 
 __all__ = [
     "BESIDE",
+    "DENSE",
     "DROPPED_OUT",
     "FORBIDS",
     "IGNORED",
@@ -381,11 +384,13 @@ __all__ = [
     "Stepped",
     "Steps",
     "Store",
+    "Structure",
     "SumClipped",
     "SumRejected",
     "SumUnguarded",
     "Sums",
     "TaskKind",
+    "Tensors",
     "Tested",
     "TooFew",
     "TrainQuery",

@@ -6,6 +6,7 @@ values that the query requests.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +75,7 @@ from fedclade.flower.models_sent import models_of_mixture, read_mixture
 from fedclade.flower.node_store import NodeStore, Residuals, uses_kept
 from fedclade.flower.policy import NotDisclosedError, Policy, Usage, UsageLog, cost_of
 from fedclade.flower.private_replies import ErrorShield, without_details
+from fedclade.flower.registration import schema_values
 from fedclade.flower.replies import as_values, read_statistics, size_class
 from fedclade.flower.row_messages import read_query, reply_with
 from fedclade.flower.schema_exchange import encoding_digest
@@ -772,7 +774,7 @@ class ClientHandler:
             "number": -1 if self._number is None else self._number,
             "name": self._data.name,
             "size": self._reported_size(self._clients().sizes[self._data.id]),
-            "schema": wire.to_json(self._federation.pool.schema),
+            "schema": json.dumps(schema_values(self._federation.pool.schema)),
             "description": description,
             "layout": wire.layout_digest(self._layout),
             "task": self._trainer.task.described,
