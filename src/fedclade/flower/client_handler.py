@@ -6,6 +6,7 @@ values that the query requests.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -94,7 +95,7 @@ from fedclade.runs import (
     with_targets_for,
 )
 from fedclade.tasks import FittedTask, Task
-from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers
+from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers, unpack_inputs
 
 # Model and sketches, which a client builds itself. A sketch is a random projection of an update, by
 # which the server compares clients.
@@ -113,15 +114,17 @@ def maker_of(model: nn.Module | str | Maker, federation: Federation, parts: Part
     parts
         Frozen and personal parts and adapters, which the function applies to the model.
     """
+    schema = federation.pool.schema
 
     def make(seed: int) -> nn.Module:
         if isinstance(model, str):
-            return module_for(model, federation.pool.schema, seed)
+            return module_for(model, schema, seed)
         if isinstance(model, nn.Module):
-            return model
+            # Hooks for inputs of several tensors must not change the user's own module.
+            return model if schema.structure is None else copy.deepcopy(model)
         return model(seed)
 
-    return lambda seed: parts.applied(make(seed), seed)
+    return lambda seed: unpack_inputs(parts.applied(make(seed), seed), schema.structure)
 
 
 def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> Sketch | None:

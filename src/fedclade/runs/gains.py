@@ -99,7 +99,8 @@ def measure_gains(
     federation = federation.in_round(run.model_round)
     clients = [client for client in federation.ids if client in run.tree.leaf_of]
     traits, values = describe_clients(federation, clients)
-    judge = _Judge(run, federation, _Predictor(run, federation, module, device), task, references)
+    predictor = _Predictor(run, federation, module, device, task)
+    judge = _Judge(run, federation, predictor, task, references)
     judged = [judge.judge(client, values[place]) for place, client in enumerate(clients)]
     return Gains(
         metric=task.metrics[0],
@@ -142,12 +143,14 @@ class _Predictor:
     It loads one model at a time into a copy of the run's module.
     """
 
-    def __init__(self, run: Run, federation: Federation, module: nn.Module, device: str) -> None:
+    def __init__(
+        self, run: Run, federation: Federation, module: nn.Module, device: str, task: FittedTask
+    ) -> None:
         assert run.layout is not None  # every simulation stores its layout
         self._layout = run.layout.full
         self._device = torch.device(device)
         module = copy.deepcopy(module).to(self._device)
-        self._module = with_input_hooks(module, self._layout, federation, self._device).eval()
+        self._module = with_input_hooks(module, self._layout, federation, self._device, task).eval()
 
     @torch.inference_mode()
     def predict(self, model: Tensor, inputs: Tensor) -> Tensor:

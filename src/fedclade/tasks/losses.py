@@ -109,13 +109,13 @@ mean.
 """
 
 KINDS: Mapping[str, tuple[str, ...]] = {
-    "cross_entropy": ("classification", "language"),
+    "cross_entropy": ("classification", "language", "segmentation"),
     "bce": ("binary", "multilabel"),
     **dict.fromkeys(("mse", "mae", "huber", "smooth_l1", "poisson_nll"), ("regression",)),
 }
 """Kinds of tasks that each named loss fits."""
 
-Shapes = Literal["targets", "columns", "model"]
+Shapes = Literal["targets", "columns", "model", "unchanged"]
 
 SHAPES: Mapping[Shapes, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "targets": lambda outputs, targets: (outputs.reshape(targets.shape), targets),
@@ -124,11 +124,13 @@ SHAPES: Mapping[Shapes, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
         targets.reshape(len(targets), -1),
     ),
     "model": lambda outputs, targets: (outputs.reshape(len(targets), -1), targets),
+    "unchanged": lambda outputs, targets: (outputs, targets),
 }
 """Shapes in which a user-defined loss may take outputs and targets; the first that fits is used.
 
 Outputs ``[B, 1]`` and targets ``[B]`` would be broadcast to ``[B, B]``. With ``targets``, both are
 therefore ``[B]``. With ``columns``, for a loss that averages over the last dimension, both are
 ``[B, 1]``. With ``model``, for a loss that indexes the outputs of a model, only the outputs are
-``[B, 1]``. With several targets for each example all three are the same.
+``[B, 1]``. With several targets for each example these three are the same. With ``unchanged``, for
+outputs that have another size than the targets, both are as the model and the data have them.
 """
