@@ -12,15 +12,7 @@ from fedclade.tasks.intervals import (
     paired_share_interval,
     share_interval,
 )
-from fedclade.tasks.losses import (
-    LOSSES,
-    SHAPES,
-    Loss,
-    Shapes,
-    count_targets,
-    cross_entropy,
-    mix_outputs,
-)
+from fedclade.tasks.losses import LOSSES, SHAPES, Loss, count_targets, cross_entropy, mix_outputs
 from fedclade.tasks.metrics import (
     OLD_METRIC,
     RIGHT,
@@ -55,7 +47,6 @@ __all__ = [
     "Loss",
     "Metric",
     "ModelMixture",
-    "Shapes",
     "TargetScale",
     "Task",
     "build_task",

@@ -115,7 +115,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """Kinds of tasks that each named loss fits."""
 
-Shapes = Literal["targets", "columns", "model", "unchanged"]
+Shapes = Literal["targets", "columns", "model"]
 
 SHAPES: Mapping[Shapes, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "targets": lambda outputs, targets: (outputs.reshape(targets.shape), targets),
@@ -124,13 +124,11 @@ SHAPES: Mapping[Shapes, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
         targets.reshape(len(targets), -1),
     ),
     "model": lambda outputs, targets: (outputs.reshape(len(targets), -1), targets),
-    "unchanged": lambda outputs, targets: (outputs, targets),
 }
 """Shapes in which a user-defined loss may take outputs and targets; the first that fits is used.
 
 Outputs ``[B, 1]`` and targets ``[B]`` would be broadcast to ``[B, B]``. With ``targets``, both are
 therefore ``[B]``. With ``columns``, for a loss that averages over the last dimension, both are
 ``[B, 1]``. With ``model``, for a loss that indexes the outputs of a model, only the outputs are
-``[B, 1]``. With several targets for each example these three are the same. With ``unchanged``, for
-outputs that have another size than the targets, both are as the model and the data have them.
+``[B, 1]``. With several targets for each example all three are the same.
 """

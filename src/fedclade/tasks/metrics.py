@@ -283,6 +283,8 @@ def metric(name: object, kind: TaskKind, outputs: int, *, is_tried: bool = True)
     """
     if isinstance(name, Metric):
         return name
+    if name == MEAN_LOSS:
+        return _LOSS
     if not isinstance(name, str):
         return _wrap_object(name, kind, outputs, is_tried=is_tried)
     check_metric(name, kind)
@@ -293,12 +295,15 @@ def metric(name: object, kind: TaskKind, outputs: int, *, is_tried: bool = True)
 
 def check_metric(name: str, kind: TaskKind | None) -> None:
     """Raise a ConfigError if a metric is unknown or, given a kind of task, does not fit it."""
+    if name == MEAN_LOSS:
+        return
     elsewhere = [each for each in OWN if name in OWN[each] or name in TORCHMETRICS[each]]
     if kind in elsewhere or (kind is None and elsewhere):
         return
     known = dict.fromkeys(
         name for each in OWN if kind in (each, None) for name in (*OWN[each], *TORCHMETRICS[each])
     )
+    known[MEAN_LOSS] = None
     if elsewhere:
         raise ConfigError(
             f"in task.metrics, {name!r} does not fit a {kind} task, only tasks of kind "
@@ -350,20 +355,18 @@ _LOSS = Metric(MEAN_LOSS, False)
 _ACCURACY = Metric("accuracy", True, True, predict=_predict_labels, terms=_count_right)
 _SIDE = Metric("accuracy", True, True, terms=_right_side)
 OWN: Mapping[TaskKind, Mapping[str, Metric]] = {
-    "classification": {"accuracy": _ACCURACY, MEAN_LOSS: _LOSS},
+    "classification": {"accuracy": _ACCURACY},
     "language": {
         "perplexity": Metric("perplexity", False, final=perplexity),
         "accuracy": _ACCURACY,
-        MEAN_LOSS: _LOSS,
     },
-    "segmentation": {"accuracy": _ACCURACY, MEAN_LOSS: _LOSS},
-    "binary": {"accuracy": _SIDE, MEAN_LOSS: _LOSS},
-    "multilabel": {"accuracy": _SIDE, MEAN_LOSS: _LOSS},
+    "segmentation": {"accuracy": _ACCURACY},
+    "binary": {"accuracy": _SIDE},
+    "multilabel": {"accuracy": _SIDE},
     "regression": {
         "mae": Metric("mae", False, terms=_average_error(torch.abs)),
         "mse": Metric("mse", False, terms=_average_error(torch.square)),
         "rmse": Metric("rmse", False, terms=_average_error(torch.square), final=math.sqrt),
-        MEAN_LOSS: _LOSS,
     },
 }
 """Metrics that are means over targets, computed for all clients together.

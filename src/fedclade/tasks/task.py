@@ -464,6 +464,8 @@ class FittedTask:
                 outputs = outputs.movedim(-1, 1)
         if self.target_structure is not None:
             return self.loss(outputs, self.target_structure.unpack(targets))  # pyright: ignore[reportArgumentType]
+        if self.has_own_widths and outputs.numel() != targets.numel():
+            return self.loss(outputs, targets)
         if self.has_own_loss and self.kind in ("binary", "multilabel", "regression"):
             outputs, targets = SHAPES[self.shapes](outputs, targets)
         return self.loss(outputs, targets)

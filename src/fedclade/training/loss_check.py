@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedclade.core import ConfigError
 from fedclade.data import Federation
-from fedclade.tasks import FittedTask, Shapes
+from fedclade.tasks import SHAPES, FittedTask
 from fedclade.training.jobs import full
 
 EXAMPLES = 8
@@ -85,11 +85,9 @@ def _find_shapes(task: FittedTask, outputs: Tensor, targets: Tensor) -> FittedTa
         If the loss function fails on all of these shapes.
     """
     first: ConfigError | None = None
-    shapes_to_try: list[Shapes] = [task.shapes]
-    if task.has_own_widths and outputs.numel() != targets.numel():
-        shapes_to_try = ["unchanged"]
-    elif task.kind in ("binary", "multilabel", "regression"):
-        shapes_to_try = ["targets", "columns", "model"]
+    shapes_to_try = [task.shapes]
+    if task.kind in ("binary", "multilabel", "regression"):
+        shapes_to_try = list(SHAPES)
     for shapes in shapes_to_try:
         candidate = replace(task, shapes=shapes)
         try:
