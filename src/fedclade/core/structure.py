@@ -129,7 +129,7 @@ class Structure:
         TypeError, ValueError
             If the values are malformed.
         """
-        fields = [Field(**{**each, "shape": tuple(each["shape"])}) for each in stated["fields"]]
+        fields = [_read_field(each) for each in stated["fields"]]
         for field in fields:
             is_shape = all(type(size) is int and size >= 0 for size in field.shape)
             if not isinstance(field.name, str) or field.kind not in get_args(FieldKind):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -198,7 +198,7 @@ class Structure:
             numbers = tensor.to(self.dtype)
             if tensor.dtype == torch.uint8:
                 numbers = numbers / 255
-            rows.append(numbers.reshape(len(tensor), -1))
+            rows.append(numbers.reshape(len(tensor), prod(field.shape)))
         return torch.cat(rows, 1)
 
     def unpack(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensors:
@@ -231,6 +231,12 @@ class Structure:
                 tensor = tensor.to(dtype)
             tensors[field.name] = tensor
         return tensors if self.is_named else tuple(tensors.values())
+
+
+def _read_field(stated: Any) -> Field:
+    """Read a field from the values of a JSON object, in which a shape is a list."""
+    values: dict[str, Any] = {**stated, "shape": tuple(stated["shape"])}
+    return Field(**values)
 
 
 def _by_name(tensors: Tensors) -> Mapping[str, Tensor]:

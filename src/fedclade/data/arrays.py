@@ -192,7 +192,7 @@ def is_structured(values: Any) -> bool:
     return min(dimensions, default=-1) >= 0 and max(dimensions) >= 1
 
 
-def pack_fields(values: Mapping[str, Any] | tuple[Any, ...], what: str) -> tuple[Tensor, Structure]:
+def pack_fields(values: Any, what: str) -> tuple[Tensor, Structure]:
     """Store a dict or tuple of a user's arrays ``[N, ...]`` as rows of numbers ``[N, W]``.
 
     Raises

@@ -118,7 +118,7 @@ class SimulatedClients(Workers):
         self._federation = federation
         self._always_replies = always_replies
         self._device = torch.device(device)
-        module = augmented(module.to(self._device), federation.augment)
+        module = augmented(module.to(self._device), federation.augment, federation.pool.structure)
         self.layout = Layout.of(module, personal)
         self._module = module = with_input_hooks(
             module, self.layout, federation, self._device, task

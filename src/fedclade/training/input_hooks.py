@@ -204,11 +204,11 @@ def select_output(outputs: Any, entry: Entry | None, model: str) -> Tensor:
     return tensors[wanted]
 
 
-def _entries_of(outputs: Any) -> Mapping[Entry, Any] | None:
+def _entries_of(outputs: Any) -> Mapping[Any, Any] | None:
     """Return the entries of a model's output by name or position; None if it has none."""
     if isinstance(outputs, Mapping):
         return outputs
-    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):  # a named tuple
+    if hasattr(outputs, "_asdict"):  # a named tuple
         return outputs._asdict()
     if isinstance(outputs, tuple | list):
         return dict(enumerate(outputs))
