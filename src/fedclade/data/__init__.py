@@ -34,6 +34,7 @@ from fedclade.data.missing import MISSING, ColumnSummary, Missing
 from fedclade.data.partition import PARTITIONS, Partition, Parts, find_partition, partition_pool
 from fedclade.data.poisoned import Backdoor, LabelFlip, poison_federation
 from fedclade.data.pool import Pool
+from fedclade.data.reading import NamedColumns, is_dataset
 from fedclade.data.schema import (
     DataSchema,
     InputColumn,
@@ -81,6 +82,7 @@ __all__ = [
     "Inspection",
     "LabelFlip",
     "Missing",
+    "NamedColumns",
     "Notation",
     "OnClients",
     "OwnSettings",
@@ -119,6 +121,7 @@ __all__ = [
     "find_partition",
     "find_shift",
     "inspect_files",
+    "is_dataset",
     "join_some",
     "load_federation",
     "load_pool",

@@ -73,15 +73,15 @@ class Examples:
     target_structure: Structure | None = None
 
 
-Names = str | Sequence[str] | Mapping[str, str]
+Names = str | tuple[str, ...] | Mapping[str, str]
 """One column, or several columns: by their names, or by the names that a model gives to them."""
 
 TARGET_NAMES = ("labels", "label", "target", "targets", "y")
 """Names of the target column of data with named columns, unless the user names another column."""
 
 
-@dataclass(frozen=True)
-class ColumnChoice:
+@dataclass(frozen=True, kw_only=True)
+class NamedColumns:
     """Columns of rows that are dicts: the inputs and the target.
 
     Parameters
@@ -92,10 +92,13 @@ class ColumnChoice:
     target
         A column; or a list or mapping of columns, for a loss of your own. None: the first of
         :data:`TARGET_NAMES` that is a column.
+    ignored
+        Label that marks pixels without a label in masks, such as 255; None if there is none.
     """
 
     inputs: Names | None = None
     target: Names | None = None
+    ignored: int | None = None
 
     @property
     def is_given(self) -> bool:
@@ -191,10 +194,7 @@ Targets = Tensor | list[Any] | Tensors
 
 
 def read_parts(
-    given: Mapping[str, Any],
-    task: TaskKind | None,
-    columns: ColumnChoice | None = None,
-    ignored: int | None = None,
+    given: Mapping[str, Any], task: TaskKind | None, columns: NamedColumns | None = None
 ) -> Examples:
     """Read several data sets or pairs of arrays, and concatenate their examples.
 
@@ -207,9 +207,8 @@ def read_parts(
         The task. If None, the targets determine it: whole numbers are labels, other numbers are
         targets of a regression.
     columns
-        Inputs and target of rows that are dicts; None for the defaults.
-    ignored
-        Label that marks pixels without a label in masks, such as 255; None if there is none.
+        Inputs and target of rows that are dicts, and the label of ignored pixels; None for the
+        defaults.
 
     Raises
     ------
@@ -219,7 +218,7 @@ def read_parts(
     ConfigError
         If the targets allow more than one task, or columns are named although rows are pairs.
     """
-    choice = columns or ColumnChoice()
+    choice = columns or NamedColumns()
     inputs: dict[str, Inputs] = {}
     raw_targets: dict[str, Targets] = {}
     for what, part in given.items():
@@ -235,6 +234,7 @@ def read_parts(
         else:
             inputs[what], raw_targets[what] = _read_rows(part, what, choice)
     task = task or _detect_task(raw_targets)
+    ignored = choice.ignored
     if ignored is not None:
         raw_targets = {what: _mark_ignored(y, ignored, task) for what, y in raw_targets.items()}
     packed_inputs = {what: _pack(x, f"inputs of {what}") for what, x in inputs.items()}
@@ -431,7 +431,7 @@ def _read_inputs(x: Any, what: str) -> Inputs:
     return as_inputs(x, what)
 
 
-def _read_rows(dataset: Any, what: str, choice: ColumnChoice) -> tuple[Inputs, Targets]:
+def _read_rows(dataset: Any, what: str, choice: NamedColumns) -> tuple[Inputs, Targets]:
     """Read all examples of a map-style data set, one after another.
 
     Returns
@@ -473,7 +473,7 @@ def _read_rows(dataset: Any, what: str, choice: ColumnChoice) -> tuple[Inputs, T
     return _stack_inputs(inputs), stacked_targets
 
 
-def _read_row(dataset: Any, row: int, what: str, choice: ColumnChoice) -> tuple[Any, Any]:
+def _read_row(dataset: Any, row: int, what: str, choice: NamedColumns) -> tuple[Any, Any]:
     """Return the input and the target of an example, which is a pair or a dict of columns.
 
     Raises
@@ -548,7 +548,7 @@ def _is_same(x: Any, again: Any) -> bool:
 
 
 def _warn_of_randomness(
-    dataset: Any, inputs: Sequence[Any], what: str, choice: ColumnChoice
+    dataset: Any, inputs: Sequence[Any], what: str, choice: NamedColumns
 ) -> None:
     """Warn if some inputs of a data set change when they are read a second time.
 

@@ -43,7 +43,7 @@ from fedclade.data.client_data import Augment, resolve_augment
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.hold_out import HoldOut, HoldOutRule, Stratify, number_values
 from fedclade.data.pool import Columns, Pool
-from fedclade.data.reading import ColumnChoice, Examples, Names, is_dataset, is_pair, read_parts
+from fedclade.data.reading import Examples, NamedColumns, Names, is_dataset, is_pair, read_parts
 from fedclade.data.schema import DataSchema, SchemaError, read_declared
 from fedclade.data.standardize import ScalingChoice, Standardize, StandardizeTarget, TableData
 from fedclade.data.texts import SPECIALS, build_vocabulary, encode, pad, split_words
@@ -60,6 +60,7 @@ def pool_from_torch(
     inputs_are: InputKind = "auto",
     inputs: Names | None = None,
     target: Names | None = None,
+    ignored: int | None = None,
 ) -> Pool:
     """Read a map-style torch data set of pairs ``(x, y)``, or of dicts of columns, as a pool.
 
@@ -81,8 +82,8 @@ def pool_from_torch(
         The task.
     inputs_are
         ``numbers``, ``tokens`` or ``auto``; see :class:`OwnSettings`.
-    inputs, target
-        Columns of rows that are dicts; see :func:`federation`.
+    inputs, target, ignored
+        Columns of rows that are dicts, and the label of pixels to ignore; see :func:`federation`.
 
     Raises
     ------
@@ -95,7 +96,7 @@ def pool_from_torch(
     given = {f"data set {name!r}": dataset}
     if test is not None:
         given[f"test data of {name!r}"] = test
-    read = read_parts(given, task, ColumnChoice(inputs, target))
+    read = read_parts(given, task, NamedColumns(inputs=inputs, target=target, ignored=ignored))
     train = read.parts[0]
     if test is None:
         tested = train[:0]
@@ -185,7 +186,7 @@ def one_client(
     given = {f"training data of {name!r}": train, f"test data of {name!r}": test}
     if validation is not None:
         given[f"validation data of {name!r}"] = validation
-    read = read_parts(given, task, ColumnChoice(inputs, target), ignored)
+    read = read_parts(given, task, NamedColumns(inputs=inputs, target=target, ignored=ignored))
     trained = read.parts[0]
     tested = read.parts[1]
     if validation is None:
@@ -499,12 +500,18 @@ def federation(
             "clients should be a mapping of the name of at least 1 client to its data, got "
             + shown(clients)
         )
+    if type(clients).__name__ == "DatasetDict":
+        raise DataError(
+            "clients should be a mapping of the name of each client to its data, got a DatasetDict, "
+            f"whose entries {', '.join(map(str, clients))} are splits; pass {{name: (data['train'], "
+            "data['test'])}, or distribute one split by load_federation(data['train'], ...)"
+        )
     given: dict[str, Any] = {}
     for client, data in clients.items():
         for split, part in _separate_splits(client, data).items():
             if part is not None:
                 given[_name_part(client, split)] = part
-    read = read_parts(given, task, ColumnChoice(inputs, target), ignored)
+    read = read_parts(given, task, NamedColumns(inputs=inputs, target=target, ignored=ignored))
     rows = dict(zip(given, read.parts, strict=True))
     all_rows = [
         ClientRows(

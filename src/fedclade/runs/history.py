@@ -876,12 +876,16 @@ def _describe_steps(rows: Sequence[Row]) -> dict[str, Any]:
 def _describe_inputs(schema: DataSpec) -> dict[str, Any]:
     """Return the shape of a model's input, and the scaling of pixels, for ``summary.json``.
 
-    The scaling is the mean and the standard deviation of pixels in [0, 1], or None.
+    The scaling is the mean and the standard deviation of pixels in [0, 1], or None. For inputs of
+    several tensors, the result also states their names, types and shapes.
     """
-    return {
+    described: dict[str, Any] = {
         "shape": list(schema.input_shape),
         "scaled": None if schema.scaled is None else list(schema.scaled),
     }
+    if schema.structure is not None:
+        described["structure"] = schema.structure.described
+    return described
 
 
 def _cluster_facts(
