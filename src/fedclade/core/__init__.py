@@ -190,7 +190,7 @@ from fedclade.core.settings import (
     values_of,
     with_settings_of,
 )
-from fedclade.core.structure import Structure, Tensors
+from fedclade.core.structure import Field, Structure, Tensors
 from fedclade.core.tree import VECTORS, Group, Node, ParameterTree
 from fedclade.core.updates import (
     DROPPED_OUT,
@@ -308,6 +308,7 @@ __all__ = [
     "Event",
     "Examples",
     "FedcladeError",
+    "Field",
     "FolderInUseError",
     "FromServer",
     "FromStored",
