@@ -144,7 +144,7 @@ class NamedColumns:
         others = [name for name in row if name not in taken]
         numbers = [name for name in others if not _is_text(row[name])]
         if numbers:
-            return numbers
+            return tuple(numbers)
         if len(others) == 1:
             return others[0]
         raise DataError(
