@@ -58,6 +58,21 @@ The type must be exactly the same, since a subclass may have another forward met
 """
 
 
+BY_NAME: Mapping[str, Callable[[Any, Find, Active], Stacked]] = {
+    "transformers.pytorch_utils.Conv1D": layers.StackedConv1D
+}
+"""Stacked form of layers of other packages, by the full name of their type.
+
+The packages are not imported.
+"""
+
+
+def stacked_form(layer: nn.Module) -> Callable[[Any, Find, Active], Stacked] | None:
+    """Return the class that stacks layers of the type of a layer; None if there is none."""
+    kind = type(layer)
+    return LAYERS.get(kind) or BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
 class CannotStack(CannotTrainTogether):
     """Error for a module that the stacked engine does not support.
 
@@ -241,6 +256,7 @@ class StackedModule:
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs for inputs ``[k·B, ...]`` of the k clients that train."""
+        self.active.rows = len(x)
         if self._tape is not None:
             try:
                 return self._tape.forward(x)
@@ -394,7 +410,7 @@ class _Swap:
         # output projection of attention.
         inside: list[str] = []
         for name, layer in [*module.named_modules(remove_duplicate=False)]:
-            if type(layer) in LAYERS and not self._is_common(name, layer):
+            if stacked_form(layer) is not None and not self._is_common(name, layer):
                 done[layer] = done.get(layer) or self._stacked(name, layer)
                 parent, _, attribute = name.rpartition(".")
                 if name:
@@ -470,7 +486,9 @@ class _Swap:
                 name, layer, "has hooks, which engine loop runs, but the stacked engine would not"
             )
         try:
-            stacked = LAYERS[type(layer)](layer, self._find, self._active)
+            form = stacked_form(layer)
+            assert form is not None  # as the caller has checked
+            stacked = form(layer, self._find, self._active)
         except Refused as refused:
             raise CannotStack.of(name, layer, f"cannot be stacked: {refused}") from refused
         for hook in before.values():
