@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-)
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
-from fedclade import Federation, LocalTraining, federation, simulate
+from fedclade import Federation, LocalTraining, LoRA, export_adapter, federation, simulate
 from fedclade.core import Layout
+from fedclade.models import load_adapter
 from fedclade.training.stacking.stacked_module import StackedModule
 
 WORDS, LENGTH = 40, 8
@@ -130,3 +129,36 @@ def test_the_dense_layer_of_gpt2_is_that_of_each_client():
         layout.load(models[client], module)
         rows = slice(3 * client, 3 * client + 3)
         assert torch.allclose(got[rows], module(x[rows]), atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize(
+    ("make", "data", "targets", "train"),
+    [
+        (bert, classified(), ("*query", "*value"), ("classifier*",)),
+        (gpt2, continued(), ("*c_attn", "*c_fc"), ()),
+    ],
+)
+def test_peft_loads_an_exported_adapter(
+    make: Any, data: Federation, targets: Any, train: Any, engine: str, tmp_path: Path
+):
+    base = make(1)
+    adapter = LoRA(targets=targets, rank=2, train=train)
+    run = simulate(
+        "fedavg",
+        copy.deepcopy(base),
+        data,
+        rounds=2,
+        engine=engine,
+        adapter=adapter,
+        local=LOCAL,
+        references=False,
+    )
+    folder = export_adapter(run, tmp_path / "adapter", client=0)
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(base), folder).eval()
+    ours = load_adapter(folder, base).eval()
+    ids = tokens(9)
+    with torch.no_grad():
+        expected = ours(input_ids=ids).logits
+        assert torch.allclose(theirs(input_ids=ids).logits, expected, atol=1e-6)
+        assert not torch.allclose(base.eval()(input_ids=ids).logits, expected, atol=1e-6)
