@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.structured import NUMBERS, by_place, examples, named
 
-from fedclade import ConfigError, DataError, federation
+from fedclade import ConfigError, DataError, federation, load_federation
 from fedclade.core import Structure
 from fedclade.data import Pool, one_client, open_folder, pool_from_torch, write_federation
 
@@ -208,6 +208,15 @@ def test_masks():
         federation({"a": (x, masks[:, 0, 0])}, task="segmentation")
     with pytest.raises(ConfigError, match="ignored = 255 marks pixels of masks"):
         federation({"a": (x, masks[:, 0, 0])}, ignored=255)
+
+
+def test_masks_are_not_rotated():
+    pool = federation(
+        {"a": (torch.rand(6, 1, 4, 4), torch.zeros(6, 4, 4).long())}, "segmentation"
+    ).pool
+    trained = replace(pool, train=np.arange(6))
+    with pytest.raises(DataError, match="shift 'rotation' rotates inputs only"):
+        load_federation(trained, clients=2, shift="rotation")
 
 
 def test_labels_with_a_second_dimension():

@@ -416,6 +416,14 @@ class Pool:
         return tuple(self.x.shape[1:])
 
     @property
+    def outputs_each(self) -> int:
+        """Number of numbers in a model's output for one example, by which memory is planned."""
+        targets = max(1, self.y[:1].numel())
+        if self.y.dim() > 2 and self.task not in DENSE:
+            return targets  # an image has one output for each number of the target
+        return self.outputs * targets
+
+    @property
     def schema(self) -> DataSpec:
         """Specification of inputs, outputs and task, for a server that has no examples."""
         scaling = None

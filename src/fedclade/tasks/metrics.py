@@ -195,9 +195,9 @@ class Metric:
     higher_is_better: bool
     share: bool = False
     predict: Callable[[Tensor], Tensor] | None = None
-    terms: Callable[[Tensor, Tensor], Tensor] | None = None
+    terms: Callable[[Tensor, Any], Tensor] | None = None
     final: Callable[[float], float] | None = None
-    whole: Callable[[Tensor, Tensor], float] | None = None
+    whole: Callable[[Tensor, Any], float] | None = None
 
     @property
     def noted(self) -> dict[str, Any]:
@@ -283,10 +283,10 @@ def metric(name: object, kind: TaskKind, outputs: int, *, is_tried: bool = True)
     """
     if isinstance(name, Metric):
         return name
-    if name == MEAN_LOSS:
-        return _LOSS
     if not isinstance(name, str):
         return _wrap_object(name, kind, outputs, is_tried=is_tried)
+    if name == MEAN_LOSS:
+        return _LOSS
     check_metric(name, kind)
     if name in OWN[kind]:
         return OWN[kind][name]

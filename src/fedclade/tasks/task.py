@@ -132,7 +132,7 @@ class Task:
                 f"{spec.task!r}; choose a task of this kind"
             )
         loss = _resolve_loss(self.loss or LOSS_OF[kind], kind)
-        has_own_loss = loss not in LOSSES.values()
+        has_own_loss = all(each is not loss for each in LOSSES.values())
         metrics = tuple(
             metric(each, kind, spec.outputs, is_tried=not has_own_loss)
             for each in self.metrics or METRICS_OF[kind]
@@ -463,7 +463,7 @@ class FittedTask:
             if self.kind == "segmentation":  # as the model returns them, [B, C, H, W]
                 outputs = outputs.movedim(-1, 1)
         if self.target_structure is not None:
-            return self.loss(outputs, self.target_structure.unpack(targets))  # pyright: ignore[reportArgumentType]
+            return self.loss(outputs, self.target_structure.unpack(targets))
         if self.has_own_widths and outputs.numel() != targets.numel():
             return self.loss(outputs, targets)
         if self.has_own_loss and self.kind in ("binary", "multilabel", "regression"):

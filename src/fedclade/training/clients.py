@@ -126,8 +126,7 @@ class SimulatedClients(Workers):
         self.store = ClientStore()
         self.whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)
         pool = federation.pool
-        targets_each = pool.y[0].numel() if len(pool.y) else 1
-        self._chunk = loop.chunk(pool.outputs * targets_each)
+        self._chunk = loop.chunk(pool.outputs_each)
         fitted = task
         if fitted is None:
             fitted = Task().of(pool.schema)

@@ -503,7 +503,7 @@ class Evaluator:
         self._traits: Traits | None = None
         self._warned = set[str]()  # names of metrics whose errors have been logged
         pool = federation.pool
-        self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
+        self._logits_each = pool.outputs_each
         self._view_of, self._maps = _number_label_maps(federation)
 
     def evaluate(
