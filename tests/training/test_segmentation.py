@@ -47,6 +47,16 @@ def test_every_engine_is_the_loop(engine: str):
         assert found.summary[name]["mean"] == pytest.approx(expected.summary[name]["mean"])
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_of_one_layer(engine: str):
+    def model(engine: str) -> Tensor:
+        torch.manual_seed(0)
+        run = simulate("fedavg", nn.Conv2d(2, LABELS, 1), data(), rounds=2, engine=engine)
+        return run.tree.nodes[0].model
+
+    assert torch.allclose(model(engine), model("loop"), atol=1e-6)
+
+
 def outputs_and_masks() -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(1)
     outputs = torch.randn(5, LABELS, 4, 6, generator=draw)

@@ -215,10 +215,14 @@ def test_entries_that_no_output_has(output: Any):
         Task(output=output)
 
 
-def test_a_single_input_by_name():
-    x = {"numbers": named().pool.x[:24, 10:]}
-    data = federation({"a": (x, torch.arange(24) % 2)})
-    found = run_of(data, nn.Linear(3, 2))
-    plain = federation({"a": (x["numbers"], torch.arange(24) % 2)})
-    torch.manual_seed(0)
-    assert model_of(found).shape == model_of(run_of(plain, nn.Linear(3, 2))).shape
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_single_input_by_name(engine: str):
+    numbers = named().pool.x[:24, 10:]
+    labels = torch.arange(24) % 2
+
+    def model(x: Any, engine: str) -> Tensor:
+        torch.manual_seed(0)
+        return model_of(run_of(federation({"a": (x, labels)}), nn.Linear(3, 2), engine=engine))
+
+    expected = model(numbers, "loop")
+    assert torch.allclose(model({"numbers": numbers}, engine), expected, atol=1e-6)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import Layout, Slot, has_same_values
-from fedclade.training.input_hooks import CastInputs, CopyInputs
+from fedclade.training.input_hooks import CastInputs, CopyInputs, SelectOutput, UnpackInputs
 from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes
 from fedclade.training.optimizer import LocalOptimizer
@@ -474,14 +474,14 @@ class _Swap:
     def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
         """Return the stacked form of a layer; raise CannotStack if an option or hook forbids it."""
         before = vars(layer)["_forward_pre_hooks"]
-        # Hooks that cast or copy the inputs of the whole module treat each row in the same way, so
-        # they can run on the rows of all clients.
-        are_of_inputs = not name and all(
-            isinstance(hook, CopyInputs | CastInputs) for hook in before.values()
+        after = vars(layer)["_forward_hooks"]
+        # Hooks that prepare the inputs of the whole module, or select its output, treat each row in
+        # the same way, so they can run on the rows of all clients.
+        are_own = not name and all(
+            isinstance(hook, CopyInputs | CastInputs | UnpackInputs | SelectOutput)
+            for hook in (*before.values(), *after.values())
         )
-        if (before and not are_of_inputs) or any(
-            vars(layer)[hooks] for hooks in ("_forward_hooks", "_backward_hooks")
-        ):
+        if ((before or after) and not are_own) or vars(layer)["_backward_hooks"]:
             raise CannotStack.of(
                 name, layer, "has hooks, which engine loop runs, but the stacked engine would not"
             )
@@ -492,7 +492,9 @@ class _Swap:
         except Refused as refused:
             raise CannotStack.of(name, layer, f"cannot be stacked: {refused}") from refused
         for hook in before.values():
-            stacked.register_forward_pre_hook(hook)
+            stacked.register_forward_pre_hook(hook, with_kwargs=isinstance(hook, UnpackInputs))
+        for hook in after.values():
+            stacked.register_forward_hook(hook)
         # Attributes such as hidden_size, which a user's forward may read.
         for attribute, value in vars(layer).items():
             if not attribute.startswith("_"):
