@@ -30,16 +30,23 @@ def hugging_face(client: int = 0) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    "part", [examples(0), columns(), hugging_face(), [*hugging_face()]], ids=str
-)
-def test_all_forms_give_the_same_examples(part: Any):
-    if isinstance(part, list):
-        part = _Rows(part)
+FORMS = {
+    "pair": examples(0),
+    "columns": columns(),
+    "data set": hugging_face(),
+    "list of rows": [*hugging_face()],
+    "training and test data": (columns(), hugging_face()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_forms_give_the_same_examples(form: str):
+    part = FORMS[form]
     pool = federation({"a": part}).pool
     expected = named(1).pool
-    assert torch.equal(pool.x, expected.x)
-    assert torch.equal(pool.y, expected.y)
+    assert torch.equal(pool.x[:N], expected.x)
+    assert torch.equal(pool.y[:N], expected.y)
+    assert len(pool.x) == (2 * N if form.startswith("training") else N)
     assert pool.structure is not None
     assert pool.structure.names == ("ids", "mask", "numbers")
 

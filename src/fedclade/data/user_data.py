@@ -439,8 +439,8 @@ def federation(
     clients
         Data of each client by its name: ``(train, test)`` or ``(train, validation, test)``, or only
         ``train``. Each of these is a map-style torch data set of pairs ``(x, y)`` or of dicts (as a
-        data set of Hugging Face is), a pair ``(x, y)`` of arrays or tensors, or a dict of columns
-        ``[n, ...]``. ``x`` may be a list of texts, or a dict or tuple of arrays for a model with
+        data set of Hugging Face is), a list of such dicts, a pair ``(x, y)`` of arrays or tensors,
+        or a dict of columns ``[n, ...]``. ``x`` may be a list of texts, or a dict or tuple of arrays for a model with
         several inputs. If test data is missing or None, a client holds out some of its training
         examples.
     task
@@ -1058,7 +1058,10 @@ def _separate_splits(client: str, given: Any) -> Mapping[str, Any]:
 
 def _is_part(part: Any) -> bool:
     """Return whether an object can be the data of one split, or stands for missing data."""
-    return part is None or is_dataset(part) or is_pair(part) or isinstance(part, Mapping)
+    are_rows = isinstance(part, list) and len(part) > 0 and isinstance(part[0], Mapping)
+    return (
+        part is None or are_rows or is_dataset(part) or is_pair(part) or isinstance(part, Mapping)
+    )
 
 
 def _is_pair_of_dicts(data: tuple[Any, ...]) -> bool:
