@@ -1,7 +1,7 @@
 """Check that fedclade and peft can read each other's files of adapters.
 
 The script also trains a ``PeftModel`` in a simulation, and compares the outputs of the exported
-adapters in both libraries. fedclade does not need peft, and no test installs it. In a separate
+adapters in both libraries. fedclade does not need peft. In a separate
 environment:
 
     pip install peft

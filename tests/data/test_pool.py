@@ -101,8 +101,8 @@ def test_inputs_of_any_numbers_become_what_a_pool_keeps(x: Any, dtype: torch.dty
         ),
         ({"y": [0, 1, 2, float("nan"), 1, 2]}, "got nan in example 3"),
         (
-            {"y": POOL.y[:, None]},
-            "targets of pool 'six' should be one label for each example, got shape [6, 1]",
+            {"y": POOL.y[:, None].expand(6, 2)},
+            "targets of pool 'six' should be one label for each example, got shape [6, 2]",
         ),
         (
             {"y": POOL.y.to(torch.complex64)},

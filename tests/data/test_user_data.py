@@ -192,7 +192,7 @@ def test_it_trains() -> None:
             {"a": 7},
             {},
             "the data of client 'a' should be train, (train, test) or (train, validation, test), each "
-            "of which is a torch data set or a pair (x, y) of arrays",
+            "of which is a torch data set, a pair (x, y) of arrays or a dict of columns",
         ),
         ({"a": (None, part(2))}, {}, "the data of client 'a' should be train, (train, test) or"),
         (

@@ -168,11 +168,12 @@ def test_a_target_that_names_another_layer_is_refused(target: str, told: str):
     }
     whole = (
         f"targets = {target!r} {told}, "
-        f"but adapters can be added to nn.Linear only; such layers of the model: 'body.fc'"
+        "but adapters can be added to nn.Linear, and Conv1D of transformers, only; such layers of the "
+        "model: 'body.fc'"
     )
     with pytest.raises(ConfigError, match=f"{re.escape(whole)}$"):
         Parts(adapter=LoRA(targets=("fc", target))).applied(nn.ModuleDict(layers))
-    with pytest.raises(ConfigError, match=r"nn\.Linear only; such layers of the model: none$"):
+    with pytest.raises(ConfigError, match=r"transformers, only; such layers of the model: none$"):
         Parts(adapter=LoRA(targets=("0",))).applied(nn.Sequential(nn.Conv2d(1, 1, 1)))
 
 

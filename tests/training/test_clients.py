@@ -374,9 +374,10 @@ class GivesAPair(nn.Linear):
         return x, x
 
 
-def test_a_model_that_does_not_return_a_tensor_is_refused():
+def test_a_model_that_returns_several_tensors_needs_a_choice():
     text = re.escape(
-        "the model should return outputs of shape (2, 4) for 4 labels of tiny, got tuple"
+        "the model GivesAPair returns the tensors 0, 1; state the one that is scored, such as "
+        "Task(output=0) or task.output in a config"
     )
     with pytest.raises(ModelError, match=text):
         SimulatedClients(federation_of(TRUTH), GivesAPair(FEATURES, LABELS))

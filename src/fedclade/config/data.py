@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset
-
 from fedclade.config.toml_files import Section
 from fedclade.core import (
     ConfigError,
@@ -32,6 +30,7 @@ from fedclade.data import (
     Augment,
     Federation,
     FilesSettings,
+    NamedColumns,
     OwnSettings,
     Pool,
     TableSource,
@@ -39,6 +38,7 @@ from fedclade.data import (
     federation,
     find_partition,
     find_shift,
+    is_dataset,
     load_federation,
     match_files,
     open_folder,
@@ -356,7 +356,7 @@ def _check_function(section: Section) -> Section:
     function = _find_function(name)
     partition = find_partition(section.get("partition", "iid"))
     shift = find_shift(section.get("shift", "none"))
-    takers = partition.split, shift.views, function, OwnSettings, load_federation
+    takers = partition.split, shift.views, function, OwnSettings, NamedColumns, load_federation
     besides = (*FROM_CONFIG, *_FOR_POOLS)
     given = {key: value for key, value in section.items() if key != "name"}
     fitted = check_arguments("[data]", takers, given, besides, positional=True)
@@ -389,17 +389,16 @@ def _federation_of(
     returned = call_own(f"data {name!r}", function, **_those_of(there, takes))
     title = str(name).rpartition(":")[2]
     left = {key: value for key, value in section.items() if key not in takes and key != "name"}
-    if isinstance(returned, Pool | Dataset):
-        pool = (
-            returned
-            if isinstance(returned, Pool)
-            else pool_from_torch(returned, None, title, task or "classification")
-        )
+    if isinstance(returned, Pool) or is_dataset(returned):
+        pool = returned
+        if not isinstance(returned, Pool):
+            columns = {key: left.pop(key) for key in known_arguments(NamedColumns) if key in left}
+            pool = pool_from_torch(returned, None, title, task or "classification", **columns)
         pool = pool.with_inputs_as(left.pop("inputs_are", "auto"))
         return _shared_out(pool, {**_those_of(section, ("clients",)), **left}, from_config)
     if isinstance(returned, Mapping):
         _refuse_keys(
-            [key for key in left if key not in known_arguments(OwnSettings)],
+            [key for key in left if key not in known_arguments((OwnSettings, NamedColumns))],
             name,
             "a mapping of clients to data",
         )

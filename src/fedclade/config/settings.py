@@ -99,6 +99,11 @@ class TaskSection:
     loss_over: str | None = setting(
         None, doc="``batch`` for a loss in which the examples of a batch depend on each other."
     )
+    output: int | str | None = setting(
+        None,
+        doc="""Entry of the model's output that is scored, if the model returns a tuple, a dict or an
+        object: its position or its name. By default the entry ``logits``, or the only tensor.""",
+    )
 
     @property
     def task(self) -> Task:

@@ -177,6 +177,7 @@ from fedclade.core.queries import (
     check_declared,
 )
 from fedclade.core.registry import (
+    DENSE,
     IGNORED,
     ArrayMapping,
     ClientRegistry,
@@ -209,6 +210,7 @@ from fedclade.core.settings import (
     values_of,
     with_settings_of,
 )
+from fedclade.core.structure import Field, Structure, Tensors
 from fedclade.core.tree import VECTORS, Group, Node, ParameterTree
 from fedclade.core.updates import (
     DROPPED_OUT,
@@ -269,6 +271,7 @@ from fedclade.core.work import (
 
 __all__ = [
     "BESIDE",
+    "DENSE",
     "DROPPED_OUT",
     "FORBIDS",
     "IGNORED",
@@ -330,6 +333,7 @@ __all__ = [
     "Event",
     "Examples",
     "FedcladeError",
+    "Field",
     "FolderInUseError",
     "FromServer",
     "FromStored",
@@ -412,11 +416,13 @@ __all__ = [
     "Stepped",
     "Steps",
     "Store",
+    "Structure",
     "SumClipped",
     "SumRejected",
     "SumUnguarded",
     "Sums",
     "TaskKind",
+    "Tensors",
     "Tested",
     "TooFew",
     "TrainQuery",

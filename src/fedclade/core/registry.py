@@ -14,6 +14,8 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedclade.core.structure import Structure
+
 # Mappings by client id that are backed by arrays, so that a million clients need no Python objects.
 
 V = TypeVar("V")
@@ -138,12 +140,18 @@ class _Values(ValuesView[V]):
         return iter(array.tolist() if isinstance(array, np.ndarray) else array)
 
 
-TaskKind = Literal["classification", "binary", "multilabel", "regression", "language"]
+TaskKind = Literal[
+    "classification", "binary", "multilabel", "regression", "language", "segmentation"
+]
 """Kinds of tasks, which determine the target of an example.
 
 The target is a label (classification), yes or no (binary), several labels (multilabel), numbers
-(regression), or the next token at each position of a text (language).
+(regression), the next token at each position of a text (language), or a label of each pixel of an
+image (segmentation).
 """
+
+DENSE: tuple[TaskKind, ...] = ("language", "segmentation")
+"""Kinds of tasks with a label at each position of an example, some of which may be ignored."""
 
 IGNORED = -100
 """Value of targets that are ignored in losses and metrics, such as targets of padding.
@@ -167,6 +175,10 @@ class DataSpec:
     vocabulary_size: int = 0  # 0 for data that is not text
     # mean and standard deviation that scale pixels in [0, 1]; None: inputs are not scaled
     scaled: tuple[float, float] | None = None
+    # tensors of an input that is a dict or tuple; None: an input is one tensor
+    structure: Structure | None = None
+    # tensors of a target that is a dict or tuple; None: a target is one tensor
+    target_structure: Structure | None = None
 
     @property
     def labels(self) -> int | None:

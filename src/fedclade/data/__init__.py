@@ -35,6 +35,7 @@ from fedclade.data.new_rows import InputEncoding, NewRows, encode_new_rows
 from fedclade.data.partition import PARTITIONS, Partition, Parts, find_partition, partition_pool
 from fedclade.data.poisoned import Backdoor, LabelFlip, poison_federation
 from fedclade.data.pool import Pool
+from fedclade.data.reading import NamedColumns, is_dataset
 from fedclade.data.schema import (
     DataSchema,
     InputColumn,
@@ -83,6 +84,7 @@ __all__ = [
     "Inspection",
     "LabelFlip",
     "Missing",
+    "NamedColumns",
     "NewRows",
     "Notation",
     "OnClients",
@@ -123,6 +125,7 @@ __all__ = [
     "find_partition",
     "find_shift",
     "inspect_files",
+    "is_dataset",
     "join_some",
     "load_federation",
     "load_pool",

@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,12 +24,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import (
+    DENSE,
     IGNORED,
     ConfigError,
     DataError,
     Indices,
+    Structure,
     TaskKind,
+    Tensors,
     array_problem,
+    require,
     shown,
     unknown,
 )
@@ -160,10 +165,56 @@ def as_inputs(x: Any, what: str) -> Tensor:
     return tensor.to(torch.int64 if is_whole else torch.float32)
 
 
+def as_fields(values: Mapping[str, Any] | tuple[Any, ...], what: str) -> Tensors:
+    """Convert a dict or tuple of a user's arrays to tensors, each as :func:`as_inputs` does.
+
+    Truth values stay truth values, since a mask is no number.
+    """
+    if isinstance(values, Mapping):
+        return {name: as_field(each, f"{name!r} of {what}") for name, each in values.items()}
+    return tuple(as_field(each, f"{place} of {what}") for place, each in enumerate(values))
+
+
+def as_field(values: Any, what: str) -> Tensor:
+    """Convert one array of an example of several tensors."""
+    tensor = _as_tensor(values, what)
+    return tensor if tensor.dtype == torch.bool else as_inputs(tensor, what)
+
+
+def is_structured(values: Any) -> bool:
+    """Return whether inputs or targets are a dict of arrays, or a tuple of arrays or tensors.
+
+    A tuple of numbers or lists is one array.
+    """
+    if not isinstance(values, tuple):
+        return isinstance(values, Mapping)
+    dimensions = [getattr(each, "ndim", -1) for each in values]
+    return min(dimensions, default=-1) >= 0 and max(dimensions) >= 1
+
+
+def pack_fields(values: Any, what: str) -> tuple[Tensor, Structure]:
+    """Store a dict or tuple of a user's arrays ``[N, ...]`` as rows of numbers ``[N, W]``.
+
+    Raises
+    ------
+    DataError
+        If a value is no array, or the arrays differ in their number of examples.
+    """
+    tensors = as_fields(values, what)
+    structure = Structure.of(tensors, what)
+    return structure.pack(tensors), structure
+
+
 def check_input_kind(kind: InputKind) -> None:
     """Check that the setting ``inputs_are`` is a known kind; raise a ConfigError otherwise."""
     if kind not in get_args(InputKind):
         raise ConfigError(unknown("value of inputs_are:", kind, get_args(InputKind)))
+
+
+def check_one_tensor(kind: InputKind, structure: Structure | None) -> None:
+    """Check that ``inputs_are`` is ``auto`` for inputs that are a dict or tuple of tensors."""
+    rule = "'auto' for inputs that are a dict or tuple, whose arrays keep their types"
+    require(("inputs_are", kind, kind == "auto" or structure is None, rule))
 
 
 def convert_inputs(x: Tensor, kind: InputKind, what: str) -> Tensor:
@@ -192,8 +243,9 @@ def convert_inputs(x: Tensor, kind: InputKind, what: str) -> Tensor:
 def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
     """Convert targets to the type of a task: labels and tokens to int64, other targets to float32.
 
-    Numbers of any type are accepted if the conversion is exact. For ``binary`` and ``regression``,
-    targets of shape ``[N, 1]`` become shape ``[N]``; the shape of other targets does not change.
+    Numbers of any type are accepted if the conversion is exact. For ``classification``, ``binary``
+    and ``regression``, targets of shape ``[N, 1]`` become shape ``[N]``, and masks ``[N, 1, H, W]``
+    of a ``segmentation`` become ``[N, H, W]``; the shape of other targets does not change.
     """
     if task not in _TARGETS:
         raise ConfigError(unknown("task:", task, _TARGETS))
@@ -203,7 +255,7 @@ def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
     rule = _TARGETS[task]
     if tensor.is_complex():
         raise DataError(f"{what} should be {rule}, got {tensor.dtype}")
-    if task in ("classification", "language"):
+    if task == "classification" or task in DENSE:
         if tensor.is_floating_point():
             _require_all(
                 tensor == tensor.round(),
@@ -211,11 +263,11 @@ def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
                 what,
                 f"{rule}; other numbers are targets of a regression",
             )
-        return tensor.to(torch.int64)
+        return _label_shape(tensor.to(torch.int64), what, task)
     numbers = tensor.to(torch.float32)
     if numbers.dim() == 2 and numbers.shape[1] == 1 and task != "multilabel":
         numbers = numbers[:, 0]
-    if numbers.dim() not in {"binary": (1,), "multilabel": (2,), "regression": (1, 2)}[task]:
+    if task != "regression" and numbers.dim() != {"binary": 1, "multilabel": 2}[task]:
         raise DataError(f"{what} should be {rule}, got shape {list(tensor.shape)}")
     holds = (numbers == 0) | (numbers == 1)
     if task == "regression":
@@ -224,18 +276,40 @@ def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
     return numbers
 
 
+def _label_shape(labels: Tensor, what: str, task: TaskKind) -> Tensor:
+    """Return labels without a dimension of size 1 that libraries add to labels and masks.
+
+    Raises
+    ------
+    DataError
+        If the targets of a segmentation are no masks.
+    """
+    if task == "classification" and labels.dim() == 2 and labels.shape[1] == 1:
+        return labels[:, 0]
+    if task != "segmentation":
+        return labels
+    if labels.dim() == 4 and labels.shape[1] == 1:
+        return labels[:, 0]
+    if labels.dim() < 3:
+        raise DataError(
+            f"{what} should be masks [N, H, W] with a label for each pixel, got shape "
+            f"{list(labels.shape)}"
+        )
+    return labels
+
+
 def count_outputs(y: Tensor, task: TaskKind) -> int:
     """Return the number of model outputs that targets need.
 
-    This is the highest label or token plus 1, or the number of target columns in other tasks.
+    This is the highest label or token plus 1, or the number of numbers in a target in other tasks.
     """
-    if task in ("classification", "language"):
+    if task == "classification" or task in DENSE:
         if len(y) == 0:
             return 1
         return int(y.clamp(min=0).max()) + 1
     if y.dim() == 1:
         return 1
-    return y.shape[1]
+    return prod(y.shape[1:])
 
 
 def check_numbering(y: Tensor, what: str, task: TaskKind) -> None:
@@ -324,6 +398,7 @@ _TARGETS: Mapping[TaskKind, str] = {
     "binary": "0 or 1, one for each example",
     "multilabel": "0 or 1, [N, L] for L labels",
     "regression": "finite numbers, one or several for each example",
+    "segmentation": f"whole numbers from 0 on for each pixel, or {IGNORED} for an ignored pixel",
 }
 
 
@@ -347,7 +422,7 @@ def _require_all(holds: Tensor, values: Tensor, what: str, rule: str) -> None:
     value = float(values.reshape(holds.shape)[(row, *column)])
     where = f"example {row}"
     if column:
-        where += f", column {column[0]}"
+        where += f", column {column[0] if len(column) == 1 else column}"
     requirement, separator, advice = rule.partition("; ")
     raise DataError(f"{what} should be {requirement}, got {value} in {where}{separator}{advice}")
 

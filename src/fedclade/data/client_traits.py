@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedclade.core import DENSE
 from fedclade.data.client_statistics import unscaled_inputs
 from fedclade.data.federation import Federation
 
@@ -101,14 +102,14 @@ def describe_clients(
 def _name_targets(federation: Federation) -> list[Trait]:
     """Return the kind and the name of the traits of targets, such as the share of each label.
 
-    The list is empty for the task ``language``, and for more than :data:`MOST_LABELS` labels.
+    The list is empty for the tasks ``language`` and ``segmentation``, and for more than :data:`MOST_LABELS` labels.
     """
     pool = federation.pool
     if pool.columns is None:
         names = ()
     else:
         names = pool.columns.labels
-    if pool.task == "language":
+    if pool.task in DENSE:
         return []
     if pool.task == "regression":
         kind = TARGET

@@ -441,6 +441,9 @@ class Federation(Displayed):
             digest.update(f"{self.pool.columns.target_mean}{self.pool.columns.target_std}".encode())
         if self.pool.related is not None:
             digest.update(self.pool.related.tobytes())
+        for structure in (self.pool.structure, self.pool.target_structure):
+            if structure is not None:
+                digest.update(structure.described.encode())
         if self.augment is not None:
             name = getattr(self.augment, "__qualname__", "")
             digest.update(f"{self.augment.__module__}:{name}".encode())

@@ -21,7 +21,9 @@ from torch import Tensor
 from fedclade.core import (
     ConfigError,
     DataError,
+    Field,
     Indices,
+    Structure,
     TaskKind,
     checked,
     require,
@@ -282,12 +284,16 @@ def _encode_several(rows: Rows, columns: tuple[str, ...], task: TaskKind | None)
 # Federations of tables: pandas and polars data frames, and all other data that Arrow reads.
 
 
+InputColumns = tuple[str, ...] | Mapping[str, str | tuple[str, ...]]
+"""Columns from which a model predicts, or the columns of each of its inputs by the input's name."""
+
+
 @checked("frame")
 def federation_from_frame(
     frame: Any,
     client: str,
     target: str | tuple[str, ...],
-    inputs: tuple[str, ...] | None = None,
+    inputs: InputColumns | None = None,
     task: TaskKind | None = None,
     *,
     text: str | None = None,
@@ -318,7 +324,9 @@ def federation_from_frame(
         Columns from which the target is predicted; all other columns if left out. Numbers become
         float32. Texts and truth values are encoded by category: a column of 0 and 1 for each value,
         in sorted order. All clients have the same encoded columns. Categories that a pandas data
-        frame declares are included even if no row has them.
+        frame declares are included even if no row has them. For a model with several inputs, a
+        mapping of the names of the inputs to their columns, such as ``{"body": ("age", "weight"),
+        "blood": ("sodium", "iron")}``; the model gets a tensor ``[n, columns]`` for each name.
     task
         The task. If left out: texts, truth values and whole numbers are labels
         (``classification``), and other numbers are targets of a ``regression``. Texts are numbered
@@ -393,7 +401,7 @@ class ColumnChoice:
 
     target: tuple[str, ...]
     client: str | None = None
-    inputs: tuple[str, ...] | None = None
+    inputs: InputColumns | None = None
     text: str | None = None
     task: TaskKind | None = None
     drop: tuple[str, ...] = ()
@@ -403,10 +411,27 @@ class ColumnChoice:
     fewest_rows: int = 0
 
     @property
+    def by_input(self) -> Mapping[str, tuple[str, ...]]:
+        """Columns of each input of a model with several inputs; empty for a model with one."""
+        if not isinstance(self.inputs, Mapping):
+            return {}
+        return {
+            name: (columns,) if isinstance(columns, str) else tuple(columns)
+            for name, columns in self.inputs.items()
+        }
+
+    @property
+    def input_columns(self) -> tuple[str, ...] | None:
+        """All columns that are inputs; None if the user names no columns."""
+        if not isinstance(self.inputs, Mapping):
+            return self.inputs
+        return tuple(column for columns in self.by_input.values() for column in columns)
+
+    @property
     def roles(self) -> ColumnRoles:
         """Roles of the columns as :class:`ColumnRoles`, by which text columns are converted."""
         as_texts = tuple(column for column in (self.client, self.text) if column is not None)
-        inputs = self.inputs
+        inputs = self.input_columns
         if self.text is not None:
             inputs = ()
         return ColumnRoles(
@@ -426,26 +451,33 @@ class ColumnChoice:
                 "the task of a table should be classification, binary, multilabel or regression, "
                 "got language"
             )
-        if self.text is not None and self.inputs is not None:
+        if self.text is not None and self.input_columns is not None:
             raise ConfigError(
                 f"text should be the only input, got text = {self.text!r} and inputs = "
-                f"{shown([*self.inputs])}; leave out one of them"
+                f"{shown([*self.input_columns])}; leave out one of them"
             )
+        columns = self.input_columns or ()
+        repeated = next((column for column in columns if columns.count(column) > 1), None)
+        if self.by_input and repeated is not None:
+            raise ConfigError(f"each column should belong to one input, got {repeated!r} twice")
+        empty = next((name for name, each in self.by_input.items() if not each), None)
+        if empty is not None:
+            raise ConfigError(f"the input {empty!r} should have at least 1 column, got none")
         reserved = {*self.target, self.client}
-        both = [column for column in self.inputs or () if column in reserved]
+        both = [column for column in self.input_columns or () if column in reserved]
         if both:
             raise ConfigError(
                 f"inputs should name other columns than target and client, got {both[0]!r}"
             )
-        used = {*reserved, *(self.inputs or ()), self.text}
+        used = {*reserved, *(self.input_columns or ()), self.text}
         needed = [column for column in self.drop if column in used]
         if needed:
             raise ConfigError(
                 f"exclude (or drop) should name columns that have no other role, got {needed[0]!r}"
             )
         no_inputs = {*reserved, *self.drop, self.text}
-        if self.inputs is not None:
-            no_inputs |= {column for column in self.categorical if column not in self.inputs}
+        if self.input_columns is not None:
+            no_inputs |= {column for column in self.categorical if column not in self.input_columns}
         odd = [column for column in self.categorical if column in no_inputs]
         if odd:
             raise ConfigError(f"categorical should name input columns, got {odd[0]!r}")
@@ -677,6 +709,9 @@ class TableSource(DataSource):
         else:
             x = rows.texts(choice.text, empty=True).tolist()
             names = (choice.text,)
+        structure = None
+        if choice.by_input:
+            structure = self._structure_of(schema)
         outputs = None
         if schema.task == "classification":
             is_numbered = isinstance(schema.labels, int)
@@ -699,6 +734,7 @@ class TableSource(DataSource):
             first_key=self.key,
             is_table=True,
             hold_out=self._hold_out(schema.task),
+            structure=structure,
         )
         encoding = Encoding(
             replace(schema, words=federation.pool.vocabulary),
@@ -707,6 +743,35 @@ class TableSource(DataSource):
             fills_by=fills_by,
         )
         return replace(federation, encoding=encoding)
+
+    def _structure_of(self, schema: DataSchema) -> Structure:
+        """Return the structure of rows of a table for a model with several inputs.
+
+        Raises
+        ------
+        SchemaError
+            If the columns of an input are not adjacent in the schema, or all of them are empty.
+        """
+        of_column = {
+            column: name for name, columns in self.choice.by_input.items() for column in columns
+        }
+        sizes: dict[str, int] = {}
+        last = ""
+        for column in schema.inputs:
+            name = of_column.get(column.name, "")
+            if not name or (name in sizes and name != last):
+                raise SchemaError(
+                    f"the schema should list the columns of each input together, got "
+                    f"{column.name!r} after columns of {last!r}; use a schema in this order"
+                )
+            sizes[name] = sizes.get(name, 0) + len(column.encoded_names)
+            last = name
+        lacking = [name for name in self.choice.by_input if name not in sizes]
+        if lacking:
+            raise SchemaError(
+                f"all columns of the input {lacking[0]!r} are empty; leave this input out"
+            )
+        return Structure(tuple(Field(name, "float", (size,)) for name, size in sizes.items()))
 
     def _scaling_settings(self, schema: DataSchema) -> OwnSettings:
         """Return the user's settings, with scaling turned off if the schema has no numeric input.
@@ -812,8 +877,8 @@ class TableSource(DataSource):
 
     def _input_names(self) -> Sequence[str]:
         """Return the input columns that the user lists, or all columns without another role."""
-        if self.choice.inputs:
-            return self.choice.inputs
+        if self.choice.input_columns:
+            return self.choice.input_columns
         reserved = list(self.choice.target)
         if self.choice.client is not None:
             reserved.append(self.choice.client)
@@ -885,8 +950,8 @@ class FilesSettings:
         Column with the name of the client that owns a row. If left out, each file is a client with
         the name of the file.
     inputs, text
-        Columns from which the target is predicted (all other columns if left out), or one column of
-        texts as the only input.
+        Columns from which the target is predicted (all other columns if left out), or the columns
+        of each input of a model with several inputs; or one column of texts as the only input.
     name
         Name of the data in reports; by default the name of the folder, or of the single file.
     exclude, drop
@@ -910,7 +975,7 @@ class FilesSettings:
     files: str
     target: str | tuple[str, ...]
     client: str | None = None
-    inputs: tuple[str, ...] | None = None
+    inputs: InputColumns | None = None
     text: str | None = None
     name: str | None = None
     drop: tuple[str, ...] = ()

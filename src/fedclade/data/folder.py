@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedclade.core import ArrayMapping, DataError, Indices, TaskKind
+from fedclade.core import ArrayMapping, DataError, Indices, Structure, TaskKind
 from fedclade.data.client_data import Augment, resolve_augment
 from fedclade.data.client_table import ClientTable, SplitRows
 from fedclade.data.federation import Federation
@@ -80,6 +80,8 @@ class Header:
         The distinct label maps of the clients.
     digest
         SHA-256 of the bytes of inputs and targets.
+    structures
+        The structure of inputs and of targets that are a dict or a tuple; None for single tensors.
     sizes, clients_digest
         Size of each Arrow file in bytes by its name, and the SHA-256 of ``clients.arrow``.
     """
@@ -102,6 +104,7 @@ class Header:
     digest: str
     sizes: dict[str, int]
     clients_digest: str
+    structures: tuple[dict[str, Any] | None, dict[str, Any] | None] = (None, None)
 
     def write(self, folder: Path) -> None:
         """Write the header to the file ``federation.json`` in a folder."""
@@ -439,9 +442,21 @@ def _build_pool(folder: Path, header: Header, examples: Mapped) -> Pool:
         std=header.std,
         columns=None if header.columns is None else _read_columns(header.columns),
         related=related,
+        structure=_read_structure(header.structures[0]),
+        target_structure=_read_structure(header.structures[1]),
     )
     pool.record_file(header.digest, open_pool, str(folder.absolute()), header.digest)
     return pool
+
+
+def _read_structure(stated: dict[str, Any] | None) -> Structure | None:
+    """Read the structure of inputs or targets from the values of a header."""
+    if stated is None:
+        return None
+    try:
+        return Structure.read(stated)
+    except (TypeError, ValueError, KeyError) as error:
+        raise DataError(f"{HEADER} is damaged: {error}; {INTACT}") from error
 
 
 def _build_table(clients: Mapped, header: Header) -> tuple[ClientTable, Indices | None]:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import IGNORED, DataError, Indices, appear, make_folder, sha256_of
+from fedclade.core import IGNORED, DataError, Indices, Structure, appear, make_folder, sha256_of
 from fedclade.data.client_table import ClientTable, take_optional
 from fedclade.data.federation import Federation
 from fedclade.data.folder import CLIENTS, EXAMPLES, Header, Raw, write_arrow
@@ -175,6 +175,7 @@ def write_folder(
             digest=hashlib.sha256(digests.encode()).hexdigest(),
             sizes={name: (unfinished / name).stat().st_size for name in (EXAMPLES, CLIENTS)},
             clients_digest=sha256_of(unfinished / CLIENTS),
+            structures=(_describe(like.structure), _describe(like.target_structure)),
         ).write(unfinished)
 
     try:
@@ -248,6 +249,11 @@ def write_federation(
 def _describe_entry(values: Tensor) -> tuple[str, tuple[int, ...]]:
     """Return the NumPy type and the shape of one example of a tensor ``[n, ...]``."""
     return str(values.numpy().dtype), tuple(values.shape[1:])
+
+
+def _describe(structure: Structure | None) -> dict[str, Any] | None:
+    """Return a structure as values for JSON; None without one."""
+    return None if structure is None else asdict(structure)
 
 
 def _check_block(block: ClientBlock, like: Pool, clients: int) -> None:

@@ -77,7 +77,7 @@ def list_labels(pool: Pool) -> Indices:
 
 def check_groups(pool: Pool) -> None:
     """Check that a pool has labels or other groups, as a partition by label needs."""
-    if pool.task in ("multilabel", "regression") and not pool.groups.any():
+    if pool.task in ("multilabel", "regression", "segmentation") and not pool.groups.any():
         raise ConfigError(
             f"a partition by label needs labels, but {pool.name} has {pool.task} targets and no "
             "groups; use partition 'iid', 'quantity_skew' or 'natural'"

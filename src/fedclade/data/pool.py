@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import (
+    DENSE,
     IGNORED,
     ConfigError,
     DataError,
     DataSpec,
     Indices,
+    Structure,
     TaskKind,
     checked,
     require,
@@ -34,10 +36,13 @@ from fedclade.data.arrays import (
     check_input_kind,
     check_name,
     check_numbering,
+    check_one_tensor,
     check_range,
     convert_inputs,
     count_outputs,
     group_by_label,
+    is_structured,
+    pack_fields,
     require_outputs,
     whole_number,
 )
@@ -137,12 +142,15 @@ class Pool:
         Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64
         tokens ``[N, T]``; a tensor or an array. Other floats and truth values become float32. Other
         integers become int64, and float32 for a model that does not take integers; see
-        :meth:`with_inputs_as`.
+        :meth:`with_inputs_as`. Or a dict or tuple of such arrays, for a model with several inputs:
+        they are stored as rows of numbers ``[N, W]``, which ``structure`` describes.
     y
         Targets, of any type that can be converted exactly. int64: labels ``[N]``
         (``classification``), or the next token at each position ``[N, T]``, -100 without a next
         token (``language``). float32: 0 or 1 ``[N]`` (``binary``) or ``[N, L]`` (``multilabel``);
-        numbers ``[N]`` or ``[N, k]`` (``regression``).
+        numbers ``[N]`` or ``[N, ...]`` (``regression``). int64 masks ``[N, H, W]``, -100 for pixels
+        that are ignored (``segmentation``). A dict or tuple of arrays for a loss of your own is
+        stored as rows of numbers, which ``target_structure`` describes.
     groups
         Group of each example for partitions by label, int64 ``[N]``: the label, or the topic of
         language data, or 0 without labels and topics.
@@ -151,7 +159,8 @@ class Pool:
         empty, every client holds out a part of its own examples.
     outputs
         Number of outputs of a model: the number of labels (``classification``), the size of the
-        vocabulary (``language``), 1 (``binary``), L (``multilabel``), or 1 or k (``regression``).
+        vocabulary (``language``), 1 (``binary``), L (``multilabel``), or the number of numbers in a
+        target (``regression``).
     task
         The task, one of :data:`~fedclade.core.TaskKind`.
     natural
@@ -170,6 +179,8 @@ class Pool:
         Group of examples that depend on each other, such as the visits of a patient, for each
         example, int64 ``[N]``. Examples of one client in one group are never in different parts of
         its data. None if the examples are independent, or nothing is known about their dependence.
+    structure, target_structure
+        Tensors of an input and of a target that are a dict or a tuple; None for a single tensor.
 
     Raises
     ------
@@ -193,6 +204,8 @@ class Pool:
     columns: Columns | None = None
     raw: Tensor | None = field(default=None, repr=False)
     related: Indices | None = field(default=None, repr=False)
+    structure: Structure | None = None
+    target_structure: Structure | None = None
     digest: str | None = field(default=None, init=False)
     """SHA-256 of ``x`` and ``y`` if stated by the file with the examples, otherwise None.
 
@@ -225,6 +238,17 @@ class Pool:
 
     def _check_shapes(self) -> None:
         """Check that inputs, targets, groups and owners have one entry for each example."""
+        if self.structure is not None and self.x.shape[1:] != (self.structure.width,):
+            raise DataError(
+                f"inputs of pool {self.name!r} should be rows of {self.structure.width} numbers, "
+                f"as its structure {self.structure.described} states, got shape "
+                f"{list(self.x.shape)}; pass a dict or tuple of arrays, without a structure"
+            )
+        if self.target_structure is not None and self.task != "regression":
+            raise DataError(
+                f"targets of pool {self.name!r} that are a dict or tuple are for losses of your "
+                f"own and need the task 'regression', got {self.task!r}"
+            )
         if self.task == "classification" and self.y.dim() != 1:
             raise DataError(
                 f"targets of pool {self.name!r} should be one label for each example, got shape "
@@ -257,8 +281,8 @@ class Pool:
         is_negative = (self.y < 0) & (self.y != IGNORED)
         if bool(is_negative.any()):
             exception = ""
-            if self.task == "language":
-                exception = f", or {IGNORED} where there is no next word"
+            if self.task in DENSE:
+                exception = f", or {IGNORED} where there is no target"
             raise DataError(
                 f"labels of pool {self.name!r} should be 0 or more{exception}, got "
                 f"{int(self.y[is_negative][0])}"
@@ -271,9 +295,9 @@ class Pool:
             )
 
     def _check_ignored(self) -> None:
-        """Check that every example has a label; only tokens of language data may lack a target."""
+        """Check that every example has a label; only single tokens and pixels may lack a target."""
         is_ignored = self.y == IGNORED
-        if self.task == "language" or not bool(is_ignored.any()):
+        if self.task in DENSE or not bool(is_ignored.any()):
             return
         raise DataError(
             f"all examples of pool {self.name!r} should have a label, got {int(is_ignored.sum())} "
@@ -293,11 +317,15 @@ class Pool:
                 raise DataError(f"{name} {owner} should be a number, got {value!r}")
         if not self.std > 0:
             raise DataError(f"std {owner} should be greater than 0, got {self.std}")
-        converted: dict[str, Any] = {
-            "outputs": whole_number(self.outputs, f"outputs {owner}"),
-            "x": as_inputs(self.x, f"inputs {owner}"),
-            "y": as_targets(self.y, f"targets {owner}", self.task),
-        }
+        converted: dict[str, Any] = {"outputs": whole_number(self.outputs, f"outputs {owner}")}
+        if is_structured(self.x):
+            converted["x"], converted["structure"] = pack_fields(self.x, f"inputs {owner}")
+        else:
+            converted["x"] = as_inputs(self.x, f"inputs {owner}")
+        y = self.y
+        if is_structured(y):
+            y, converted["target_structure"] = pack_fields(y, f"targets {owner}")
+        converted["y"] = as_targets(y, f"targets {owner}", self.task)
         numbered = ["groups", "train", "test"]
         if self.related is not None:
             numbered.append("related")
@@ -344,6 +372,8 @@ class Pool:
         If ``outputs`` is None, the number of outputs is the number that the targets need.
         """
         task = options.get("task", "classification")
+        if is_structured(y):
+            y, options["target_structure"] = pack_fields(y, f"targets of pool {name!r}")
         y = as_targets(y, f"targets of pool {name!r}", task)
         if not outputs:
             check_numbering(y, f"labels of pool {name!r}", task)
@@ -389,6 +419,14 @@ class Pool:
         return tuple(self.x.shape[1:])
 
     @property
+    def outputs_each(self) -> int:
+        """Number of numbers in a model's output for one example, by which memory is planned."""
+        targets = max(1, self.y[:1].numel())
+        if self.y.dim() > 2 and self.task not in DENSE:
+            return targets  # an image has one output for each number of the target
+        return self.outputs * targets
+
+    @property
     def schema(self) -> DataSpec:
         """Specification of inputs, outputs and task, for a server that has no examples."""
         scaling = None
@@ -404,6 +442,8 @@ class Pool:
             task=self.task,
             vocabulary_size=words,
             scaled=scaling,
+            structure=self.structure,
+            target_structure=self.target_structure,
         )
 
     @checked()
@@ -457,6 +497,7 @@ class Pool:
             If ``kind`` is ``tokens`` and an input is not a whole number of at least 0.
         """
         check_input_kind(kind)
+        check_one_tensor(kind, self.structure)
         x = convert_inputs(self.x, kind, f"inputs of pool {self.name!r}")
         if x is self.x:
             return self

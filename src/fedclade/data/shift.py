@@ -178,6 +178,11 @@ def _rotation(pool: Pool, clusters: int, _seed: int) -> list[View]:
     Source: IFCA, Ghosh et al. 2020.
     """
     _require_square_images(pool, "rotation")
+    if pool.y.dim() > 2:
+        raise DataError(
+            f"shift 'rotation' rotates inputs only, but the targets of {pool.name} are images or "
+            "masks, which would have to be rotated as well; choose another shift"
+        )
     rule = "at most 4 with shift 'rotation', which turns by 0°, 90°, 180° and 270°"
     require(("clusters", clusters, clusters <= 4, rule))
     return [View(quarter_turns=turns) for turns in range(clusters)]

@@ -19,9 +19,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedclade.core import (
+    DENSE,
     ConfigError,
     DataError,
     Indices,
+    Structure,
     TaskKind,
     checked,
     require,
@@ -30,12 +32,18 @@ from fedclade.core import (
     unknown,
 )
 from fedclade.data.agreement import DataSource, Encoding, Proposal, sort_by_frequency
-from fedclade.data.arrays import InputKind, check_input_kind, convert_inputs, count_outputs
+from fedclade.data.arrays import (
+    InputKind,
+    check_input_kind,
+    check_one_tensor,
+    convert_inputs,
+    count_outputs,
+)
 from fedclade.data.client_data import Augment, resolve_augment
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.hold_out import HoldOut, HoldOutRule, Stratify, number_values
 from fedclade.data.pool import Columns, Pool
-from fedclade.data.reading import Examples, is_dataset, is_pair, read_parts
+from fedclade.data.reading import Examples, NamedColumns, Names, is_dataset, is_pair, read_parts
 from fedclade.data.schema import DataSchema, SchemaError, read_declared
 from fedclade.data.standardize import ScalingChoice, Standardize, StandardizeTarget, TableData
 from fedclade.data.texts import SPECIALS, build_vocabulary, encode, pad, split_words
@@ -50,8 +58,11 @@ def pool_from_torch(
     name: str = "custom",
     task: TaskKind = "classification",
     inputs_are: InputKind = "auto",
+    inputs: Names | None = None,
+    target: Names | None = None,
+    ignored: int | None = None,
 ) -> Pool:
-    """Read a map-style torch data set of pairs ``(x, y)`` as a pool.
+    """Read a map-style torch data set of pairs ``(x, y)``, or of dicts of columns, as a pool.
 
     Every example is read only once. A random transform is therefore applied only once, which is
     reported by a warning.
@@ -71,6 +82,8 @@ def pool_from_torch(
         The task.
     inputs_are
         ``numbers``, ``tokens`` or ``auto``; see :class:`OwnSettings`.
+    inputs, target, ignored
+        Columns of rows that are dicts, and the label of pixels to ignore; see :func:`federation`.
 
     Raises
     ------
@@ -83,15 +96,23 @@ def pool_from_torch(
     given = {f"data set {name!r}": dataset}
     if test is not None:
         given[f"test data of {name!r}"] = test
-    read = read_parts(given, task)
+    read = read_parts(given, task, NamedColumns(inputs=inputs, target=target, ignored=ignored))
     train = read.parts[0]
     if test is None:
         tested = train[:0]
     else:
         tested = read.parts[1]
-    check_input_kind(inputs_are)
-    x = convert_inputs(_require_numbers(read), inputs_are, f"inputs of {name!r}")
-    return Pool.of_examples(name, x, read.y, train=train, test=tested, task=task)
+    x = _convert_inputs(read, inputs_are, f"inputs of {name!r}")
+    return Pool.of_examples(
+        name,
+        x,
+        read.y,
+        train=train,
+        test=tested,
+        task=task,
+        structure=read.structure,
+        target_structure=read.target_structure,
+    )
 
 
 @checked("train", "test", "validation", "groups")
@@ -108,6 +129,9 @@ def one_client(
     std: float = 1.0,
     inputs_are: InputKind = "auto",
     groups: Any = None,
+    inputs: Names | None = None,
+    target: Names | None = None,
+    ignored: int | None = None,
 ) -> Federation:
     """Build a federation of a single client from its data sets, for a Flower client app.
 
@@ -134,6 +158,8 @@ def one_client(
     groups
         Group of each training example, ``[n]``: whole numbers or texts, such as the names of
         patients. The examples of a group depend on each other, see :class:`OwnSettings`.
+    inputs, target, ignored
+        Columns of rows that are dicts, and the label of pixels to ignore; see :func:`federation`.
 
     Raises
     ------
@@ -151,7 +177,7 @@ def one_client(
     >>> len(one_client(mine, mine, labels=10, name="hospital-1"))
     1
     """
-    labelled = task in ("classification", "language")
+    labelled = task == "classification" or task in DENSE
     if labelled:
         rule = "the number of labels among all clients"
     else:
@@ -160,7 +186,7 @@ def one_client(
     given = {f"training data of {name!r}": train, f"test data of {name!r}": test}
     if validation is not None:
         given[f"validation data of {name!r}"] = validation
-    read = read_parts(given, task)
+    read = read_parts(given, task, NamedColumns(inputs=inputs, target=target, ignored=ignored))
     trained = read.parts[0]
     tested = read.parts[1]
     if validation is None:
@@ -175,8 +201,7 @@ def one_client(
         )
     if key < 0:
         raise DataError(f"the key of client {name!r} should be at least 0, got {key}")
-    check_input_kind(inputs_are)
-    x = convert_inputs(_require_numbers(read), inputs_are, f"inputs of client {name!r}")
+    x = _convert_inputs(read, inputs_are, f"inputs of client {name!r}")
     related = None
     if groups is not None:
         related = _number_groups({name: groups}, [ClientRows(name, trained)], len(read.y))
@@ -191,9 +216,19 @@ def one_client(
         mean=mean,
         std=std,
         related=related,
+        structure=read.structure,
+        target_structure=read.target_structure,
     )
     client = ClientData(0, name, key, train=trained, validation=validated, test=tested)
     return Federation(pool, (client,), description="clients with data of their own")
+
+
+def _convert_inputs(read: Examples, kind: InputKind, what: str) -> torch.Tensor:
+    """Return the inputs of examples as numbers or tokens; see :func:`convert_inputs`."""
+    check_input_kind(kind)
+    x = _require_numbers(read)
+    check_one_tensor(kind, read.structure)
+    return convert_inputs(x, kind, what)
 
 
 def _require_numbers(read: Examples) -> torch.Tensor:
@@ -392,6 +427,9 @@ def federation(
     true_clusters: Mapping[str, int] | None = None,
     schema: DataSchema | str | Path | None = None,
     groups: Mapping[str, Any] | None = None,
+    inputs: Names | None = None,
+    target: Names | None = None,
+    ignored: int | None = None,
     **options: Unpack[ArrayOptions],
 ) -> Federation:
     """Build a federation from the arrays, tensors or torch data sets of each client.
@@ -400,9 +438,11 @@ def federation(
     ----------
     clients
         Data of each client by its name: ``(train, test)`` or ``(train, validation, test)``, or only
-        ``train``. Each of these is a map-style torch data set of pairs ``(x, y)``, or a pair ``(x,
-        y)`` of arrays or tensors; ``x`` may be a list of texts. If test data is missing or None, a
-        client holds out some of its training examples.
+        ``train``. Each of these is a map-style torch data set of pairs ``(x, y)`` or of dicts (as a
+        data set of Hugging Face is), a list of such dicts, a pair ``(x, y)`` of arrays or tensors,
+        or a dict of columns ``[n, ...]``. ``x`` may be a list of texts, or a dict or tuple of arrays for a model with
+        several inputs. If test data is missing or None, a client holds out some of its training
+        examples.
     task
         The task. If left out: ``classification`` if targets are whole numbers, which are the
         labels, and ``regression`` for other numbers. ``binary`` and ``multilabel`` have to be
@@ -421,6 +461,16 @@ def federation(
         Group of each training example of each client, ``[n]`` by the name of the client: whole
         numbers or texts, such as the names of patients. The examples of a group depend on each
         other, see :class:`~fedclade.data.OwnSettings`. None: no examples depend on each other.
+    inputs
+        Columns from which a model predicts, if rows are dicts: a column; a list of columns; or a
+        mapping of the names of the model's inputs to columns, such as ``{"input_ids": "ids"}``.
+        None: all columns of numbers except for the target. Several columns, or a mapping, reach the
+        model as a dict.
+    target
+        Column to predict, if rows are dicts; several columns are for a loss of your own, which gets
+        them as a dict. None: the column ``labels``, ``label``, ``target``, ``targets`` or ``y``.
+    ignored
+        Label of pixels in masks that losses and metrics ignore, such as 255; None if there is none.
     **options
         Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
 
@@ -450,12 +500,18 @@ def federation(
             "clients should be a mapping of the name of at least 1 client to its data, got "
             + shown(clients)
         )
+    if type(clients).__name__ == "DatasetDict":
+        raise DataError(
+            "clients should be a mapping of the name of each client to its data, got a DatasetDict, "
+            f"whose entries {', '.join(map(str, clients))} are splits; pass {{name: (data['train'], "
+            "data['test'])}, or distribute one split by load_federation(data['train'], ...)"
+        )
     given: dict[str, Any] = {}
     for client, data in clients.items():
         for split, part in _separate_splits(client, data).items():
             if part is not None:
                 given[_name_part(client, split)] = part
-    read = read_parts(given, task)
+    read = read_parts(given, task, NamedColumns(inputs=inputs, target=target, ignored=ignored))
     rows = dict(zip(given, read.parts, strict=True))
     all_rows = [
         ClientRows(
@@ -486,6 +542,8 @@ def federation(
             groups=group_numbers,
             task=read.task,
             outputs=labels,
+            structure=read.structure,
+            target_structure=read.target_structure,
         )
     source = TextSource(
         all_rows,
@@ -693,6 +751,9 @@ def build_federation(
     test = np.concatenate([client.test for client in members[:trained]])
     vocabulary: tuple[str, ...] = ()
     if isinstance(x, Tensor):
+        structure = pool_options.get("structure")
+        check_one_tensor(settings.inputs_are, structure)
+        _check_scalable(settings.standardize, structure)
         x = convert_inputs(x, settings.inputs_are, "inputs")
     else:
         x, vocabulary = _tokenize(x, train, settings, words)
@@ -736,6 +797,16 @@ def build_federation(
     else:
         late = None
     return build(members[:trained], late)
+
+
+def _check_scalable(how: Standardize, structure: Structure | None) -> None:
+    """Check that inputs with tokens or truth values are not scaled, which would change them."""
+    if structure is None or not structure.has_whole_numbers:
+        return
+    rule = (
+        "'none' for a dict or tuple with whole numbers or truth values; scale the floats yourself"
+    )
+    require(("standardize", how, how in ("auto", "none"), rule))
 
 
 def prepare_clients(
@@ -967,7 +1038,7 @@ def _separate_splits(client: str, given: Any) -> Mapping[str, Any]:
     """
     train = validation = test = None
     data = given if isinstance(given, tuple) else (given,)
-    if all(part is None or is_dataset(part) or is_pair(part) for part in data):
+    if all(_is_part(part) for part in data) and not _is_pair_of_dicts(data):
         if len(data) == 1:
             (train,) = data
         elif len(data) == 2:
@@ -979,10 +1050,30 @@ def _separate_splits(client: str, given: Any) -> Mapping[str, Any]:
     if train is None:
         raise DataError(
             f"the data of client {client!r} should be train, (train, test) or (train, validation, "
-            "test), each of which is a torch data set or a pair (x, y) of arrays, got "
+            "test), each of which is a torch data set, a pair (x, y) of arrays or a dict of columns, got "
             f"{_show_kinds(given)}"
         )
     return {"training": train, "validation": validation, "test": test}
+
+
+def _is_part(part: Any) -> bool:
+    """Return whether an object can be the data of one split, or stands for missing data."""
+    are_rows = isinstance(part, list) and len(part) > 0 and isinstance(part[0], Mapping)
+    return (
+        part is None or are_rows or is_dataset(part) or is_pair(part) or isinstance(part, Mapping)
+    )
+
+
+def _is_pair_of_dicts(data: tuple[Any, ...]) -> bool:
+    """Return whether data is one pair of inputs and targets rather than training and test data.
+
+    Two dicts are inputs and targets if they have no column in common.
+    """
+    return (
+        len(data) == 2
+        and all(isinstance(part, Mapping) for part in data)
+        and not set(data[0]) & set(data[1])
+    )
 
 
 def _show_kinds(data: Any) -> str:

@@ -6,6 +6,8 @@ values that the query requests.
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +80,7 @@ from fedclade.flower.models_sent import models_of_mixture, read_mixture
 from fedclade.flower.node_store import NodeStore, Residuals, uses_kept
 from fedclade.flower.policy import NotDisclosedError, Policy, Usage, UsageLog, cost_of
 from fedclade.flower.private_replies import ErrorShield, without_details
+from fedclade.flower.registration import schema_values
 from fedclade.flower.replies import as_values, read_statistics, size_class
 from fedclade.flower.row_messages import read_query, reply_with
 from fedclade.flower.schema_exchange import encoding_digest
@@ -97,7 +100,7 @@ from fedclade.runs import (
     with_targets_for,
 )
 from fedclade.tasks import FittedTask, Task
-from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers
+from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers, unpack_inputs
 
 # Model and sketches, which a client builds itself. A sketch is a random projection of an update, by
 # which the server compares clients.
@@ -116,15 +119,17 @@ def maker_of(model: nn.Module | str | Maker, federation: Federation, parts: Part
     parts
         Frozen and personal parts and adapters, which the function applies to the model.
     """
+    schema = federation.pool.schema
 
     def make(seed: int) -> nn.Module:
         if isinstance(model, str):
-            return module_for(model, federation.pool.schema, seed)
+            return module_for(model, schema, seed)
         if isinstance(model, nn.Module):
-            return model
+            # Hooks for inputs of several tensors must not change the user's own module.
+            return model if schema.structure is None else copy.deepcopy(model)
         return model(seed)
 
-    return lambda seed: parts.applied(make(seed), seed)
+    return lambda seed: unpack_inputs(parts.applied(make(seed), seed), schema.structure)
 
 
 def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> Sketch | None:
@@ -784,7 +789,7 @@ class ClientHandler:
             "number": -1 if self._number is None else self._number,
             "name": self._data.name,
             "size": self._reported_size(self._clients().sizes[self._data.id]),
-            "schema": wire.to_json(self._federation.pool.schema),
+            "schema": json.dumps(schema_values(self._federation.pool.schema)),
             "description": description,
             "layout": wire.layout_digest(self._layout),
             "task": self._trainer.task.described,

@@ -32,6 +32,7 @@ from fedclade.runs import (
     predict_trivially,
     serves_mixtures,
     serves_own,
+    without_unfit_baseline,
 )
 from fedclade.tasks import FittedTask, Interval
 from fedclade.training import INTERVAL_KINDS, ClientRows
@@ -107,6 +108,7 @@ class GainQuery(RowQuery):
                 own = shared  # with the client's personal parameters
             if own is not None:
                 outputs[OWN] = predict_in_parts(own, inputs, inputs.device)
+        outputs = without_unfit_baseline(data.task, outputs)
         draw = rng.generator(self.seed, "groups of test rows", self.ids[0])
         rows = ClientRows(data.task, targets, outputs, draw)
         deployed = OWN if OWN in outputs else CLUSTER

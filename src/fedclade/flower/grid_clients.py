@@ -19,6 +19,7 @@ from torch import Tensor
 from fedclade.algorithms import Algorithm, State
 from fedclade.channel import ENCODINGS, Channel, Sketch, encoded_bytes, unpack_parts
 from fedclade.core import (
+    DENSE,
     DROPPED_OUT,
     FORBIDS,
     NOT_ASKED,
@@ -793,6 +794,6 @@ class GridClients(Workers):
         Replies with scores are checked against this number.
         """
         size = self._registry.clients.sizes[client]
-        if split == "train" and self._task.kind != "language" and largest_of_class(size) == size:
+        if split == "train" and self._task.kind not in DENSE and largest_of_class(size) == size:
             return size
         return self._scored.get((client, split))

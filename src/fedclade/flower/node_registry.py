@@ -29,6 +29,7 @@ from fedclade.flower.registration import (
     Registration,
     read_client,
     read_schema,
+    schema_values,
 )
 from fedclade.flower.replies import as_values, read_statistics
 from fedclade.flower.schema_exchange import read_proposal, write_agreed
@@ -84,7 +85,7 @@ class SavedClients:
             "clients": {str(client): asdict(one) for client, one in self.clients.items()},
             "connected": sorted(self.connected),
             "run": self.run,
-            "schema": asdict(self.common.schema),
+            "schema": schema_values(self.common.schema),
             **{name: getattr(self.common, name) for name in _COMMON},
         }
         if self.statistics is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
-from fedclade.core import DataSpec, TaskKind, UpdateError
+from fedclade.core import DataSpec, Structure, TaskKind, UpdateError
 from fedclade.flower.replies import examples
 from fedclade.flower.signing import KEY_FILE
 from fedclade.flower.wire import Content, clean, shown
@@ -124,7 +124,16 @@ class Registration:
         scaled = ("scaled",) if self.scaled else ()
         if self.scaled_targets:
             scaled = (*scaled, "scaled targets")
-        return schema.input_shape, schema.outputs, schema.task, schema.vocabulary_size, *scaled
+        structures = schema.structure, schema.target_structure
+        described = tuple(each.described for each in structures if each is not None)
+        return (
+            schema.input_shape,
+            schema.outputs,
+            schema.task,
+            schema.vocabulary_size,
+            *scaled,
+            *described,
+        )
 
     @property
     def targets(self) -> int:
@@ -191,7 +200,50 @@ def read_schema(kept: Mapping[str, Any]) -> DataSpec:
             )
         scaled = mean, std
     data = clean(str(named.data), LONGEST_NAME)
-    return DataSpec(data, shape, named.outputs, named.task, named.vocabulary_size, scaled)
+    return DataSpec(
+        data,
+        shape,
+        named.outputs,
+        named.task,
+        named.vocabulary_size,
+        scaled,
+        structure=_read_structure(named.structure, shape),
+        target_structure=_read_structure(named.target_structure, (named.outputs,)),
+    )
+
+
+def schema_values(schema: DataSpec) -> dict[str, Any]:
+    """Return the values of a specification for a JSON object, which :func:`read_schema` reads.
+
+    Structures are left out for examples of single tensors, for peers that do not know them.
+    """
+    values = asdict(schema)
+    for name in ("structure", "target_structure"):
+        if values[name] is None:
+            del values[name]
+    return values
+
+
+def _read_structure(stated: Any, shape: tuple[int, ...]) -> Structure | None:
+    """Read the structure of rows of a given shape from the values of a JSON object.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the values are malformed, or have another width than the rows.
+    """
+    if stated is None:
+        return None
+    try:
+        structure = Structure.read(stated)
+    except (KeyError, AttributeError) as error:
+        raise ValueError(f"the structure of a client's data is {shown(stated)}") from error
+    if shape != (structure.width,):
+        raise ValueError(
+            f"the structure of a client's data has {structure.width} numbers, but its rows have "
+            f"the shape {shown(shape)}"
+        )
+    return structure
 
 
 def _number(content: Content, name: str) -> int | None:

@@ -60,7 +60,8 @@ class LoRA:
         (),
         Range("at least one pattern, such as 'fc*'", bool),
         doc="""Patterns for the names of dense layers that get an adapter, at least one. Only an
-        ``nn.Linear`` can get one; all other layers are frozen, unless ``train`` names them.""",
+        ``nn.Linear``, or a ``Conv1D`` of the package transformers (as in GPT-2), can get one; all
+        other layers are frozen, unless ``train`` names them.""",
     )
     rank: int = setting(8, at_least(1), doc="Rank r of the low-rank pairs.")
     alpha: float = setting(16.0, greater_than(0), doc="Scale α of the low-rank pairs.")
@@ -84,9 +85,7 @@ class LoRA:
         ConfigError
             If a pattern in ``targets`` matches no dense layer, or one in ``train`` no parameter.
         """
-        dense = [
-            name for name, layer in module.named_modules() if name and type(layer) is nn.Linear
-        ]
+        dense = _dense_layers(module)
         self._check_kinds(module, dense)
         names = matching(self.targets, dense, "model.adapter.targets", "dense layer")
         parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -117,9 +116,31 @@ class LoRA:
             if not fitting(target, dense) and (others := fitting(target, layers)):
                 raise ConfigError(
                     f"model.adapter.targets = {shown(target)} names {others[0]!r}, which is of "
-                    f"type {layers[others[0]]}, but adapters can be added to nn.Linear only; such "
-                    f"layers of the model: {_list_layers(dense)}"
+                    f"type {layers[others[0]]}, but adapters can be added to nn.Linear, and Conv1D of "
+                    f"transformers, only; such layers of the model: {_list_layers(dense)}"
                 )
+
+
+def _dense_sizes(layer: nn.Module) -> tuple[int, int] | None:
+    """Return the numbers of inputs and outputs of a dense layer; None for other layers.
+
+    A dense layer is an ``nn.Linear``, or a ``Conv1D`` of the package transformers, which stores its
+    weight as ``[inputs, outputs]``.
+    """
+    kind = type(layer)
+    if isinstance(layer, nn.Linear) and kind is nn.Linear:
+        return layer.in_features, layer.out_features
+    if f"{kind.__module__}.{kind.__qualname__}" == "transformers.pytorch_utils.Conv1D":
+        inputs, outputs = layer.get_parameter("weight").shape
+        return inputs, outputs
+    return None
+
+
+def _dense_layers(module: nn.Module) -> list[str]:
+    """Return the names of a module's dense layers, to which adapters can be added."""
+    return [
+        name for name, layer in module.named_modules() if name and _dense_sizes(layer) is not None
+    ]
 
 
 def _list_layers(names: Sequence[str]) -> str:
@@ -138,11 +159,14 @@ class LoRALinear(nn.Module):
 
     def __init__(self, base_layer: nn.Module, rank: int, alpha: float) -> None:
         super().__init__()
-        assert isinstance(base_layer, nn.Linear)
-        like = {"device": base_layer.weight.device, "dtype": base_layer.weight.dtype}
+        sizes = _dense_sizes(base_layer)
+        assert sizes is not None  # callers choose dense layers
+        inputs, outputs = sizes
+        weight = base_layer.get_parameter("weight")
+        like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
         self.base_layer = base_layer
-        self.lora_A = nn.Linear(base_layer.in_features, rank, bias=False, **like)
-        self.lora_B = nn.Linear(rank, base_layer.out_features, bias=False, **like)
+        self.lora_A = nn.Linear(inputs, rank, bias=False, **like)
+        self.lora_B = nn.Linear(rank, outputs, bias=False, **like)
         nn.init.zeros_(self.lora_B.weight)
         self.scaling = alpha / rank
 
@@ -163,7 +187,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "layers_to_transform": (None,),
-    "fan_in_fan_out": (False,),
+    "fan_in_fan_out": (False, True),  # True for Conv1D, whose adapter has the same form
     "use_dora": (False, None),
     "use_rslora": (False, None),
     "use_qalora": (False, None),
@@ -271,7 +295,7 @@ def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
     path = Path(folder)
     rank, alpha, targets, tensors = _read_adapter(path)
     module = copy.deepcopy(base)
-    dense = [name for name, layer in module.named_modules() if name and type(layer) is nn.Linear]
+    dense = _dense_layers(module)
     trained = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
     adapted = tuple(name for name in dense if f"{name}.lora_A.weight" in trained)
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]

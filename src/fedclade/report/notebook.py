@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedclade.core import IGNORED, ParameterTree
+from fedclade.core import DENSE, IGNORED, ParameterTree
 from fedclade.data import Federation
 from fedclade.report import markup, queries
 from fedclade.report.comparison import Comparison
@@ -184,7 +184,7 @@ def _count_targets(federation: Federation, ids: list[int]) -> Iterator[list[int]
         Ids of the clients.
     """
     pool = federation.pool
-    if pool.task in ("language", "multilabel") or pool.y.dim() > 1:
+    if pool.task in (*DENSE, "multilabel") or pool.y.dim() > 1:
         return
     targets: list[NDArray[Any]] = []
     for client_id in ids:

@@ -26,6 +26,7 @@ from fedclade.runs.gains import (
     predict_in_parts,
     predict_trivially,
     store_gains,
+    without_unfit_baseline,
 )
 from fedclade.runs.history import (
     History,
@@ -182,5 +183,6 @@ __all__ = [
     "version_of",
     "versions",
     "with_targets_for",
+    "without_unfit_baseline",
     "without_unset",
 ]

@@ -99,7 +99,8 @@ def measure_gains(
     federation = federation.in_round(run.model_round)
     clients = [client for client in federation.ids if client in run.tree.leaf_of]
     traits, values = describe_clients(federation, clients)
-    judge = _Judge(run, federation, _Predictor(run, federation, module, device), task, references)
+    predictor = _Predictor(run, federation, module, device, task)
+    judge = _Judge(run, federation, predictor, task, references)
     judged = [judge.judge(client, values[place]) for place, client in enumerate(clients)]
     return Gains(
         metric=task.metrics[0],
@@ -142,12 +143,14 @@ class _Predictor:
     It loads one model at a time into a copy of the run's module.
     """
 
-    def __init__(self, run: Run, federation: Federation, module: nn.Module, device: str) -> None:
+    def __init__(
+        self, run: Run, federation: Federation, module: nn.Module, device: str, task: FittedTask
+    ) -> None:
         assert run.layout is not None  # every simulation stores its layout
         self._layout = run.layout.full
         self._device = torch.device(device)
         module = copy.deepcopy(module).to(self._device)
-        self._module = with_input_hooks(module, self._layout, federation, self._device).eval()
+        self._module = with_input_hooks(module, self._layout, federation, self._device, task).eval()
 
     @torch.inference_mode()
     def predict(self, model: Tensor, inputs: Tensor) -> Tensor:
@@ -251,7 +254,7 @@ class _Judge:
             model = find_model(self.run, client)
             if model is not None:
                 outputs[OWN] = self.predictor.predict(model, inputs)
-        return outputs
+        return without_unfit_baseline(self.task, outputs)
 
     def _predict_by_mixture(self, weights: Tensor, inputs: Tensor) -> Tensor:
         """Return the outputs of a client's mixture of the leaves' models.
@@ -382,6 +385,25 @@ def predict_trivially(
     counts = torch.bincount(seen[seen != IGNORED].flatten(), minlength=outputs)
     logits = (counts + 0.5).log() - math.log(float(counts.sum()) + 0.5 * outputs)
     return logits.expand(*targets.shape, outputs)
+
+
+def without_unfit_baseline(task: FittedTask, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Leave out the trivial predictor if its outputs are not of the kind of a model's outputs.
+
+    The mean target is no output of a model that predicts something else than a target, such as
+    quantiles or a risk, for a loss and metrics of the user's own.
+
+    Parameters
+    ----------
+    task
+        The task.
+    outputs
+        Outputs ``[n, ...]`` for n rows by the model's name.
+    """
+    sizes = {name: each.numel() for name, each in outputs.items()}
+    if task.target_structure is None and len(set(sizes.values())) == 1:
+        return outputs
+    return {name: each for name, each in outputs.items() if name != TRIVIAL}
 
 
 def _with_tied_probabilities(logits: Tensor) -> Tensor:

@@ -882,14 +882,18 @@ def _describe_inputs(schema: DataSpec) -> dict[str, Any]:
 
     The description has the shape of an input, the scaling of pixels, the number of outputs and, for
     texts, the size of the vocabulary. The scaling is the mean and the standard deviation of pixels
-    in [0, 1], or None.
+    in [0, 1], or None. For inputs of several tensors, the description also states their names,
+    types and shapes.
     """
-    return {
+    described: dict[str, Any] = {
         "shape": list(schema.input_shape),
         "scaled": None if schema.scaled is None else list(schema.scaled),
         "outputs": schema.outputs,
         **({"vocabulary_size": schema.vocabulary_size} if schema.vocabulary_size else {}),
     }
+    if schema.structure is not None:
+        described["structure"] = schema.structure.described
+    return described
 
 
 def _cluster_facts(

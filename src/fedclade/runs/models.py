@@ -27,7 +27,7 @@ from fedclade.core import (
 from fedclade.models import Parts, build_model
 from fedclade.runs.settings import RunSettings
 from fedclade.tasks import FittedTask
-from fedclade.training import note_unsent_buffers
+from fedclade.training import note_unsent_buffers, unpack_inputs
 
 # Automatic choice of streaming.
 
@@ -207,11 +207,13 @@ def make_module(
     If ``model`` is a module, the result is a copy. See :func:`initial_models` for the parameters.
     """
     if isinstance(model, str):
-        return parts.applied(module_for(model, schema, seed), seed)
-    if isinstance(model, nn.Module):
+        module = module_for(model, schema, seed)
+    elif isinstance(model, nn.Module):
         check_module(model)  # before it is copied, which can fail for the same reason
-        model = copy.deepcopy(model)
-    return parts.applied(model if isinstance(model, nn.Module) else _call_maker(model, seed), seed)
+        module = copy.deepcopy(model)
+    else:
+        module = _call_maker(model, seed)
+    return unpack_inputs(parts.applied(module, seed), schema.structure)
 
 
 def _call_maker(make: Maker, seed: int) -> nn.Module:

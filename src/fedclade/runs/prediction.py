@@ -208,7 +208,13 @@ def predict(
     task = _check_task(run)
     encoded = encode_new_rows(rows, input_encoding(run))
     module = NotedRun(run, "fedclade.predict").module(model)
-    outputs = _compute_outputs(selected, module, encoded.x, torch.device(choose_device(device)))
+    outputs = _compute_outputs(
+        selected,
+        module,
+        encoded.x,
+        torch.device(choose_device(device)),
+        scored=run.config.get("task", {}).get("output"),
+    )
     inputs = run.summary["inputs"]
     if task == "regression" and inputs.get("target_mean"):
         scale = TargetScale(tuple(inputs["target_mean"]), tuple(inputs["target_std"]))
@@ -234,6 +240,11 @@ def input_encoding(run: Run) -> InputEncoding:
             "this run folder was written by a version that did not record the model's inputs; run "
             "its config.toml again"
         )
+    if inputs.get("structure") is not None:
+        raise RunError(
+            "an input of this run is several tensors, which are not read from a table; export the "
+            "model, and apply it to tensors of the same names and shapes"
+        )
     if data.get("scaling") == "pixel":
         raise RunError(
             "the inputs of this run are scaled by the mean and deviation of each pixel over all "
@@ -252,6 +263,11 @@ def input_encoding(run: Run) -> InputEncoding:
 def _check_task(run: Run) -> TaskKind:
     """Return the kind of the run's task, if its predictions are a table."""
     task = run.summary.get("task") or run.config.get("task", {}).get("name") or "classification"
+    if task == "segmentation":
+        raise ConfigError(
+            "a segmentation predicts a label for each pixel, not a row of a table; export the "
+            "model, and load it by fedclade.load_export"
+        )
     if task == "language":
         raise ConfigError(
             "a language model predicts a distribution over words for each position, not a row of a "
@@ -261,15 +277,24 @@ def _check_task(run: Run) -> TaskKind:
 
 
 def _compute_outputs(
-    selected: SelectedModel, module: nn.Module, x: Tensor, device: torch.device
+    selected: SelectedModel,
+    module: nn.Module,
+    x: Tensor,
+    device: torch.device,
+    scored: int | str | None,
 ) -> Tensor:
-    """Return the outputs ``[N, ...]`` of a selected model or mixture, on the CPU."""
+    """Return the outputs ``[N, ...]`` of a selected model or mixture, on the CPU.
+
+    ``scored`` is the entry that the task scores if the model returns several tensors.
+    """
     each: list[Tensor] = []
     module = module.to(device)
     hooked: nn.Module | None = None
     for state in selected.states:
         load_state(module, state)
-        hooked = hooked or with_hooks_for(module, selected.layout, x[:2].to(device))
+        if hooked is None:
+            tried = x[:2].to(device)
+            hooked = with_hooks_for(module, selected.layout, tried, output=scored)
         load_state(hooked, state)
         each.append(predict_in_parts(hooked.eval(), x, device))
     if selected.mixture is None:

@@ -42,6 +42,23 @@ def check_arguments(
         raise ConfigError(unknown("value of task.loss_over:", str(loss_over), get_args(LossOver)))
 
 
+def check_output(output: object) -> None:
+    """Check the type of the entry of a model's output that is scored.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither a name, nor a position of at least 0.
+    """
+    is_position = type(output) is int and output >= 0
+    is_name = isinstance(output, str) and output != ""
+    if output is not None and not is_position and not is_name:
+        raise ConfigError(
+            "task.output should be the name or the position (0, 1, ...) of an entry of the model's "
+            f"output, got {shown(output)}"
+        )
+
+
 def _are_numbers(values: Any) -> bool:
     """Return whether a value is a non-empty list, array or tensor of numbers."""
     try:

@@ -117,6 +117,8 @@ def _as_predictions(kind: TaskKind, outputs: Tensor, targets: Tensor) -> tuple[T
     if kind in ("binary", "multilabel"):
         return outputs.reshape(targets.shape).sigmoid(), targets.long()
     if kind == "regression":
+        if outputs.numel() != targets.numel():  # a loss and a metric of the user's own
+            return outputs, targets
         return outputs.reshape(targets.shape), targets
     outputs = outputs.flatten(0, -2)
     targets = targets.flatten()
@@ -140,7 +142,7 @@ def _is_defined(family: str, kind: TaskKind, made: Any, outputs: Tensor, targets
     """
     if kind == "regression":
         return _is_defined_for_numbers(family, outputs, targets)
-    if kind in ("classification", "language"):
+    if kind in ("classification", "language", "segmentation"):
         return _is_defined_for_labels(family, made, outputs, targets)
     if getattr(made, "average", None) == "micro":  # all labels count as one
         targets = targets.flatten()

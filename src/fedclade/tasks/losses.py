@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -40,8 +40,11 @@ def mix_outputs(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
     return ModelMixture.combine(outputs, pi, kind)
 
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Function of the outputs and targets of B examples that returns their losses, ``[B]``."""
+Loss = Callable[[Tensor, Any], Tensor]
+"""Function of the outputs and targets of B examples that returns their losses, ``[B]``.
+
+Targets are a tensor, or a dict or tuple of tensors if the data has several for each example.
+"""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -109,7 +112,7 @@ mean.
 """
 
 KINDS: Mapping[str, tuple[str, ...]] = {
-    "cross_entropy": ("classification", "language"),
+    "cross_entropy": ("classification", "language", "segmentation"),
     "bce": ("binary", "multilabel"),
     **dict.fromkeys(("mse", "mae", "huber", "smooth_l1", "poisson_nll"), ("regression",)),
 }

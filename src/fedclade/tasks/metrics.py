@@ -10,15 +10,15 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import ArrayMapping, ConfigError, TaskKind, checked, shown, unknown
+from fedclade.core import ArrayMapping, ConfigError, Structure, TaskKind, checked, shown, unknown
 from fedclade.tasks.client_scores import HIGHER_IS_BETTER, client_score, family_of
 
 # Scores of a run: the distribution over its clients, and the agreement of its clusters with the
@@ -195,9 +195,9 @@ class Metric:
     higher_is_better: bool
     share: bool = False
     predict: Callable[[Tensor], Tensor] | None = None
-    terms: Callable[[Tensor, Tensor], Tensor] | None = None
+    terms: Callable[[Tensor, Any], Tensor] | None = None
     final: Callable[[float], float] | None = None
-    whole: Callable[[Tensor, Tensor], float] | None = None
+    whole: Callable[[Tensor, Any], float] | None = None
 
     @property
     def noted(self) -> dict[str, Any]:
@@ -216,11 +216,29 @@ class Metric:
             return bound
         return self.final(bound)
 
+    def with_targets(self, structure: Structure) -> Metric:
+        """Return a metric whose functions get targets as a dict or tuple of tensors.
+
+        ``structure`` states how rows of numbers, as which targets are stored, are divided.
+        """
+        return replace(
+            self,
+            terms=None if self.terms is None else partial(_with_tensors, self.terms, structure),
+            whole=None if self.whole is None else partial(_with_tensors, self.whole, structure),
+        )
+
     def reached(self, score: float, target: float) -> bool:
         """Return whether a score is at least as good as a target score."""
         if self.higher_is_better:
             return score >= target
         return score <= target
+
+
+def _with_tensors(
+    function: Callable[[Tensor, Any], Any], structure: Structure, outputs: Tensor, targets: Tensor
+) -> Any:
+    """Call a user's function with targets as a dict or tuple of tensors."""
+    return function(outputs, structure.unpack(targets))
 
 
 def read_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
@@ -239,10 +257,11 @@ def read_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
 def is_share(name: str) -> bool:
     """Return whether the scores of a named metric are in [0, 1] for every kind of task."""
     own = any(name in metrics and metrics[name].share for metrics in OWN.values())
-    return own or (name in TORCHMETRICS["classification"] and name not in _SIGNED)
+    of_labels = {**TORCHMETRICS["classification"], **TORCHMETRICS["segmentation"]}
+    return own or (name in of_labels and name not in _SIGNED)
 
 
-def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
+def metric(name: object, kind: TaskKind, outputs: int, *, is_tried: bool = True) -> Metric:
     """Return a metric by its name, or wrap an object of torchmetrics.
 
     Parameters
@@ -254,6 +273,8 @@ def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
         Kind of task.
     outputs
         Number of outputs of the model.
+    is_tried
+        Whether an object is tried on random outputs in the shape of the targets.
 
     Raises
     ------
@@ -263,7 +284,9 @@ def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
     if isinstance(name, Metric):
         return name
     if not isinstance(name, str):
-        return _wrap_object(name, kind, outputs)
+        return _wrap_object(name, kind, outputs, is_tried=is_tried)
+    if name == MEAN_LOSS:
+        return _LOSS
     check_metric(name, kind)
     if name in OWN[kind]:
         return OWN[kind][name]
@@ -272,12 +295,15 @@ def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
 
 def check_metric(name: str, kind: TaskKind | None) -> None:
     """Raise a ConfigError if a metric is unknown or, given a kind of task, does not fit it."""
+    if name == MEAN_LOSS:
+        return
     elsewhere = [each for each in OWN if name in OWN[each] or name in TORCHMETRICS[each]]
     if kind in elsewhere or (kind is None and elsewhere):
         return
     known = dict.fromkeys(
         name for each in OWN if kind in (each, None) for name in (*OWN[each], *TORCHMETRICS[each])
     )
+    known[MEAN_LOSS] = None
     if elsewhere:
         raise ConfigError(
             f"in task.metrics, {name!r} does not fit a {kind} task, only tasks of kind "
@@ -322,6 +348,10 @@ def _average_error(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor],
 OLD_METRIC = "accuracy"
 """Metric of files that do not name one, since an earlier version wrote them."""
 
+MEAN_LOSS = "mean_loss"
+"""Name of the metric that is the mean loss of a client's examples, for every kind of task."""
+
+_LOSS = Metric(MEAN_LOSS, False)
 _ACCURACY = Metric("accuracy", True, True, predict=_predict_labels, terms=_count_right)
 _SIDE = Metric("accuracy", True, True, terms=_right_side)
 OWN: Mapping[TaskKind, Mapping[str, Metric]] = {
@@ -330,6 +360,7 @@ OWN: Mapping[TaskKind, Mapping[str, Metric]] = {
         "perplexity": Metric("perplexity", False, final=perplexity),
         "accuracy": _ACCURACY,
     },
+    "segmentation": {"accuracy": _ACCURACY},
     "binary": {"accuracy": _SIDE},
     "multilabel": {"accuracy": _SIDE},
     "regression": {
@@ -361,6 +392,7 @@ _SIGNED = ("cohen_kappa", "mcc")
 TORCHMETRICS: Mapping[TaskKind, Mapping[str, str]] = {
     "classification": {**_OF_LABELS, "balanced_accuracy": "Accuracy"},
     "language": {},
+    "segmentation": {"iou": "JaccardIndex", "dice": "F1Score", "balanced_accuracy": "Accuracy"},
     "binary": _OF_LABELS,
     "multilabel": {
         name: of
@@ -386,7 +418,7 @@ def _build_torchmetric(name: str, kind: TaskKind, outputs: int) -> Metric:
     """Return a metric that is computed by torchmetrics, by its name in fedclade."""
     package = importlib.import_module("torchmetrics")  # slow to import: only where it is used
     options: dict[str, Any] = {}
-    if kind == "classification":
+    if kind in ("classification", "segmentation"):
         options = {"task": "multiclass", "num_classes": outputs}
     elif kind == "multilabel":
         options = {"task": kind, "num_labels": outputs}
@@ -395,7 +427,7 @@ def _build_torchmetric(name: str, kind: TaskKind, outputs: int) -> Metric:
     elif outputs > 1 and name in ("pearson", "spearman"):
         options = {"num_outputs": outputs}
     has_average = name not in ("cohen_kappa", "mcc", "calibration_error")
-    if kind in ("classification", "multilabel") and has_average:
+    if kind in ("classification", "segmentation", "multilabel") and has_average:
         options["average"] = "macro"
     made = getattr(package, TORCHMETRICS[kind][name])(**options)
     # Classes that do not state their direction are better if higher.
@@ -404,7 +436,7 @@ def _build_torchmetric(name: str, kind: TaskKind, outputs: int) -> Metric:
     return Metric(name, higher, share, whole=_score_clients(made, kind))
 
 
-def _wrap_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
+def _wrap_object(made: Any, kind: TaskKind, outputs: int, *, is_tried: bool) -> Metric:
     """Wrap an object of torchmetrics, or an object with the same methods, as a metric.
 
     Raises
@@ -422,7 +454,8 @@ def _wrap_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
             f"or false, got {shown(made)}"
         )
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", getattr(made, "name", type(made).__name__)).lower()
-    _check_object(made, name, kind, outputs)
+    if is_tried:
+        _check_object(made, name, kind, outputs)
     return Metric(name, higher, whole=_score_clients(made, kind))
 
 
@@ -460,9 +493,9 @@ def _check_object(made: Any, name: str, kind: TaskKind, outputs: int) -> None:
     labels = torch.arange(n)
     numbers = torch.rand(n, outputs, generator=torch.Generator().manual_seed(0)) + 0.5
     given = numbers
-    if kind in ("classification", "language"):
+    if kind in ("classification", "language", "segmentation"):
         targets = labels % outputs
-        if kind == "language":
+        if kind != "classification":
             given = given[:, None]
             targets = targets[:, None]
     elif kind == "multilabel":

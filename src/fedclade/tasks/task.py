@@ -16,6 +16,7 @@ from fedclade.core import (
     ConfigError,
     DataSpec,
     RunError,
+    Structure,
     TaskKind,
     call_own,
     checked,
@@ -25,9 +26,9 @@ from fedclade.core import (
     shown,
     unknown,
 )
-from fedclade.tasks.arguments import LossOver, check_arguments
+from fedclade.tasks.arguments import LossOver, check_arguments, check_output
 from fedclade.tasks.losses import KINDS, LOSSES, SHAPES, Loss, Shapes, count_targets, cross_entropy
-from fedclade.tasks.metrics import Metric, check_metric, metric
+from fedclade.tasks.metrics import MEAN_LOSS, Metric, check_metric, metric
 from fedclade.tasks.target_scale import SCALED_LOSSES, TargetScale
 
 Weights = Literal["balanced"] | Sequence[float]
@@ -41,13 +42,15 @@ class Task:
     ----------
     kind
         Kind of the targets: ``classification`` (a label), ``binary`` (0 or 1), ``multilabel``
-        (0 or 1 for each of several labels), ``regression`` (numbers) or ``language`` (the next
-        token at each position). None: the kind of the data.
+        (0 or 1 for each of several labels), ``regression`` (numbers), ``language`` (the next token
+        at each position) or ``segmentation`` (a label of each pixel). None: the kind of the data.
     loss
         A name of :data:`~fedclade.tasks.LOSSES`, ``module:function``, or a function of outputs
         ``[B, ...]`` and targets ``[B, ...]`` of B examples that returns the loss of each example,
         ``[B]``. None: the default loss of the kind. Where targets are numbers, or 0 and 1, your own
-        loss receives the outputs in the shape of the targets.
+        loss receives the outputs in the shape of the targets. If all metrics are your own, too, the
+        model may return more or fewer numbers than a target has; the loss and the metrics then get
+        the outputs as the model returns them.
     loss_over
         ``"example"``: the loss of an example does not depend on the other examples of its batch;
         this is tested before round 1, and a loss that fails the test is refused. ``"batch"`` is for
@@ -63,6 +66,9 @@ class Task:
         for labels that are rare among all clients' training examples, with a mean weight of 1 over
         the examples; labels without examples have the weight of the rarest label. None: all weights
         are 1.
+    output
+        Entry of the model's output that is scored, if the model returns a tuple, a dict or an
+        object: its position or its name. None: the entry ``logits``, or the only tensor.
     name
         Name under which the task was selected; empty if the task was created directly.
 
@@ -84,9 +90,11 @@ class Task:
     class_weights: Weights | None = None
     name: str = field(default="", compare=False)
     loss_over: LossOver = "example"
+    output: int | str | None = None
 
     def __post_init__(self) -> None:
         check_arguments(self.kind, self.loss, self.metrics, self.class_weights, self.loss_over)
+        check_output(self.output)
 
     @property
     def can_scale_targets(self) -> bool:
@@ -124,9 +132,15 @@ class Task:
                 f"{spec.task!r}; choose a task of this kind"
             )
         loss = _resolve_loss(self.loss or LOSS_OF[kind], kind)
+        has_own_loss = all(each is not loss for each in LOSSES.values())
         metrics = tuple(
-            metric(each, kind, spec.outputs) for each in self.metrics or METRICS_OF[kind]
+            metric(each, kind, spec.outputs, is_tried=not has_own_loss)
+            for each in self.metrics or METRICS_OF[kind]
         )
+        structure = spec.target_structure
+        if structure is not None:
+            _check_own_targets(has_own_loss, self.metrics, structure)
+            metrics = tuple(each.with_targets(structure) for each in metrics)
         names = [each.name for each in metrics]
         require(
             ("task.metrics", names, len(set(names)) == len(names), "metrics with different names")
@@ -139,6 +153,9 @@ class Task:
             balanced=isinstance(self.class_weights, str),
             over_batch=self.loss_over == "batch",
             target_scale=target_scale if self.can_scale_targets else None,
+            output=self.output,
+            has_own_metrics=bool(self.metrics) and all(map(_is_own_metric, self.metrics)),
+            target_structure=structure,
         )
         _check_loss_over(fitted)
         return fitted
@@ -183,6 +200,8 @@ class Task:
         }
         if self.loss_over != "example":
             values["loss_over"] = self.loss_over
+        if self.output is not None:
+            values["output"] = self.output
         return values
 
 
@@ -192,6 +211,7 @@ LOSS_OF: Mapping[TaskKind, str] = {
     "multilabel": "bce",
     "regression": "mse",
     "language": "cross_entropy",
+    "segmentation": "cross_entropy",
 }
 """Default loss of each kind of task."""
 
@@ -201,6 +221,7 @@ METRICS_OF: Mapping[TaskKind, Sequence[str]] = {
     "multilabel": ("accuracy",),
     "regression": ("mae",),
     "language": ("perplexity", "accuracy"),
+    "segmentation": ("iou", "dice", "accuracy"),
 }
 """Default metrics of each kind of task."""
 
@@ -213,6 +234,7 @@ SUMMARIES: Mapping[str, str] = {
     "multilabel": "yes or no for each of several labels: binary cross-entropy",
     "regression": "one number or several: squared error",
     "language": "the next token at each place: cross-entropy",
+    "segmentation": "a label of each pixel, some ignored: cross-entropy",
 }
 """Short descriptions of the built-in tasks, for the command line and the documentation."""
 
@@ -224,6 +246,7 @@ def build_task(
     metrics: Sequence[str] = (),
     class_weights: str | Sequence[float] | None = None,
     loss_over: str | None = None,
+    output: int | str | None = None,
 ) -> Task:
     """Build the task that the ``[task]`` section of a config describes.
 
@@ -233,7 +256,7 @@ def build_task(
         A name in :data:`TASKS`, the name of a task from an installed package, or ``module:factory``
         for a :class:`Task` or a function that returns a task. A :class:`Task` object is used
         directly. None: the task of the data.
-    loss, metrics, class_weights, loss_over
+    loss, metrics, class_weights, loss_over, output
         Values that replace those of the named task; see :class:`Task`.
 
     Raises
@@ -261,6 +284,7 @@ def build_task(
         "metrics": tuple(metrics) or task.metrics,
         "class_weights": weights,
         "loss_over": loss_over or task.loss_over,
+        "output": task.output if output is None else output,
     }
     if isinstance(name, str):
         given["name"] = name
@@ -304,6 +328,9 @@ class FittedTask:
     over_batch: bool = False  # whether the loss is one number of a whole batch
     shapes: Shapes = "targets"  # shapes in which a user-defined loss takes outputs and targets
     target_scale: TargetScale | None = None  # scale by which targets are standardized for the loss
+    output: int | str | None = None  # scored entry of a model's output, see Task
+    has_own_metrics: bool = False  # whether all metrics are the user's own
+    target_structure: Structure | None = None  # tensors of a target that is a dict or tuple
 
     @cached_property
     def described(self) -> str:
@@ -331,6 +358,11 @@ class FittedTask:
     def has_own_loss(self) -> bool:
         """Whether the loss is a user-defined function."""
         return all(loss is not self.loss for loss in LOSSES.values())
+
+    @property
+    def has_own_widths(self) -> bool:
+        """Whether outputs need not fit the targets, as loss and metrics are all the user's own."""
+        return self.has_own_loss and self.has_own_metrics and self.kind == "regression"
 
     @property
     def has_nonnegative_loss(self) -> bool:
@@ -428,6 +460,12 @@ class FittedTask:
             # A user-defined loss may change its arguments, and targets may be a view of client
             # data.
             targets = targets.clone()
+            if self.kind == "segmentation":  # as the model returns them, [B, C, H, W]
+                outputs = outputs.movedim(-1, 1)
+        if self.target_structure is not None:
+            return self.loss(outputs, self.target_structure.unpack(targets))
+        if self.has_own_widths and outputs.numel() != targets.numel():
+            return self.loss(outputs, targets)
         if self.has_own_loss and self.kind in ("binary", "multilabel", "regression"):
             outputs, targets = SHAPES[self.shapes](outputs, targets)
         return self.loss(outputs, targets)
@@ -466,6 +504,27 @@ class FittedTask:
         if self.over_batch:
             return self.batch_loss(outputs, targets) * count_targets(targets).sum()
         return (self.losses(outputs, targets) * count_targets(targets)).sum()
+
+
+def _is_own_metric(metric: Any) -> bool:
+    """Return whether a metric is the user's own, or the mean of a loss of the user's own."""
+    return not isinstance(metric, str) or metric == MEAN_LOSS
+
+
+def _check_own_targets(has_own_loss: bool, metrics: Sequence[Any], structure: Structure) -> None:
+    """Check that loss and metrics are the user's own, as targets of several tensors need.
+
+    Raises
+    ------
+    ConfigError
+        If the loss or a metric is built in, or the metrics are left out.
+    """
+    if has_own_loss and metrics and all(map(_is_own_metric, metrics)):
+        return
+    raise ConfigError(
+        f"the targets {structure.described} need a loss and metrics of your own, which get them as "
+        f"a dict or tuple; set task.loss, and metrics=[{MEAN_LOSS!r}] or fedclade.Metric objects"
+    )
 
 
 def _check_loss_over(task: FittedTask) -> None:

@@ -12,7 +12,7 @@ nodes of a network.
 from fedclade.training.auto import ENGINES, REMOTE, check_engine
 from fedclade.training.batch_rule import smallest_batch_for
 from fedclade.training.clients import SimulatedClients
-from fedclade.training.input_hooks import with_hooks_for, with_input_hooks
+from fedclade.training.input_hooks import unpack_inputs, with_hooks_for, with_input_hooks
 from fedclade.training.jobs import PrivateSteps
 from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
 from fedclade.training.remote import Actors, Cluster, RayClients, Setup, actors_from, here, taken_by
@@ -46,6 +46,7 @@ __all__ = [
     "note_unsent_buffers",
     "smallest_batch_for",
     "taken_by",
+    "unpack_inputs",
     "updates_at_once",
     "with_hooks_for",
     "with_input_hooks",

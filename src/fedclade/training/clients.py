@@ -118,18 +118,19 @@ class SimulatedClients(Workers):
         self._federation = federation
         self._always_replies = always_replies
         self._device = torch.device(device)
-        module = augmented(module.to(self._device), federation.augment)
+        module = augmented(module.to(self._device), federation.augment, federation.pool.structure)
         self.layout = Layout.of(module, personal)
-        self._module = module = with_input_hooks(module, self.layout, federation, self._device)
+        self._module = module = with_input_hooks(
+            module, self.layout, federation, self._device, task
+        )
         self.store = ClientStore()
         self.whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)
         pool = federation.pool
-        targets_each = pool.y[0].numel() if len(pool.y) else 1
-        self._chunk = loop.chunk(pool.outputs * targets_each)
-        check_model_fits(module, federation, self._device)
+        self._chunk = loop.chunk(pool.outputs_each)
         fitted = task
         if fitted is None:
             fitted = Task().of(pool.schema)
+        check_model_fits(module, federation, self._device, fitted)
         try:
             self._task = try_loss(fitted, module, federation, self._device)
         except ConfigError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 
 from fedclade.core import (
     AllData,
+    DataError,
     Indices,
     ModelError,
     Positions,
     Related,
     Split,
     SplitPart,
+    Structure,
     TrainQuery,
     are_copies,
     have_different_targets,
@@ -347,10 +350,20 @@ def _number_sets(
 
 
 class Augmentation:
-    """Forward pre-hook that augments a module's inputs at random in training mode."""
+    """Forward pre-hook that augments a module's inputs at random in training mode.
 
-    def __init__(self, augment: Augment) -> None:
+    Parameters
+    ----------
+    augment
+        Function that returns changed inputs of a batch.
+    structure
+        Structure of inputs of several tensors, which the function gets and returns as a dict or
+        tuple; None for inputs of one tensor.
+    """
+
+    def __init__(self, augment: Augment, structure: Structure | None = None) -> None:
         self._augment = augment
+        self._structure = structure
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Return the augmented inputs; None in evaluation mode, in which inputs stay unchanged.
@@ -362,6 +375,8 @@ class Augmentation:
         """
         if not module.training:
             return None
+        if self._structure is not None:
+            return (self._augment_structured(self._structure, inputs[0]), *inputs[1:])
         x = self._augment(inputs[0])
         if not isinstance(x, Tensor) or x.shape[:1] != inputs[0].shape[:1]:  # pyright: ignore[reportUnnecessaryIsInstance]
             got = type(x).__name__
@@ -373,16 +388,42 @@ class Augmentation:
             )
         return (x, *inputs[1:])
 
+    def _augment_structured(self, structure: Structure, rows: Tensor) -> Tensor:
+        """Return augmented rows of numbers, which store several tensors.
 
-def augmented(module: nn.Module, augment: Augment | None) -> nn.Module:
+        Raises
+        ------
+        ValueError
+            If the augmentation does not return tensors of the same structure.
+        """
+        tensors: Any = self._augment(structure.unpack(rows))  # pyright: ignore[reportArgumentType]
+        try:
+            found = Structure.of(tensors, "augmented inputs")
+        except (DataError, AttributeError, TypeError) as error:
+            raise ValueError(f"the augment function returned no inputs: {error}") from error
+        if found != structure:
+            raise ValueError(
+                "the augment function should return inputs of the structure that it receives, "
+                f"{structure.described}, got {found.described}"
+            )
+        return structure.pack(tensors)
+
+
+def augmented(
+    module: nn.Module, augment: Augment | None, structure: Structure | None = None
+) -> nn.Module:
     """Return a copy of a module that augments its inputs in training mode.
 
-    If ``augment`` is None, the module itself is returned.
+    If ``augment`` is None, the module itself is returned. ``structure`` is the structure of inputs
+    of several tensors.
     """
     if augment is None:
         return module
     changed = copy.deepcopy(module)
-    changed.register_forward_pre_hook(Augmentation(augment))
+    # Rows are augmented before another hook divides them into tensors.
+    changed.register_forward_pre_hook(
+        Augmentation(augment, structure), prepend=structure is not None
+    )
     return changed
 
 

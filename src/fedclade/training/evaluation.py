@@ -340,8 +340,10 @@ def like_targets(task: FittedTask, outputs: Tensor, targets: Tensor) -> Tensor:
     """Reshape outputs ``[n, ...]`` like the targets, for tasks with one output per target.
 
     Binary, multi-label and regression tasks have one output per target. The outputs of other tasks
-    are unchanged.
+    are unchanged, as are outputs of another size, for a loss and metrics of the user's own.
     """
+    if task.has_own_widths and outputs.numel() * len(targets) != targets.numel() * len(outputs):
+        return outputs
     if task.kind in ("binary", "multilabel", "regression"):
         return outputs.reshape(len(outputs), *targets.shape[1:])
     return outputs
@@ -393,7 +395,7 @@ def _sum_cross_entropy(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
     """
     at = at.unsqueeze(1)
     seen = seen.view(len(seen), -1)
-    logits = logits.view(len(logits), seen.shape[1], -1)
+    logits = logits.reshape(len(logits), seen.shape[1], -1)
     counts = seen != IGNORED
     place = torch.arange(seen.shape[1], device=seen.device)
     nats = -functional.log_softmax(logits, -1)[at, place, seen.where(counts, 0)]
@@ -501,7 +503,7 @@ class Evaluator:
         self._traits: Traits | None = None
         self._warned = set[str]()  # names of metrics whose errors have been logged
         pool = federation.pool
-        self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
+        self._logits_each = pool.outputs_each
         self._view_of, self._maps = _number_label_maps(federation)
 
     def evaluate(

@@ -17,8 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import ConfigError, Indices, Layout, LocalTraining, ModelError, TrainQuery, shown
+from fedclade.core import (
+    DENSE,
+    ConfigError,
+    Indices,
+    Layout,
+    LocalTraining,
+    ModelError,
+    TrainQuery,
+    shown,
+)
 from fedclade.data import Federation, Pool
+from fedclade.tasks import FittedTask
 from fedclade.training.jobs import Workload
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stages import Held, Stages
@@ -238,8 +248,12 @@ MODULE_ERRORS = (RuntimeError, ValueError, IndexError)
 """Exceptions that torch modules usually raise if they do not fit a client's data."""
 
 
-def check_model_fits(module: nn.Module, federation: Federation, device: torch.device) -> None:
+def check_model_fits(
+    module: nn.Module, federation: Federation, device: torch.device, task: FittedTask | None = None
+) -> None:
     """Check that a model accepts two examples, and that its outputs fit the targets of the task.
+
+    If the loss and all metrics of the task are the user's own, outputs may have any shape.
 
     Raises
     ------
@@ -252,27 +266,51 @@ def check_model_fits(module: nn.Module, federation: Federation, device: torch.de
     try:
         with torch.inference_mode():
             outputs = module(inputs.to(device))
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
-            f"the model cannot take inputs of shape {pool.input_shape} ({pool.name}): {error}"
+            f"the model cannot take {_describe_inputs(pool)} ({pool.name}): {error}"
         ) from error
     got: tuple[int, ...] | str = type(outputs).__name__
     if isinstance(outputs, Tensor):
         got = tuple(outputs.shape)
-    if pool.task in ("classification", "language"):
-        expected = (len(inputs), *pool.y.shape[1:], pool.outputs)
-        of_what = f"{pool.outputs} labels"
-    else:
-        expected = (len(inputs), pool.outputs)
-        of_what = f"the targets of a {pool.task} task"
-        if pool.outputs == 1 and got == (len(inputs),):
-            got = (len(inputs), 1)
+    is_batch = isinstance(got, tuple) and got[:1] == (len(inputs),)
+    if task is not None and task.has_own_widths and is_batch:
+        return
+    expected, of_what = _expected_outputs(pool, len(inputs))
+    if pool.outputs == 1 and got == (len(inputs),) and pool.y.dim() == 1:
+        got = (len(inputs), 1)
     if got != expected:
         raise ModelError(
-            f"the model should return outputs of shape {expected} for {of_what} of {pool.name}, "
-            f"got {got}"
+            f"the model should return outputs of shape {_as_returned(pool, expected)} for {of_what} "
+            f"of {pool.name}, got {_as_returned(pool, got)}"
             f"{_ignored_hint(pool, got, expected)}"
         )
+
+
+def _expected_outputs(pool: Pool, inputs: int) -> tuple[tuple[int, ...], str]:
+    """Return the shape of a model's outputs that fits a pool, and a description of the targets."""
+    if pool.task == "classification" or pool.task in DENSE:
+        return (inputs, *pool.y.shape[1:], pool.outputs), f"{pool.outputs} labels"
+    of_what = f"the targets of a {pool.task} task"
+    if pool.y.dim() > 2:
+        return (inputs, *pool.y.shape[1:]), of_what
+    return (inputs, pool.outputs), of_what
+
+
+def _as_returned(pool: Pool, shape: tuple[int, ...] | str) -> tuple[int, ...] | str:
+    """Return the shape of outputs as a model returns them: scores of pixels in dimension 1."""
+    if pool.task != "segmentation" or isinstance(shape, str) or len(shape) < 3:
+        return shape
+    return (shape[0], shape[-1], *shape[1:-1])
+
+
+def _describe_inputs(pool: Pool) -> str:
+    """Return the shape of the inputs of a pool, or their structure, for messages."""
+    if pool.structure is None:
+        return f"inputs of shape {pool.input_shape}"
+    return f"the inputs {pool.structure.described}"
 
 
 def _ignored_hint(pool: Pool, got: object, expected: tuple[int, ...]) -> str:

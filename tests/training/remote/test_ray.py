@@ -18,6 +18,7 @@ import torch
 
 import fedclade
 from fedclade import Actors, ConfigError, LocalTraining, Signature
+from tests.structured import Reader, named
 from tests.tiny import federation_of, perceptron
 
 ray = pytest.importorskip("ray")
@@ -216,3 +217,14 @@ except ValueError:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.usefixtures("cluster")
+def test_examples_of_several_tensors():
+    data = named()
+    expected = fedclade.simulate("fedavg", Reader, data, rounds=2, engine="loop", local=LOCAL)
+    actors = Actors(count=2, engine="loop")
+    got = fedclade.simulate(
+        "fedavg", Reader, data, rounds=2, engine="ray", actors=actors, device="cpu", local=LOCAL
+    )
+    assert_same(got, expected)

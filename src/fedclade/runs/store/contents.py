@@ -284,6 +284,7 @@ SUMMARY = {
     "inputs?": {
         "shape": [int],
         "scaled": object,
+        "structure?": str,
         **dict.fromkeys(("columns?", "labels?", "mean?", "std?"), object),
         **dict.fromkeys(("target_mean?", "target_std?"), object),
     },

@@ -287,6 +287,8 @@ def _list_facts(card: Card) -> Mapping[str, str]:
             f"shape {data['shape']}, pixels as (x / 255 − {data['scaled'][0]}) / "
             f"{data['scaled'][1]}"
         )
+    elif "structure" in data:
+        facts["inputs"] = data["structure"]
     elif card["config"].get("data", {}).get("scaling") == "pixel":
         facts["inputs"] = (
             f"shape {data['shape']}, each pixel standardised over the images of the source"

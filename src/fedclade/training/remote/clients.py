@@ -371,8 +371,8 @@ class RayClients(Workers):
         self._cuda = kind == CUDA
         self.layout = Layout.of(module, setup.personal)
         cpu = torch.device("cpu")
-        hooked = with_input_hooks(module, self.layout, federation, cpu)
-        check_model_fits(hooked, federation, cpu)
+        hooked = with_input_hooks(module, self.layout, federation, cpu, setup.task)
+        check_model_fits(hooked, federation, cpu, setup.task)
         self._batch_rule = BatchRule.of(hooked, self.layout.full, federation, cpu)
         self.store = ClientStore()
         self._whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)

@@ -66,8 +66,33 @@ class StackedLinear(Stacked):
         return linear(x, *self.weight_and_bias)
 
 
+class StackedConv1D(Stacked):
+    """Dense layers of k clients whose weights are stored as ``[inputs, outputs]``.
+
+    The package transformers has such layers in GPT-2, under the name ``Conv1D``.
+    """
+
+    by_example = True
+
+    def __init__(self, layer: Any, find: Find, active: Active) -> None:
+        super().__init__()
+        self._weight = cast(StackedParameter, find(layer.weight))
+        self._bias = cast(StackedParameter, find(layer.bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of the dense layers, ``[k·B, ..., outputs]``."""
+        weight = delivered(self._weight)
+        bias = delivered(self._bias).unsqueeze(1)
+        y = torch.baddbmm(bias, x.reshape(len(weight), -1, weight.shape[1]), weight)
+        return y.view(*x.shape[:-1], -1)
+
+
 class StackedEmbedding(Stacked):
-    """Embeddings of k clients, in one table."""
+    """Embeddings of k clients, in one table.
+
+    Tokens of one row, such as positions ``[1, T]``, are those of all rows, as they would be where
+    the embedded tokens are broadcast to the batch.
+    """
 
     def __init__(self, layer: nn.Embedding, find: Find, active: Active) -> None:
         super().__init__()
@@ -79,9 +104,12 @@ class StackedEmbedding(Stacked):
                 )
         self._weight = cast(StackedParameter, find(layer.weight))
         self._padding = layer.padding_idx
+        self._active = active
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embedded tokens, ``[k·B, ..., width]``."""
+        if len(tokens) == 1 and tokens.dim() > 1:
+            tokens = tokens.expand(self._active.rows, *tokens.shape[1:])
         return embedding(tokens, self._weight, self._padding)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import Layout, Slot, has_same_values
-from fedclade.training.input_hooks import CastInputs, CopyInputs
+from fedclade.training.input_hooks import CastInputs, CopyInputs, SelectOutput, UnpackInputs
 from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes
 from fedclade.training.optimizer import LocalOptimizer
@@ -56,6 +56,21 @@ LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], Stacked]] = {
 
 The type must be exactly the same, since a subclass may have another forward method.
 """
+
+
+BY_NAME: Mapping[str, Callable[[Any, Find, Active], Stacked]] = {
+    "transformers.pytorch_utils.Conv1D": layers.StackedConv1D
+}
+"""Stacked form of layers of other packages, by the full name of their type.
+
+The packages are not imported.
+"""
+
+
+def stacked_form(layer: nn.Module) -> Callable[[Any, Find, Active], Stacked] | None:
+    """Return the class that stacks layers of the type of a layer; None if there is none."""
+    kind = type(layer)
+    return LAYERS.get(kind) or BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
 class CannotStack(CannotTrainTogether):
@@ -241,6 +256,7 @@ class StackedModule:
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs for inputs ``[k·B, ...]`` of the k clients that train."""
+        self.active.rows = len(x)
         if self._tape is not None:
             try:
                 return self._tape.forward(x)
@@ -394,7 +410,7 @@ class _Swap:
         # output projection of attention.
         inside: list[str] = []
         for name, layer in [*module.named_modules(remove_duplicate=False)]:
-            if type(layer) in LAYERS and not self._is_common(name, layer):
+            if stacked_form(layer) is not None and not self._is_common(name, layer):
                 done[layer] = done.get(layer) or self._stacked(name, layer)
                 parent, _, attribute = name.rpartition(".")
                 if name:
@@ -458,23 +474,27 @@ class _Swap:
     def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
         """Return the stacked form of a layer; raise CannotStack if an option or hook forbids it."""
         before = vars(layer)["_forward_pre_hooks"]
-        # Hooks that cast or copy the inputs of the whole module treat each row in the same way, so
-        # they can run on the rows of all clients.
-        are_of_inputs = not name and all(
-            isinstance(hook, CopyInputs | CastInputs) for hook in before.values()
+        after = vars(layer)["_forward_hooks"]
+        # Hooks that prepare the inputs of the whole module, or select its output, treat each row in
+        # the same way, so they can run on the rows of all clients.
+        are_own = not name and all(
+            isinstance(hook, CopyInputs | CastInputs | UnpackInputs | SelectOutput)
+            for hook in (*before.values(), *after.values())
         )
-        if (before and not are_of_inputs) or any(
-            vars(layer)[hooks] for hooks in ("_forward_hooks", "_backward_hooks")
-        ):
+        if ((before or after) and not are_own) or vars(layer)["_backward_hooks"]:
             raise CannotStack.of(
                 name, layer, "has hooks, which engine loop runs, but the stacked engine would not"
             )
         try:
-            stacked = LAYERS[type(layer)](layer, self._find, self._active)
+            form = stacked_form(layer)
+            assert form is not None  # as the caller has checked
+            stacked = form(layer, self._find, self._active)
         except Refused as refused:
             raise CannotStack.of(name, layer, f"cannot be stacked: {refused}") from refused
         for hook in before.values():
-            stacked.register_forward_pre_hook(hook)
+            stacked.register_forward_pre_hook(hook, with_kwargs=isinstance(hook, UnpackInputs))
+        for hook in after.values():
+            stacked.register_forward_hook(hook)
         # Attributes such as hidden_size, which a user's forward may read.
         for attribute, value in vars(layer).items():
             if not attribute.startswith("_"):

@@ -402,6 +402,7 @@ class Active:
 
     def __init__(self) -> None:
         self.start = self.stop = 0
+        self.rows = 1  #: number k·B of rows of the current step
         self._seeds: Sequence[int] = ()
         self._device = torch.device("cpu")
         self._generators: list[torch.Generator] = []
