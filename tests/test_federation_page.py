@@ -76,6 +76,7 @@ def test_the_page_has_every_limit_of_a_client_with_its_default():
     shown = {
         "allow": '"train evaluate statistics"',
         "imports": '""',
+        "trainers": '""',
         "max-partings": "an eighth of its training examples, at most 64",
         "max-clear": "half the number of parameters; for a closed client without `sketch` in `disclose`: `0",
         "disclose": '""',

@@ -287,9 +287,9 @@ def test_two_processes_that_answer_for_a_client_share_its_limits(tmp_path: Path)
     trained = second._trained  # pyright: ignore[reportPrivateUsage]
 
     def overtaken(
-        content: Content, state: RecordDict | None, sketch: Sketch | None = None
+        content: Content, state: RecordDict | None, sketch: Sketch | None = None, **more: Any
     ) -> Updates:
-        updates = trained(content, state, sketch)
+        updates = trained(content, state, sketch, **more)
         ask(first)
         return updates
 
