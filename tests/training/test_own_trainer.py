@@ -28,6 +28,7 @@ from fedclade import (
     State,
 )
 from fedclade.training import own_trainer
+from tests.structured import Reader, named
 from tests.tiny import federation_of, perceptron
 
 LOCAL = LocalTraining(lr=0.1, epochs=2, batch_size=10)
@@ -424,3 +425,39 @@ def test_methods_with_other_steps_refuse_a_function(algorithm: Any, why: str):
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], why: str):
     with pytest.raises(ConfigError, match=why):
         LocalTraining(**settings)
+
+
+def test_code_gets_the_tensors_of_inputs_that_are_dicts():
+    """The model takes the rows that store them, so the same code as for one tensor trains it."""
+    given = {}
+
+    def looking(model: Any, batches: Any, context: Any) -> float:
+        inputs, _ = next(iter(batches))
+        given.update(context.unpack(inputs))
+        return plain(model, batches, context)
+
+    run = fedclade.simulate(
+        "fedavg", Reader(), named(), engine="loop", local=LOCAL, rounds=2, trainer=looking
+    )
+    without = fedclade.simulate(
+        "fedavg", Reader(), named(), engine="loop", local=LOCAL, rounds=2, trainer=plain
+    )
+    plain_loop = fedclade.simulate(
+        "fedavg", Reader(), named(), engine="loop", local=LOCAL, rounds=2
+    )
+    assert {name: each.dtype for name, each in given.items()} == {
+        "ids": torch.int64,
+        "mask": torch.bool,
+        "numbers": torch.float32,
+    }
+    assert torch.equal(root_of(without), root_of(plain_loop))
+    assert run.summary["rounds"] == 2
+
+
+def test_inputs_of_one_tensor_are_unpacked_as_they_are():
+    def looking(model: Any, batches: Any, context: Any) -> float:
+        inputs, _ = next(iter(batches))
+        assert context.unpack(inputs) is inputs
+        return plain(model, batches, context)
+
+    assert trained(trainer=looking).summary["rounds"] == 2

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 from fedclade.core.errors import ModelError
 from fedclade.core.local import LocalTraining, trainer_name
+from fedclade.core.structure import Tensors
 from fedclade.core.work import Steps
 
 
@@ -68,6 +69,20 @@ class TrainingContext(Protocol):
     @property
     def anchor(self) -> Tensor:
         """Vector ``[F]`` that the server sends in addition; by default the model of the start."""
+        ...
+
+    def unpack(self, inputs: Tensor) -> Tensor | Tensors:
+        """Return the tensors of a batch of inputs, by name or by position.
+
+        A batch of inputs that are dicts or tuples is one tensor, with a row of numbers for each
+        example. The model takes such rows; code that needs the tensors themselves, for example to
+        mask tokens, gets them by this method. Inputs of a single tensor are returned as they are.
+
+        Parameters
+        ----------
+        inputs
+            Inputs ``[B, ...]`` of a batch.
+        """
         ...
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -217,10 +217,15 @@ def _entries_of(outputs: Any) -> Mapping[Any, Any] | None:
     return None
 
 
+def input_structure(module: nn.Module) -> Structure | None:
+    """Return the structure by which a module divides rows of numbers; None if it does not."""
+    hooks = module._forward_pre_hooks.values()  # pyright: ignore[reportPrivateUsage]
+    return next((hook.structure for hook in hooks if isinstance(hook, UnpackInputs)), None)
+
+
 def unpacks_inputs(module: nn.Module) -> bool:
     """Return whether a module divides rows of numbers into its inputs."""
-    hooks = module._forward_pre_hooks.values()  # pyright: ignore[reportPrivateUsage]
-    return any(isinstance(hook, UnpackInputs) for hook in hooks)
+    return input_structure(module) is not None
 
 
 def unpack_inputs(module: nn.Module, structure: Structure | None) -> nn.Module:

@@ -19,7 +19,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from fedclade.core import Batches, ClientTrainer, ConfigError, Layout, LocalTraining, call_own, rng
+from fedclade.core import (
+    Batches,
+    ClientTrainer,
+    ConfigError,
+    Layout,
+    LocalTraining,
+    Tensors,
+    call_own,
+    rng,
+)
+from fedclade.training.input_hooks import input_structure
 from fedclade.training.jobs import Job, Workload, batches, full, precision
 from fedclade.training.optimizer import LocalOptimizer
 
@@ -96,6 +106,11 @@ class ClientContext:
     def anchor(self) -> Tensor:
         """Vector ``[F]`` that the server sends in addition; by default the model of the start."""
         return self._work.models[self._job.anchor_row].clone()
+
+    def unpack(self, inputs: Tensor) -> Tensor | Tensors:
+        """Return the tensors of a batch of inputs, by name or by position."""
+        structure = input_structure(self._work.module)
+        return inputs if structure is None else structure.unpack(inputs)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of the run's task over a batch."""
