@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,14 +101,17 @@ def pytest_runtest_setup():
     torch.set_num_threads(1)
 
 
-def pytest_runtest_teardown():
-    """Forget the modules that a test imported from a temporary folder.
+@pytest.fixture(autouse=True)
+def _own_modules_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget the modules that a test has imported from a temporary folder of the tests.
 
     Otherwise a later test that writes a module of the same name would be given the old one.
     """
+    yield
+    temporary = f"{tmp_path_factory.getbasetemp()}/"
     for name in set(sys.modules) - _checked_modules:
         file = getattr(sys.modules[name], "__file__", None)
-        if file is not None and file.startswith(_temporary_roots()):
+        if file is not None and file.startswith(temporary):
             del sys.modules[name]
         else:
             _checked_modules.add(name)
@@ -117,9 +119,3 @@ def pytest_runtest_teardown():
 
 _checked_modules: set[str] = set()
 """Names of the imported modules that do not lie in a temporary folder."""
-
-
-def _temporary_roots() -> tuple[str, ...]:
-    """Return the folders in which pytest and tempfile make temporary folders, each with a slash at its end."""
-    roots = (os.environ.get("PYTEST_DEBUG_TEMPROOT"), tempfile.gettempdir())
-    return tuple(f"{Path(root).resolve()}/" for root in roots if root)
