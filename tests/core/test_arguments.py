@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedclade.core import import_extra
-from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
+from fedclade.core.arguments import check_arguments, checked, defaults, is_choice, known_arguments
 from fedclade.core.errors import ArgumentError, ConfigError, MissingExtraError
 
 
@@ -285,3 +285,10 @@ def test_a_section_that_is_no_table_is_refused(value):
         check_arguments("[data.drift]", function, value)
     message = f"[data.drift] should be a table of settings with their names, got {value!r}"
     assert str(refused.value) == message
+
+
+def test_only_the_texts_of_a_literal_are_choices():
+    kinds = Literal["a", "b"]
+    assert is_choice("a", kinds)
+    for other in ("c", "", 1, None, ["a"], np.array(["a", "b"])):
+        assert not is_choice(other, kinds)

@@ -8,7 +8,14 @@ package does not depend on how clients are trained or clustered, nor on where a 
 
 from fedclade.core import rng
 from fedclade.core.aggregate import centre_of, inter_group, mean, mean_of_all
-from fedclade.core.arguments import check_arguments, checked, defaults, flat, known_arguments
+from fedclade.core.arguments import (
+    check_arguments,
+    checked,
+    defaults,
+    flat,
+    is_choice,
+    known_arguments,
+)
 from fedclade.core.array_kinds import array_problem
 from fedclade.core.buffers import (
     can_be_averaged,
@@ -478,6 +485,7 @@ __all__ = [
     "in_section",
     "installed",
     "inter_group",
+    "is_choice",
     "is_statistic",
     "known_arguments",
     "label_rates",

@@ -94,6 +94,15 @@ def defaults(
     }
 
 
+def is_choice(value: object, choices: Any) -> bool:
+    """Return whether a value is one of the texts of a ``Literal`` type.
+
+    Values of other types are no choice. The operator ``in`` alone would raise an error for an
+    array, which it compares entry by entry.
+    """
+    return isinstance(value, str) and value in get_args(choices)
+
+
 def check_arguments(
     owner: str,
     takers: Taker | Collection[Taker],

@@ -23,6 +23,7 @@ from fedclade.core import (
     Positions,
     Split,
     checked,
+    is_choice,
     shown,
 )
 from fedclade.data.agreement import Encoding
@@ -480,7 +481,7 @@ class Federation(Displayed):
         DataError
             If no client has this id, or the split is unknown.
         """
-        if not isinstance(split, str) or split not in get_args(Split):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_choice(split, Split):
             splits = ", ".join(get_args(Split))
             raise DataError(f"unknown data split {shown(split)}; expected one of {splits}")
         data = self._find_client(client)

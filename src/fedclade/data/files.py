@@ -26,6 +26,7 @@ from fedclade.core import (
     Structure,
     TaskKind,
     checked,
+    is_choice,
     require,
     shown,
     unknown,
@@ -443,7 +444,7 @@ class ColumnChoice:
         )
 
     def __post_init__(self) -> None:
-        if self.missing not in get_args(Missing):
+        if not is_choice(self.missing, Missing):
             raise ConfigError(unknown("value of missing:", self.missing, get_args(Missing)))
         require(("fewest_rows", self.fewest_rows, self.fewest_rows >= 0, "at least 0"))
         if self.task == "language":

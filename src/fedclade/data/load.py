@@ -14,7 +14,16 @@ from typing import Any, Literal, get_args
 import numpy as np
 from torch.utils.data import Dataset
 
-from fedclade.core import ConfigError, checked, defaults, known_arguments, require, rng, unknown
+from fedclade.core import (
+    ConfigError,
+    checked,
+    defaults,
+    is_choice,
+    known_arguments,
+    require,
+    rng,
+    unknown,
+)
 from fedclade.data.client_data import Augment, resolve_augment
 from fedclade.data.drift import Drift, apply_drift, read_drift
 from fedclade.data.federation import ClientData, Federation
@@ -414,7 +423,7 @@ def check_data_settings(
     find_partition(partition)
     find_shift(shift)
     read_drift(drift)
-    if scaling not in get_args(Scaling):
+    if not is_choice(scaling, Scaling):
         raise ConfigError(unknown("value of scaling:", scaling, get_args(Scaling)))
     is_all = clients is None and partition == "natural"
     is_count = clients is not None and clients >= 1

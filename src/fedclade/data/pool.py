@@ -23,6 +23,7 @@ from fedclade.core import (
     Structure,
     TaskKind,
     checked,
+    is_choice,
     require,
     shown,
     unknown,
@@ -217,7 +218,7 @@ class Pool:
     """Function and arguments by which another process opens the same file; None without a file."""
 
     def __post_init__(self) -> None:
-        if self.task not in get_args(TaskKind):
+        if not is_choice(self.task, TaskKind):
             kinds = get_args(TaskKind)
             raise DataError(unknown(f"task of pool {self.name!r}:", str(self.task), kinds))
         check_name(self.name, "the name of a pool")
@@ -465,7 +466,7 @@ class Pool:
             If the scaling is unknown, or if it is ``unit`` or ``pixel`` although the inputs are not
             images of type uint8.
         """
-        if how not in get_args(Scaling):
+        if not is_choice(how, Scaling):
             raise ConfigError(unknown("value of scaling:", how, get_args(Scaling)))
         if how == "source":
             return self

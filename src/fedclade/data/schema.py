@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from fedclade.core import ConfigError, DataError, TaskKind, shown, unknown
+from fedclade.core import ConfigError, DataError, TaskKind, is_choice, shown, unknown
 from fedclade.data.texts import SPECIALS
 
 MOST_CATEGORIES = 1000
@@ -266,7 +266,7 @@ class DataSchema:
             if key not in known:
                 raise ConfigError(unknown("key of a schema:", str(key), known))
         task = values.get("task")
-        if task is not None and task not in get_args(TaskKind):
+        if task is not None and not is_choice(task, TaskKind):
             raise ConfigError(unknown("task of a schema:", str(task), get_args(TaskKind)))
         target = values.get("target", [])
         if isinstance(target, str):

@@ -26,6 +26,7 @@ from fedclade.core import (
     Structure,
     TaskKind,
     checked,
+    is_choice,
     require,
     rng,
     shown,
@@ -353,9 +354,9 @@ class OwnSettings:
         has_words = self.vocabulary_size > len(SPECIALS)
         are_few = newcomer_samples is None or newcomer_samples >= 2
         check_input_kind(self.inputs_are)
-        if self.test not in get_args(HoldOutRule):
+        if not is_choice(self.test, HoldOutRule):
             raise ConfigError(unknown("value of test:", self.test, get_args(HoldOutRule)))
-        if self.stratify not in get_args(Stratify):
+        if not is_choice(self.stratify, Stratify):
             raise ConfigError(unknown("value of stratify:", self.stratify, get_args(Stratify)))
         is_stratified = self.stratify == "labels"
         is_random = self.test == "random" and self.groups is None
@@ -369,11 +370,11 @@ class OwnSettings:
                 "left out unless test = 'last'",
             ),
         )
-        if self.standardize not in get_args(Standardize):
+        if not is_choice(self.standardize, Standardize):
             raise ConfigError(
                 unknown("value of standardize:", self.standardize, get_args(Standardize))
             )
-        if self.standardize_target not in get_args(StandardizeTarget):
+        if not is_choice(self.standardize_target, StandardizeTarget):
             known = get_args(StandardizeTarget)
             raise ConfigError(
                 unknown("value of standardize_target:", self.standardize_target, known)

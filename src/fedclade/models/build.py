@@ -21,6 +21,7 @@ from fedclade.core import (
     check_arguments,
     check_function,
     checked,
+    is_choice,
     known_arguments,
     named,
     require,
@@ -356,7 +357,7 @@ def build_model(
         If the factory fails or does not return a module, or if one of fedclade's own models would
         have more than :data:`MOST_PARAMETERS` parameters.
     """
-    if task not in get_args(TaskKind):
+    if not is_choice(task, TaskKind):
         raise ConfigError(unknown("task:", task, get_args(TaskKind)))
     require(
         ("input_shape", input_shape, all(size >= 1 for size in input_shape), "sizes of at least 1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from fedclade.core import ConfigError, TaskKind, shown, unknown
+from fedclade.core import ConfigError, TaskKind, is_choice, shown, unknown
 
 LossOver = Literal["example", "batch"]
 """Whether a loss function returns one number for each example or one for each batch."""
@@ -38,7 +38,7 @@ def check_arguments(
             "task.class_weights should be 'balanced' or a list of numbers, got "
             f"{shown(class_weights)}"
         )
-    if loss_over not in get_args(LossOver):
+    if not is_choice(loss_over, LossOver):
         raise ConfigError(unknown("value of task.loss_over:", str(loss_over), get_args(LossOver)))
 
 
