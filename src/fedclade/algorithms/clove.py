@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import scipy.optimize
+import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import scipy.spatial.distance
+import scipy
 from numpy.typing import NDArray
 from torch import Tensor
 
