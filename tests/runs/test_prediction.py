@@ -355,6 +355,8 @@ def test_the_commands_predict_and_evaluate_a_run_of_files(
     code, printed = run_command("evaluate", folder, tmp_path / "my.toml")
     assert code == 0, printed
     assert all(f"hospital-{i}" in printed for i in range(4))
+    code, printed = run_command("evaluate", folder, tmp_path)
+    assert (code, "is a folder; name its files by a pattern" in printed) == (2, True)
     code, printed = run_command(
         "export", folder, "--client", "hospital-1", "--out", tmp_path / "m.safetensors"
     )

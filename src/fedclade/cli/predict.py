@@ -100,6 +100,11 @@ def evaluate_data(
         check_table_file(out)
     options.check_machine(device, None)
     run = Run.load(folder, trust=trust)
+    if Path(data).is_dir():
+        raise ConfigError(
+            f"{data} is a folder; name its files by a pattern in quotation marks, such as "
+            f"'{Path(data) / '*.csv'}'"
+        )
     is_table = Path(data).suffix.lower() in TABLES
     with reading_folder(trust=trust):
         if is_table:
