@@ -27,6 +27,7 @@ from scipy import stats
 
 from fedclade.report.comparison_files import markdown_table
 from fedclade.report.suite import Ranks, rank_figure, rank_methods
+from fedclade.sweeps import holm
 
 DOCS = Path(__file__).parent.parent / "docs"
 TEXT = Path(__file__).with_suffix(".md")
@@ -151,12 +152,7 @@ def holm_p_values(differences: Mapping[str, Sequence[float]]) -> dict[str, float
     raw: dict[str, float] = {}
     for method, values in differences.items():
         raw[method] = float(stats.wilcoxon(values).pvalue) if any(values) else 1.0
-    corrected: dict[str, float] = {}
-    largest = 0.0
-    for place, method in enumerate(sorted(raw, key=lambda name: raw[name])):
-        largest = max(largest, min(1.0, (len(raw) - place) * raw[method]))
-        corrected[method] = largest
-    return corrected
+    return holm(raw)
 
 
 def difference_table(lines: Sequence[Line]) -> str:

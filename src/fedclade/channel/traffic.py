@@ -101,11 +101,11 @@ class StepCounting(Middleware):
 
     A step is the update of a model by one mini-batch. It counts for each client to which a query is
     sent, whether the client replies or not, and again if the query is repeated. The steps are those
-    of the settings of local training, except for a user's own code whose steps are known. A client that
-    trains on several parts of its data takes the steps of all parts. The computation of a full-batch
-    gradient counts as no step, and so does a repeated query that a client answers from memory.
-    Clients are counted with their present number of examples, also if they train on examples from
-    earlier rounds.
+    of the settings of local training, except for a user's own code whose steps are known. A client
+    that trains on several parts of its data takes the steps of all parts. The computation of a
+    full-batch gradient counts as no step, and so does a repeated query that a client answers from
+    memory. Clients are counted with their present number of examples, also if they train on
+    examples from earlier rounds.
 
     Parameters
     ----------

@@ -102,7 +102,8 @@ def describe_clients(
 def _name_targets(federation: Federation) -> list[Trait]:
     """Return the kind and the name of the traits of targets, such as the share of each label.
 
-    The list is empty for the tasks ``language`` and ``segmentation``, and for more than :data:`MOST_LABELS` labels.
+    The list is empty for the tasks ``language`` and ``segmentation``, and for more than
+    :data:`MOST_LABELS` labels.
     """
     pool = federation.pool
     if pool.columns is None:

@@ -441,9 +441,9 @@ def federation(
         Data of each client by its name: ``(train, test)`` or ``(train, validation, test)``, or only
         ``train``. Each of these is a map-style torch data set of pairs ``(x, y)`` or of dicts (as a
         data set of Hugging Face is), a list of such dicts, a pair ``(x, y)`` of arrays or tensors,
-        or a dict of columns ``[n, ...]``. ``x`` may be a list of texts, or a dict or tuple of arrays for a model with
-        several inputs. If test data is missing or None, a client holds out some of its training
-        examples.
+        or a dict of columns ``[n, ...]``. ``x`` may be a list of texts, or a dict or tuple of arrays
+        for a model with several inputs. If test data is missing or None, a client holds out some of
+        its training examples.
     task
         The task. If left out: ``classification`` if targets are whole numbers, which are the
         labels, and ``regression`` for other numbers. ``binary`` and ``multilabel`` have to be
@@ -1051,8 +1051,8 @@ def _separate_splits(client: str, given: Any) -> Mapping[str, Any]:
     if train is None:
         raise DataError(
             f"the data of client {client!r} should be train, (train, test) or (train, validation, "
-            "test), each of which is a torch data set, a pair (x, y) of arrays or a dict of columns, got "
-            f"{_show_kinds(given)}"
+            "test), each of which is a torch data set, a pair (x, y) of arrays or a dict of columns, "
+            f"got {_show_kinds(given)}"
         )
     return {"training": train, "validation": validation, "test": test}
 

@@ -128,7 +128,8 @@ def export_onnx(
     selected = select_model(run, client=client, node=node, level=level)
     by = input_encoding(run)
     module = NotedRun(run, "fedclade.export_onnx").module(model)
-    deployed = DeployedModel(_load(selected, module), by, _target_scale(run)).eval()
+    scale = TargetScale.of_inputs(run.summary["inputs"])
+    deployed = DeployedModel(_load(selected, module), by, scale).eval()
     example = _make_example(deployed, by)
     proto = _traced(deployed, example)
     card = model_card(
@@ -161,14 +162,6 @@ def _load(selected: SelectedModel, module: nn.Module) -> nn.Module:
         load_state(each, state)
     mixture.weights.copy_(selected.mixture.weights)
     return mixture
-
-
-def _target_scale(run: Run) -> TargetScale | None:
-    """Return the scale by which the run's targets were standardized; None if they were not."""
-    inputs = run.summary["inputs"]
-    if not inputs.get("target_mean"):
-        return None
-    return TargetScale(tuple(inputs["target_mean"]), tuple(inputs["target_std"]))
 
 
 def _make_example(deployed: DeployedModel, by: InputEncoding) -> Tensor:

@@ -215,9 +215,8 @@ def predict(
         torch.device(choose_device(device)),
         scored=run.config.get("task", {}).get("output"),
     )
-    inputs = run.summary["inputs"]
-    if task == "regression" and inputs.get("target_mean"):
-        scale = TargetScale(tuple(inputs["target_mean"]), tuple(inputs["target_std"]))
+    scale = TargetScale.of_inputs(run.summary["inputs"])
+    if task == "regression" and scale is not None:
         outputs = scale.restore(outputs)
     columns: dict[str, Sequence[Any]] = {"row": list(range(1, len(outputs) + 1))}
     columns |= _kept_columns(encoded, keep)
@@ -291,11 +290,12 @@ def _compute_outputs(
     module = module.to(device)
     hooked: nn.Module | None = None
     for state in selected.states:
-        load_state(module, state)
         if hooked is None:
+            load_state(module, state)
             tried = x[:2].to(device)
             hooked = with_hooks_for(module, selected.layout, tried, output=scored)
-        load_state(hooked, state)
+        else:
+            load_state(hooked, state)
         each.append(predict_in_parts(hooked.eval(), x, device))
     if selected.mixture is None:
         return each[0]

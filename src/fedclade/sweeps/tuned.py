@@ -7,7 +7,8 @@ data splits. One more run measures training steps and traffic without the cost o
 methods train for each evaluation, such as fine-tuning.
 
 The result of each run is a file of its own. Runs whose files are there are not repeated, so that an
-interrupted comparison continues where it stopped. This holds for failed runs, too: most of them diverge at a step size.
+interrupted comparison continues where it stopped. This holds for failed runs, too: most of them
+diverge at a step size.
 """
 
 from __future__ import annotations

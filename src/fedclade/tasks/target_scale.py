@@ -5,7 +5,9 @@ A standardized target is its difference from the mean, in standard deviations.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,24 @@ class TargetScale:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @classmethod
+    def of_inputs(cls, inputs: Mapping[str, Any]) -> TargetScale | None:
+        """Return the scale that a run's summary or an exported model's card describes.
+
+        Parameters
+        ----------
+        inputs
+            The entry ``inputs`` of the summary, or the entry ``data`` of the card.
+
+        Returns
+        -------
+        TargetScale or None
+            The scale; None if targets were not standardized.
+        """
+        if not inputs.get("target_mean"):
+            return None
+        return cls(tuple(inputs["target_mean"]), tuple(inputs["target_std"]))
 
     def standardize(self, targets: Tensor) -> Tensor:
         """Standardize targets: subtract the mean and divide by the standard deviation.

@@ -345,7 +345,9 @@ class Workload:
     trainer: ClientTrainer | None = None
     number: int = 1  #: number of the round, from 1
     states: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
-    """States of the optimizer, local rule or own code after training, by client id; the engine writes them.
+    """States of the optimizer, local rule or own code after training, by client id.
+
+    The engine writes them.
 
     An optimizer's states are written only if they are stored between rounds. Their tensors are
     named ``<parameter>.<entry>``, such as ``0.weight.exp_avg``.

@@ -64,9 +64,8 @@ def load_export(path: str | Path, model: nn.Module) -> nn.Module:
             f"same names and shapes: {error}"
         ) from error
     _remove_unit_hook(model)
-    data = card.get("data", {})
-    if data.get("target_mean"):
-        scale = TargetScale(tuple(data["target_mean"]), tuple(data["target_std"]))
+    scale = TargetScale.of_inputs(card.get("data", {}))
+    if scale is not None:
         hook = model.register_forward_hook(partial(_restore_unit, scale))
         model.__dict__[UNIT_HOOK] = hook
     return model.eval()
