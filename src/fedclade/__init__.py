@@ -8,8 +8,7 @@
 """
 
 import os
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # Threads of OpenMP that wait for work spin (check again and again) before they sleep. By default,
 # they spin so long that, if another process needs a core, each of the many short operations of a
@@ -19,173 +18,173 @@ from typing import TYPE_CHECKING, Any
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-from fedclade.algorithms import (
-    APFL,
-    CFL,
-    FLHC,
-    FLUX,
-    IFCA,
-    OCFL,
-    PACFL,
-    Algorithm,
-    Auto,
-    CLoVE,
-    Ditto,
-    EvaluatedModels,
-    FedAvg,
-    FedBN,
-    FedBuff,
-    FedDrift,
-    FedEM,
-    FedGroup,
-    FedPer,
-    FedRC,
-    FedRep,
-    FedSoft,
-    FeSEM,
-    FineTune,
-    FlexCFL,
-    LGFedAvg,
-    Local,
-    Oracle,
-    PerFedAvg,
-    PFedMe,
-    ReplicatedCFL,
-    Requires,
-    RoundLog,
-    RunFacts,
-    Scaffold,
-    State,
-    StoCFL,
-    log_of,
-    move_clusters,
-    train_clusters,
-    train_root,
-)
-from fedclade.channel import (
-    Adversary,
-    DifferentialPrivacy,
-    ExamplePrivacy,
-    Faults,
-    Middleware,
-    Signature,
-)
-from fedclade.clustering import Assignment, k_means
-from fedclade.core import (
-    OWN,
-    Aggregation,
-    AllData,
-    Answer,
-    Batches,
-    CheckpointError,
-    Clients,
-    ClientTrainer,
-    ClientWork,
-    ConfigError,
-    ControlVariates,
-    DataError,
-    DataQuery,
-    DataSpec,
-    Delta,
-    DistanceToAnchor,
-    Em,
-    EngineError,
-    Evaluation,
-    Event,
-    FedcladeError,
-    FromServer,
-    FromStored,
-    FullGradient,
-    HeadThenBody,
-    Interpolation,
-    Lasting,
-    LocalData,
-    LocalModel,
-    LocalRule,
-    LocalStore,
-    LocalTraining,
-    Made,
-    MetaLearning,
-    MissingExtraError,
-    Mixture,
-    ModelError,
-    Models,
-    MoreauEnvelope,
-    Node,
-    NoReply,
-    Nothing,
-    OfRounds,
-    ParameterTree,
-    PrivacyError,
-    Proximal,
-    Round,
-    RoundPlan,
-    RowQuery,
-    RuleStep,
-    RunError,
-    RunInterrupted,
-    ServerOptimizer,
-    Sgd,
-    SplitPart,
-    Splits,
-    Steps,
-    Trainer,
-    TrainingContext,
-    TrainQuery,
-    TreeError,
-    UpdateError,
-    Updates,
-    draw_with,
-    has_replied,
-    mean,
-    with_features,
-)
-from fedclade.data import (
-    DataSchema,
-    Federation,
-    Pool,
-    View,
-    federation,
-    federation_from_frame,
-    load_federation,
-    one_client,
-    pool_from_torch,
-)
-from fedclade.models import LoRA, build_model, load_adapter
-from fedclade.runs import (
-    FINISH,
-    Callback,
-    Churn,
-    EarlyStopping,
-    EndRecord,
-    Newcomers,
-    NewScores,
-    Predictions,
-    RoundRecord,
-    Run,
-    RunSettings,
-    SplitRecord,
-    assign,
-    evaluate,
-    export_adapter,
-    export_model,
-    export_onnx,
-    load_export,
-    predict,
-    simulate,
-    version_of,
-)
-from fedclade.tasks import Metric, ModelMixture, Task
-from fedclade.trackers import MLflowTracker, TensorBoardTracker, WandbTracker
-from fedclade.training import Actors
+from fedclade.core.lazy_names import lazy_names
+from fedclade.core.plugins import draw_with, version_of
 
 if TYPE_CHECKING:
+    from fedclade.algorithms import (
+        APFL,
+        CFL,
+        FLHC,
+        FLUX,
+        IFCA,
+        OCFL,
+        PACFL,
+        Algorithm,
+        Auto,
+        CLoVE,
+        Ditto,
+        EvaluatedModels,
+        FedAvg,
+        FedBN,
+        FedBuff,
+        FedDrift,
+        FedEM,
+        FedGroup,
+        FedPer,
+        FedRC,
+        FedRep,
+        FedSoft,
+        FeSEM,
+        FineTune,
+        FlexCFL,
+        LGFedAvg,
+        Local,
+        Oracle,
+        PerFedAvg,
+        PFedMe,
+        ReplicatedCFL,
+        Requires,
+        RoundLog,
+        RunFacts,
+        Scaffold,
+        State,
+        StoCFL,
+        log_of,
+        move_clusters,
+        train_clusters,
+        train_root,
+    )
+    from fedclade.channel import (
+        Adversary,
+        DifferentialPrivacy,
+        ExamplePrivacy,
+        Faults,
+        Middleware,
+        Signature,
+    )
+    from fedclade.clustering import Assignment, k_means
+    from fedclade.core import (
+        OWN,
+        Aggregation,
+        AllData,
+        Answer,
+        Batches,
+        CheckpointError,
+        Clients,
+        ClientTrainer,
+        ClientWork,
+        ConfigError,
+        ControlVariates,
+        DataError,
+        DataQuery,
+        DataSpec,
+        Delta,
+        DistanceToAnchor,
+        Em,
+        EngineError,
+        Evaluation,
+        Event,
+        FedcladeError,
+        FromServer,
+        FromStored,
+        FullGradient,
+        HeadThenBody,
+        Interpolation,
+        Lasting,
+        LocalData,
+        LocalModel,
+        LocalRule,
+        LocalStore,
+        LocalTraining,
+        Made,
+        MetaLearning,
+        MissingExtraError,
+        Mixture,
+        ModelError,
+        Models,
+        MoreauEnvelope,
+        Node,
+        NoReply,
+        Nothing,
+        OfRounds,
+        ParameterTree,
+        PrivacyError,
+        Proximal,
+        Round,
+        RoundPlan,
+        RowQuery,
+        RuleStep,
+        RunError,
+        RunInterrupted,
+        ServerOptimizer,
+        Sgd,
+        SplitPart,
+        Splits,
+        Steps,
+        Trainer,
+        TrainingContext,
+        TrainQuery,
+        TreeError,
+        UpdateError,
+        Updates,
+        has_replied,
+        mean,
+        with_features,
+    )
+    from fedclade.data import (
+        DataSchema,
+        Federation,
+        Pool,
+        View,
+        federation,
+        federation_from_frame,
+        load_federation,
+        one_client,
+        pool_from_torch,
+    )
+    from fedclade.models import LoRA, build_model, load_adapter
     from fedclade.report import Comparison, compare
+    from fedclade.runs import (
+        FINISH,
+        Callback,
+        Churn,
+        EarlyStopping,
+        EndRecord,
+        Newcomers,
+        NewScores,
+        Predictions,
+        RoundRecord,
+        Run,
+        RunSettings,
+        SplitRecord,
+        assign,
+        evaluate,
+        export_adapter,
+        export_model,
+        export_onnx,
+        load_export,
+        predict,
+        simulate,
+    )
     from fedclade.sweeps import Advice, advise, sweep
-
-__version__ = version_of("fedclade")
+    from fedclade.tasks import Metric, ModelMixture, Task
+    from fedclade.trackers import MLflowTracker, TensorBoardTracker, WandbTracker
+    from fedclade.training import Actors
 
 draw_with("fedclade.report")
+
+__version__ = version_of("fedclade")
 
 __all__ = [
     "APFL",
@@ -350,19 +349,5 @@ __all__ = [
     "with_features",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import names of the packages ``fedclade.report`` and ``fedclade.sweeps`` at their first use.
-
-    A simulation does not need these packages, nor the packages that they import.
-    """
-    rooms = {
-        "Advice": "sweeps",
-        "Comparison": "report",
-        "advise": "sweeps",
-        "compare": "report",
-        "sweep": "sweeps",
-    }
-    if name not in rooms:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"fedclade.{rooms[name]}"), name)
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

@@ -8,62 +8,67 @@ clusters. Runs, configs, the network and the papers import this package; it impo
 
 from __future__ import annotations
 
-from fedclade.algorithms.apfl import APFL
-from fedclade.algorithms.auto import MODEL_KINDS, Auto
-from fedclade.algorithms.base import Algorithm, OneCohort, OwnModels, OwnState, RoundLog, State
-from fedclade.algorithms.cfl import CFL, CFLState
-from fedclade.algorithms.clove import CLoVE
-from fedclade.algorithms.cluster_update import (
-    ClusterUpdate,
-    log_of,
-    move_clusters,
-    train_clusters,
-    train_root,
-)
-from fedclade.algorithms.ditto import Ditto
-from fedclade.algorithms.fedavg import (
-    FedAvg,
-    FedBN,
-    FedPer,
-    FedRep,
-    FineTune,
-    LGFedAvg,
-    Local,
-    Oracle,
-)
-from fedclade.algorithms.fedbuff import FedBuff
-from fedclade.algorithms.feddrift import FedDrift
-from fedclade.algorithms.fedem import FedEM, FedRC
-from fedclade.algorithms.fedgroup import FedGroup
-from fedclade.algorithms.fedsoft import FedSoft
-from fedclade.algorithms.fesem import FeSEM
-from fedclade.algorithms.fl_hc import FLHC
-from fedclade.algorithms.flexcfl import FlexCFL, ShiftQuery
-from fedclade.algorithms.flux import FLUX, DescriptorQuery, without_labels
-from fedclade.algorithms.ifca import IFCA
-from fedclade.algorithms.method import Family, Method, Paper
-from fedclade.algorithms.ocfl import OCFL
-from fedclade.algorithms.pacfl import PACFL, SubspaceQuery
-from fedclade.algorithms.per_fedavg import PerFedAvg
-from fedclade.algorithms.pfedme import PFedMe
-from fedclade.algorithms.private_choice import PrivateChoice
-from fedclade.algorithms.rcfl import ReplicatedCFL
-from fedclade.algorithms.registry import (
-    ALGORITHMS,
-    METHODS,
-    TRUTH,
-    algorithm_class,
-    build_algorithm,
-    describe,
-    method_named,
-    method_of_run,
-    options_of,
-)
-from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
-from fedclade.algorithms.scaffold import Scaffold
-from fedclade.algorithms.split_criterion import ExaminedCluster, ProposedSplit, SplitCriterion
-from fedclade.algorithms.stocfl import StoCFL
-from fedclade.core import Event
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.algorithms.apfl import APFL
+    from fedclade.algorithms.auto import MODEL_KINDS, Auto
+    from fedclade.algorithms.base import Algorithm, OneCohort, OwnModels, OwnState, RoundLog, State
+    from fedclade.algorithms.cfl import CFL, CFLState
+    from fedclade.algorithms.clove import CLoVE
+    from fedclade.algorithms.cluster_update import (
+        ClusterUpdate,
+        log_of,
+        move_clusters,
+        train_clusters,
+        train_root,
+    )
+    from fedclade.algorithms.ditto import Ditto
+    from fedclade.algorithms.fedavg import (
+        FedAvg,
+        FedBN,
+        FedPer,
+        FedRep,
+        FineTune,
+        LGFedAvg,
+        Local,
+        Oracle,
+    )
+    from fedclade.algorithms.fedbuff import FedBuff
+    from fedclade.algorithms.feddrift import FedDrift
+    from fedclade.algorithms.fedem import FedEM, FedRC
+    from fedclade.algorithms.fedgroup import FedGroup
+    from fedclade.algorithms.fedsoft import FedSoft
+    from fedclade.algorithms.fesem import FeSEM
+    from fedclade.algorithms.fl_hc import FLHC
+    from fedclade.algorithms.flexcfl import FlexCFL, ShiftQuery
+    from fedclade.algorithms.flux import FLUX, DescriptorQuery, without_labels
+    from fedclade.algorithms.ifca import IFCA
+    from fedclade.algorithms.method import Family, Method, Paper
+    from fedclade.algorithms.ocfl import OCFL
+    from fedclade.algorithms.pacfl import PACFL, SubspaceQuery
+    from fedclade.algorithms.per_fedavg import PerFedAvg
+    from fedclade.algorithms.pfedme import PFedMe
+    from fedclade.algorithms.private_choice import PrivateChoice
+    from fedclade.algorithms.rcfl import ReplicatedCFL
+    from fedclade.algorithms.registry import (
+        ALGORITHMS,
+        METHODS,
+        TRUTH,
+        algorithm_class,
+        build_algorithm,
+        describe,
+        method_named,
+        method_of_run,
+        options_of,
+    )
+    from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
+    from fedclade.algorithms.scaffold import Scaffold
+    from fedclade.algorithms.split_criterion import ExaminedCluster, ProposedSplit, SplitCriterion
+    from fedclade.algorithms.stocfl import StoCFL
+    from fedclade.core import Event
 
 __all__ = [
     "ALGORITHMS",
@@ -135,3 +140,6 @@ __all__ = [
     "train_root",
     "without_labels",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

@@ -7,73 +7,87 @@ middleware: objects that change queries on their way to clients and replies on t
 and networks import this package; algorithms must not.
 """
 
-from fedclade.channel.accounting import (
-    SENSITIVITY,
-    Budget,
-    Ledger,
-    Release,
-    composed_epsilon,
-    multiplier_for,
-    share_at_random,
-)
-from fedclade.channel.adversary import Adversary
-from fedclade.channel.central import Answering, CentralPrivacy, NoisySums
-from fedclade.channel.compose import arrived, client_side, received, server_side
-from fedclade.channel.encoding import (
-    ENCODINGS,
-    ErrorFeedback,
-    check_encoding,
-    decode,
-    encode,
-    encoded_bytes,
-)
-from fedclade.channel.example_privacy import (
-    ExamplePrivacy,
-    Mechanism,
-    PrivateExamples,
-    StepLedger,
-    booked_steps,
-    check_local,
-    mechanism_of,
-    noisy_steps,
-    privatizing,
-    sampling_rate,
-)
-from fedclade.channel.limits import Aggregating, Limiting
-from fedclade.channel.lying import Lying
-from fedclade.channel.matching_parts import MatchingParts
-from fedclade.channel.middleware import Channel, Middleware
-from fedclade.channel.opposing import OpposingUpdates
-from fedclade.channel.own_middleware import build_middleware, check_middleware, describe_middleware
-from fedclade.channel.privacy import (
-    DifferentialPrivacy,
-    Privatizing,
-    Withholding,
-    booked,
-    keyed_noise,
-    refusal_to_reveal,
-    system_normal,
-    system_uniform,
-)
-from fedclade.channel.reply_memory import Remembering, ReplyMemory, build_remembered, is_repeatable
-from fedclade.channel.retry import AWAY, Absence, FaultInjection, Faults, Retrying
-from fedclade.channel.signature import (
-    CountSketch,
-    NoSketch,
-    Permutation,
-    Permuting,
-    Replicating,
-    Selection,
-    Signature,
-    SignSketch,
-    Sketch,
-    Sketching,
-    pack_parts,
-    unpack_parts,
-)
-from fedclade.channel.streaming import Streaming
-from fedclade.channel.traffic import Meter, StepCounting, Timing, Traffic
-from fedclade.channel.weighing import Weighing, check_weights
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.channel.accounting import (
+        SENSITIVITY,
+        Budget,
+        Ledger,
+        Release,
+        composed_epsilon,
+        multiplier_for,
+        share_at_random,
+    )
+    from fedclade.channel.adversary import Adversary
+    from fedclade.channel.central import Answering, CentralPrivacy, NoisySums
+    from fedclade.channel.compose import arrived, client_side, received, server_side
+    from fedclade.channel.encoding import (
+        ENCODINGS,
+        ErrorFeedback,
+        check_encoding,
+        decode,
+        encode,
+        encoded_bytes,
+    )
+    from fedclade.channel.example_privacy import (
+        ExamplePrivacy,
+        Mechanism,
+        PrivateExamples,
+        StepLedger,
+        booked_steps,
+        check_local,
+        mechanism_of,
+        noisy_steps,
+        privatizing,
+        sampling_rate,
+    )
+    from fedclade.channel.limits import Aggregating, Limiting
+    from fedclade.channel.lying import Lying
+    from fedclade.channel.matching_parts import MatchingParts
+    from fedclade.channel.middleware import Channel, Middleware
+    from fedclade.channel.opposing import OpposingUpdates
+    from fedclade.channel.own_middleware import (
+        build_middleware,
+        check_middleware,
+        describe_middleware,
+    )
+    from fedclade.channel.privacy import (
+        DifferentialPrivacy,
+        Privatizing,
+        Withholding,
+        booked,
+        keyed_noise,
+        refusal_to_reveal,
+        system_normal,
+        system_uniform,
+    )
+    from fedclade.channel.reply_memory import (
+        Remembering,
+        ReplyMemory,
+        build_remembered,
+        is_repeatable,
+    )
+    from fedclade.channel.retry import AWAY, Absence, FaultInjection, Faults, Retrying
+    from fedclade.channel.signature import (
+        CountSketch,
+        NoSketch,
+        Permutation,
+        Permuting,
+        Replicating,
+        Selection,
+        Signature,
+        SignSketch,
+        Sketch,
+        Sketching,
+        pack_parts,
+        unpack_parts,
+    )
+    from fedclade.channel.streaming import Streaming
+    from fedclade.channel.traffic import Meter, StepCounting, Timing, Traffic
+    from fedclade.channel.weighing import Weighing, check_weights
 
 __all__ = [
     "AWAY",
@@ -154,3 +168,6 @@ __all__ = [
     "system_uniform",
     "unpack_parts",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

@@ -5,30 +5,35 @@ series of runs of several configs, each with several seeds. The package is used 
 and by runs over a network, and imports the packages whose settings it checks.
 """
 
-from fedclade.config.batch import Batch, check_labels, run_name
-from fedclade.config.build import Building, build_schema
-from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
-from fedclade.config.data import is_own_data, with_files_found
-from fedclade.config.scenario import (
-    Printed,
-    Scenario,
-    Source,
-    Tuning,
-    is_scenario,
-    known_scales,
-    read_scenario,
-    read_scenarios,
-)
-from fedclade.config.settings import SECTIONS, Config, TopLevel
-from fedclade.config.starter import TableFiles, write_starter
-from fedclade.config.toml_files import (
-    apply_overrides,
-    as_override,
-    config_folder,
-    find_config,
-    find_configs,
-    read_toml,
-)
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.config.batch import Batch, check_labels, run_name
+    from fedclade.config.build import Building, build_schema
+    from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
+    from fedclade.config.data import is_own_data, with_files_found
+    from fedclade.config.scenario import (
+        Printed,
+        Scenario,
+        Source,
+        Tuning,
+        is_scenario,
+        known_scales,
+        read_scenario,
+        read_scenarios,
+    )
+    from fedclade.config.settings import SECTIONS, Config, TopLevel
+    from fedclade.config.starter import TableFiles, write_starter
+    from fedclade.config.toml_files import (
+        apply_overrides,
+        as_override,
+        config_folder,
+        find_config,
+        find_configs,
+        read_toml,
+    )
 
 __all__ = [
     "SECTIONS",
@@ -61,3 +66,6 @@ __all__ = [
     "with_files_found",
     "write_starter",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

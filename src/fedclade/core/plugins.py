@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any, Literal, TypeVar, get_args
 
 from fedclade.core.errors import (
@@ -450,3 +450,11 @@ def _in_a_line(error: BaseException) -> str:
         if isinstance(error, ImportError | AttributeError)
         else f"{type(error).__name__}: {text}"
     )
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package; "unknown" if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:  # the package is imported from a source folder
+        return "unknown"

@@ -4,9 +4,21 @@ Runs, the network and reports import this package. Of fedclade's other packages,
 :mod:`fedclade.core`.
 """
 
-from fedclade.models.build import FROM_DATA, MODELS, Model, build_model, check_widths, model_factory
-from fedclade.models.lora import LoRA, LoRALinear, load_adapter, save_adapter
-from fedclade.models.parts import PARTS, Parts, Preset, freeze
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.models.build import (
+        FROM_DATA,
+        MODELS,
+        Model,
+        build_model,
+        check_widths,
+        model_factory,
+    )
+    from fedclade.models.lora import LoRA, LoRALinear, load_adapter, save_adapter
+    from fedclade.models.parts import PARTS, Parts, Preset, freeze
 
 __all__ = [
     "FROM_DATA",
@@ -24,3 +36,6 @@ __all__ = [
     "model_factory",
     "save_adapter",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

@@ -5,40 +5,45 @@ writes HTML pages, needs jinja2 and plotly. The package imports :mod:`fedclade.r
 imported by the command line and the network.
 """
 
-from fedclade.report import style
-from fedclade.report.citations import cite_name
-from fedclade.report.compare_methods import compare
-from fedclade.report.comparison import Comparison
-from fedclade.report.estimates import ComparisonRow, Estimate
-from fedclade.report.figures import (
-    dendrogram_figure,
-    norms_figure,
-    save_figures,
-    score_figure,
-    similarity_figure,
-)
-from fedclade.report.formats import NONE, count, duration, percent, shortened, significant
-from fedclade.report.gains import gain_tables, with_attributes
-from fedclade.report.notebook import html_of
-from fedclade.report.plots import plot_of
-from fedclade.report.progress import RunProgress, progress_bars
-from fedclade.report.score import Score, label_of
-from fedclade.report.suite import LEVEL, Ranks, SuiteComparison, rank_figure, rank_methods
-from fedclade.report.tables import (
-    Terminal,
-    add_figures,
-    check_table,
-    cluster_table,
-    decision_tables,
-    event_table,
-    new_scores_table,
-    new_table,
-    newcomer_table,
-    run_table,
-    show_run,
-    tolerate_missing_figures,
-    tree_view,
-)
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.report import style
+    from fedclade.report.citations import cite_name
+    from fedclade.report.compare_methods import compare
+    from fedclade.report.comparison import Comparison
+    from fedclade.report.estimates import ComparisonRow, Estimate
+    from fedclade.report.figures import (
+        dendrogram_figure,
+        norms_figure,
+        save_figures,
+        score_figure,
+        similarity_figure,
+    )
+    from fedclade.report.formats import NONE, count, duration, percent, shortened, significant
+    from fedclade.report.gains import gain_tables, with_attributes
+    from fedclade.report.notebook import html_of
+    from fedclade.report.plots import plot_of
+    from fedclade.report.progress import RunProgress, progress_bars
+    from fedclade.report.score import Score, label_of
+    from fedclade.report.suite import LEVEL, Ranks, SuiteComparison, rank_figure, rank_methods
+    from fedclade.report.tables import (
+        Terminal,
+        add_figures,
+        check_table,
+        cluster_table,
+        decision_tables,
+        event_table,
+        new_scores_table,
+        new_table,
+        newcomer_table,
+        run_table,
+        show_run,
+        tolerate_missing_figures,
+        tree_view,
+    )
 
 __all__ = [
     "LEVEL",
@@ -85,3 +90,6 @@ __all__ = [
     "tree_view",
     "with_attributes",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

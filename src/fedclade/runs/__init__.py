@@ -6,89 +6,94 @@ availability of clients, and the assignment of models to newcomers (clients that
 training). Reports, the network and the command line import this package.
 """
 
-from fedclade.runs.assembly import AssembledRun, Connected, Deployment, assemble_run
-from fedclade.runs.backend import Backend, fitted_task
-from fedclade.runs.callbacks import (
-    Callback,
-    Callbacks,
-    EndRecord,
-    OnRound,
-    RoundRecord,
-    SplitRecord,
-)
-from fedclade.runs.checkpointer import Checkpointer
-from fedclade.runs.churn import Churn, ComingAndGoing
-from fedclade.runs.divergence import ADVICE, diverged_clients
-from fedclade.runs.early_stopping import EarlyStopping
-from fedclade.runs.example_inputs import PRIVATE_CLIENTS, by_own_examples, check_inputs_apart
-from fedclade.runs.gains import (
-    explain_missing_cluster_model,
-    predict_in_parts,
-    predict_trivially,
-    store_gains,
-    without_unfit_baseline,
-)
-from fedclade.runs.history import (
-    History,
-    check_validation,
-    chosen_round,
-    column_of,
-    counting,
-    metric_named,
-    version_of,
-    versions,
-)
-from fedclade.runs.models import (
-    Maker,
-    decide_stream,
-    initial_models,
-    model_name,
-    module_for,
-    target_of,
-)
-from fedclade.runs.newcomers import assign
-from fedclade.runs.onnx_export import export_onnx
-from fedclade.runs.prediction import (
-    FILE_TYPES,
-    NewScores,
-    Predictions,
-    check_table_file,
-    evaluate,
-    predict,
-)
-from fedclade.runs.references import REFERENCES_LOG, has_begun_references, lacks_references
-from fedclade.runs.rounds import run_rounds
-from fedclade.runs.server_end import ServerEnd
-from fedclade.runs.settings import (
-    Every,
-    RunOptions,
-    RunSettings,
-    Stream,
-    TopSettings,
-    settings_from,
-)
-from fedclade.runs.simulation import simulate
-from fedclade.runs.stopping import FINISH, Stopped
-from fedclade.runs.store import Run, export_adapter, export_model, load_export
-from fedclade.runs.store.contents import data_frame, events_of, without_unset
-from fedclade.runs.store.export import serves_own
-from fedclade.runs.store.gains import (
-    ALONE,
-    CLUSTER,
-    MODELS,
-    ONE_MODEL,
-    OWN,
-    TRIVIAL,
-    ClientGains,
-    Gains,
-)
-from fedclade.runs.store.manifest import CONFIG, read_run_config
-from fedclade.runs.store.newcomers import Newcomers, read_newcomers, score_columns
-from fedclade.runs.store.run import SCHEMA, Row, check_free, is_finished, is_unfinished
-from fedclade.runs.store.served_models import serves_mixtures
-from fedclade.runs.store.toml_text import to_toml
-from fedclade.runs.store.tree_files import SimilarityMatrix
-from fedclade.runs.target_scale import clip_by_default, target_scale_of, with_targets_for
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.runs.assembly import AssembledRun, Connected, Deployment, assemble_run
+    from fedclade.runs.backend import Backend, fitted_task
+    from fedclade.runs.callbacks import (
+        Callback,
+        Callbacks,
+        EndRecord,
+        OnRound,
+        RoundRecord,
+        SplitRecord,
+    )
+    from fedclade.runs.checkpointer import Checkpointer
+    from fedclade.runs.churn import Churn, ComingAndGoing
+    from fedclade.runs.divergence import ADVICE, diverged_clients
+    from fedclade.runs.early_stopping import EarlyStopping
+    from fedclade.runs.example_inputs import PRIVATE_CLIENTS, by_own_examples, check_inputs_apart
+    from fedclade.runs.gains import (
+        explain_missing_cluster_model,
+        predict_in_parts,
+        predict_trivially,
+        store_gains,
+        without_unfit_baseline,
+    )
+    from fedclade.runs.history import (
+        History,
+        check_validation,
+        chosen_round,
+        column_of,
+        counting,
+        metric_named,
+        version_of,
+        versions,
+    )
+    from fedclade.runs.models import (
+        Maker,
+        decide_stream,
+        initial_models,
+        model_name,
+        module_for,
+        target_of,
+    )
+    from fedclade.runs.newcomers import assign
+    from fedclade.runs.onnx_export import export_onnx
+    from fedclade.runs.prediction import (
+        FILE_TYPES,
+        NewScores,
+        Predictions,
+        check_table_file,
+        evaluate,
+        predict,
+    )
+    from fedclade.runs.references import REFERENCES_LOG, has_begun_references, lacks_references
+    from fedclade.runs.rounds import run_rounds
+    from fedclade.runs.server_end import ServerEnd
+    from fedclade.runs.settings import (
+        Every,
+        RunOptions,
+        RunSettings,
+        Stream,
+        TopSettings,
+        settings_from,
+    )
+    from fedclade.runs.simulation import simulate
+    from fedclade.runs.stopping import FINISH, Stopped
+    from fedclade.runs.store import Run, export_adapter, export_model, load_export
+    from fedclade.runs.store.contents import data_frame, events_of, without_unset
+    from fedclade.runs.store.export import serves_own
+    from fedclade.runs.store.gains import (
+        ALONE,
+        CLUSTER,
+        MODELS,
+        ONE_MODEL,
+        OWN,
+        TRIVIAL,
+        ClientGains,
+        Gains,
+    )
+    from fedclade.runs.store.manifest import CONFIG, read_run_config
+    from fedclade.runs.store.newcomers import Newcomers, read_newcomers, score_columns
+    from fedclade.runs.store.run import SCHEMA, Row, check_free, is_finished, is_unfinished
+    from fedclade.runs.store.served_models import serves_mixtures
+    from fedclade.runs.store.toml_text import to_toml
+    from fedclade.runs.store.tree_files import SimilarityMatrix
+    from fedclade.runs.target_scale import clip_by_default, target_scale_of, with_targets_for
 
 __all__ = [
     "ADVICE",
@@ -186,3 +191,6 @@ __all__ = [
     "without_unfit_baseline",
     "without_unset",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
-from importlib.metadata import PackageNotFoundError, version
 from math import isfinite, isnan
 from typing import Any
 
@@ -38,6 +37,7 @@ from fedclade.core import (
     Stepped,
     shown,
     unknown,
+    version_of,
 )
 from fedclade.data import DataSchema, Federation
 from fedclade.runs.adversaries import Adversaries
@@ -974,11 +974,3 @@ def _look_up_versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{package: version_of(package) for package in packages},
     }
-
-
-def version_of(package: str) -> str:
-    """Return the version of an installed package; "unknown" if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:  # the package is imported from a source folder
-        return "unknown"

@@ -9,21 +9,26 @@ tuned comparison runs methods on several data sets, and tunes each of them with 
 The command line imports this package, which imports configs and reports.
 """
 
-from fedclade.sweeps.advice import Advice, Gain
-from fedclade.sweeps.advisor import advise
-from fedclade.sweeps.result import SweepResult, TrialRow, short
-from fedclade.sweeps.search import sweep
-from fedclade.sweeps.space import Parameter, parse_over
-from fedclade.sweeps.study import SAMPLERS, Outcome
-from fedclade.sweeps.tuned import (
-    TunedComparison,
-    TunedRun,
-    read_folder,
-    read_table,
-    select_methods,
-    write_table,
-)
-from fedclade.sweeps.tuned_results import SetResults, TunedResults, holm
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.sweeps.advice import Advice, Gain
+    from fedclade.sweeps.advisor import advise
+    from fedclade.sweeps.result import SweepResult, TrialRow, short
+    from fedclade.sweeps.search import sweep
+    from fedclade.sweeps.space import Parameter, parse_over
+    from fedclade.sweeps.study import SAMPLERS, Outcome
+    from fedclade.sweeps.tuned import (
+        TunedComparison,
+        TunedRun,
+        read_folder,
+        read_table,
+        select_methods,
+        write_table,
+    )
+    from fedclade.sweeps.tuned_results import SetResults, TunedResults, holm
 
 __all__ = [
     "SAMPLERS",
@@ -47,3 +52,6 @@ __all__ = [
     "sweep",
     "write_table",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

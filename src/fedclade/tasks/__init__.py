@@ -4,33 +4,45 @@ A task states what a model predicts (its targets), the loss on which it trains, 
 which it is evaluated. The package imports only :mod:`fedclade.core`.
 """
 
-from fedclade.tasks.intervals import (
-    GROUPS,
-    Interval,
-    jackknife_interval,
-    mean_interval,
-    paired_share_interval,
-    share_interval,
-)
-from fedclade.tasks.losses import LOSSES, SHAPES, Loss, count_targets, cross_entropy, mix_outputs
-from fedclade.tasks.metrics import (
-    OLD_METRIC,
-    RIGHT,
-    SPREAD,
-    Metric,
-    cluster_scores,
-    gap_closed,
-    is_share,
-    mean_and_interval,
-    mean_score,
-    metric,
-    perplexity,
-    read_metrics,
-    spread,
-)
-from fedclade.tasks.model_mixture import ModelMixture
-from fedclade.tasks.target_scale import SCALED_LOSSES, TargetScale
-from fedclade.tasks.task import SUMMARIES, TASKS, FittedTask, Task, build_task
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.tasks.intervals import (
+        GROUPS,
+        Interval,
+        jackknife_interval,
+        mean_interval,
+        paired_share_interval,
+        share_interval,
+    )
+    from fedclade.tasks.losses import (
+        LOSSES,
+        SHAPES,
+        Loss,
+        count_targets,
+        cross_entropy,
+        mix_outputs,
+    )
+    from fedclade.tasks.metrics import (
+        OLD_METRIC,
+        RIGHT,
+        SPREAD,
+        Metric,
+        cluster_scores,
+        gap_closed,
+        is_share,
+        mean_and_interval,
+        mean_score,
+        metric,
+        perplexity,
+        read_metrics,
+        spread,
+    )
+    from fedclade.tasks.model_mixture import ModelMixture
+    from fedclade.tasks.target_scale import SCALED_LOSSES, TargetScale
+    from fedclade.tasks.task import SUMMARIES, TASKS, FittedTask, Task, build_task
 
 __all__ = [
     "GROUPS",
@@ -67,3 +79,6 @@ __all__ = [
     "share_interval",
     "spread",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

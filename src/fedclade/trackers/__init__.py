@@ -4,9 +4,14 @@ The packages of these services are imported only when a tracker is created. The 
 network and reports may import this package; it imports runs and core.
 """
 
-from fedclade.trackers.mlflow import MLflowTracker, TensorBoardTracker, WandbTracker
-from fedclade.trackers.named import TRACKERS, build_callback
-from fedclade.trackers.tracker import TAGS, Tracker, numbers_of, scores
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.trackers.mlflow import MLflowTracker, TensorBoardTracker, WandbTracker
+    from fedclade.trackers.named import TRACKERS, build_callback
+    from fedclade.trackers.tracker import TAGS, Tracker, numbers_of, scores
 
 __all__ = [
     "TAGS",
@@ -19,3 +24,6 @@ __all__ = [
     "numbers_of",
     "scores",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

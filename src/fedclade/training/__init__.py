@@ -9,17 +9,30 @@ machines. Algorithms do not import this package, since their clients may be simu
 nodes of a network.
 """
 
-from fedclade.training.auto import ENGINES, REMOTE, check_engine
-from fedclade.training.batch_rule import smallest_batch_for
-from fedclade.training.clients import SimulatedClients
-from fedclade.training.input_hooks import unpack_inputs, with_hooks_for, with_input_hooks
-from fedclade.training.jobs import PrivateSteps
-from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
-from fedclade.training.remote import Actors, Cluster, RayClients, Setup, actors_from, here, taken_by
-from fedclade.training.row_scores import INTERVAL_KINDS, ClientRows
-from fedclade.training.store import OPTIMIZER, OWN_MODEL, PERSONAL, ClientStore
-from fedclade.training.threads import choose_device, float32_products
-from fedclade.training.unsent_buffers import note_unsent_buffers
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.training.auto import ENGINES, REMOTE, check_engine
+    from fedclade.training.batch_rule import smallest_batch_for
+    from fedclade.training.clients import SimulatedClients
+    from fedclade.training.input_hooks import unpack_inputs, with_hooks_for, with_input_hooks
+    from fedclade.training.jobs import PrivateSteps
+    from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
+    from fedclade.training.remote import (
+        Actors,
+        Cluster,
+        RayClients,
+        Setup,
+        actors_from,
+        here,
+        taken_by,
+    )
+    from fedclade.training.row_scores import INTERVAL_KINDS, ClientRows
+    from fedclade.training.store import OPTIMIZER, OWN_MODEL, PERSONAL, ClientStore
+    from fedclade.training.threads import choose_device, float32_products
+    from fedclade.training.unsent_buffers import note_unsent_buffers
 
 __all__ = [
     "ENGINES",
@@ -51,3 +64,6 @@ __all__ = [
     "with_hooks_for",
     "with_input_hooks",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

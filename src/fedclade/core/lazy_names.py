@@ -1,0 +1,74 @@
+"""Import of a package's public names at their first use (PEP 562).
+
+``import fedclade`` and ``fedclade --help`` need few of fedclade's modules, and torch takes seconds to
+import. So the ``__init__.py`` of a package imports its public names only for type checkers, in a
+block ``if TYPE_CHECKING:``, and :func:`lazy_names` reads from this block in which module each name
+is defined. The block stays the only list of the names and their modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+
+def lazy_names(package: str) -> Callable[[str], Any]:
+    """Return the function ``__getattr__`` of a package that imports names at their first use.
+
+    Parameters
+    ----------
+    package
+        Full name of the package. Its ``__init__.py`` imports the names, in the form ``from MODULE
+        import NAME``, in a block ``if TYPE_CHECKING:``.
+
+    Returns
+    -------
+    Callable
+        Function that returns the value of a name, or raises an AttributeError if the package has
+        no such name. A value is stored in the package, so that later uses of the name are as fast
+        as those of any other.
+    """
+
+    @cache
+    def modules() -> dict[str, str]:
+        return dict(_read_modules(package))
+
+    def import_name(name: str) -> Any:
+        module = modules().get(name, package)
+        value = _import_submodule(package, name) if module == package else _get(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return import_name
+
+
+def _get(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
+
+
+def _import_submodule(package: str, name: str) -> ModuleType:
+    """Import a submodule of a package; raise an AttributeError if the package has no such name."""
+    path = f"{package}.{name}"
+    # Python and its tools ask every module for names such as __path__.
+    if name.startswith("__") or find_spec(path) is None:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    return import_module(path)
+
+
+def _read_modules(package: str) -> Iterator[tuple[str, str]]:
+    """Yield each name that a package imports for type checkers only, and its module."""
+    source = pkgutil.get_data(package, "__init__.py") or b""
+    for statement in ast.parse(source).body:
+        if not isinstance(statement, ast.If) or ast.unparse(statement.test) != "TYPE_CHECKING":
+            continue
+        for imported in statement.body:
+            if isinstance(imported, ast.ImportFrom) and imported.module is not None:
+                for alias in imported.names:
+                    yield alias.asname or alias.name, imported.module
