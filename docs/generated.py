@@ -119,7 +119,7 @@ def cli_page() -> str:
 def _commands(group: click.Group, path: str) -> Iterator[str]:
     context = click.Context(group, info_name=path)
     for name in group.list_commands(context):
-        command = group.get_command(context, name)
+        _, command, _ = group.resolve_command(context, [name])  # imports those of other packages
         if command is None or command.hidden:
             continue
         full = f"{path} {name}"

@@ -17,7 +17,8 @@ from typing import Any
 from deployment import Deployment
 from processes import DeploymentError
 
-from fedclade.cli.options import new_console, target_folder
+from fedclade.cli.arguments import target_folder
+from fedclade.cli.options import new_console
 from fedclade.core.errors import FedcladeError
 
 APP = Path(__file__).parent

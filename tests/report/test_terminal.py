@@ -18,7 +18,7 @@ from fedclade.core.errors import RunError
 from fedclade.flower.from_config import show
 from fedclade.report import RunProgress, cluster_table, show_run
 from fedclade.report.page import RunView, run_page
-from fedclade.report.tables import Terminal, visible
+from fedclade.report.terminal import Terminal, visible
 from fedclade.runs.store.export import as_markdown
 from fedclade.runs.store.run import FORMAT, Run
 

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from inspect import isclass
 from typing import Any
 
+from fedclade import catalogue
 from fedclade.algorithms.apfl import APFL
 from fedclade.algorithms.auto import Auto
 from fedclade.algorithms.base import Algorithm
@@ -58,25 +59,25 @@ from fedclade.core import (
 )
 
 
-def _record(name: str, algorithm: type[Algorithm], description: str, **details: Any) -> Method:
+def _record(name: str, algorithm: type[Algorithm], **details: Any) -> Method:
     """Return the record of one of fedclade's own methods.
 
-    Its documentation page and its example config are named after the method, unless ``details`` has
-    other values for these fields of :class:`Method`.
+    The catalogue has its description. Its documentation page and its example config are named after
+    the method, unless ``details`` has other values for these fields of :class:`Method`.
     """
     usual: dict[str, Any] = {
+        "description": catalogue.METHODS[name],
         "scenarios": ("arena", "suite", "natural"),
         "config": f"{name}-mnist-label-swap",
         "page": f"methods/{name}.md",
     }
-    return Method(name=name, algorithm=algorithm, description=description, **{**usual, **details})
+    return Method(name=name, algorithm=algorithm, **{**usual, **details})
 
 
 METHODS: tuple[Method, ...] = (
     _record(
         "fedavg",
         FedAvg,
-        "one model for all clients; FedProx with local.mu > 0",
         papers=(
             Paper(
                 ("McMahan", "Moore", "Ramage", "Hampson", "Agüera y Arcas"),
@@ -92,19 +93,11 @@ METHODS: tuple[Method, ...] = (
         citations=("mcmahan2017fedavg",),
         family="given",
     ),
-    _record(
-        "local", Local, "no federation: every client trains only its own model", family="personal"
-    ),
-    _record(
-        "oracle",
-        Oracle,
-        "FedAvg within the true clusters, which other methods have to find",
-        family="given",
-    ),
+    _record("local", Local, family="personal"),
+    _record("oracle", Oracle, family="given"),
     _record(
         "cfl",
         CFL,
-        "recursive optimal bi-partition by cosine similarity",
         papers=(
             Paper(
                 ("Sattler", "Müller", "Samek"),
@@ -117,17 +110,10 @@ METHODS: tuple[Method, ...] = (
         family="updates",
         options={"eps1": 0.3, "eps2": 1.2},
     ),
-    _record(
-        "rcfl",
-        ReplicatedCFL,
-        "clusters tested on replicated updates, with no thresholds to set; fedclade's own",
-        citations=("fedclade", "sattler2021cfl"),
-        family="updates",
-    ),
+    _record("rcfl", ReplicatedCFL, citations=("fedclade", "sattler2021cfl"), family="updates"),
     _record(
         "auto",
         Auto,
-        "for each client the best of one model, its cluster's model and own models; fedclade's own",
         citations=("fedclade", "sattler2021cfl"),
         family="updates",
         scenarios=("natural",),  # the method needs validation data, which only these have
@@ -135,7 +121,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fl_hc",
         FLHC,
-        "one step of hierarchical clustering of all updates",
         papers=(
             Paper(
                 ("Briggs", "Fan", "Andras"),
@@ -151,7 +136,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedgroup",
         FedGroup,
-        "groups clients once, by the directions of their first updates; FedGrouProx with mu > 0",
         papers=(
             Paper(
                 ("Duan", "Liu", "Ji", "Liu", "Liang", "Chen", "Tan"),
@@ -168,7 +152,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "flexcfl",
         FlexCFL,
-        "FedGroup whose clients migrate when their labels shift",
         papers=(
             Paper(
                 ("Duan", "Liu", "Ji", "Wu", "Liang", "Chen", "Tan"),
@@ -185,7 +168,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "ifca",
         IFCA,
-        "k models, every client takes the one with the lowest training loss",
         papers=(
             Paper(
                 ("Ghosh", "Chung", "Yin", "Ramchandran"),
@@ -201,7 +183,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "clove",
         CLoVE,
-        "k models, clients clustered by the vectors of their losses with all of them",
         papers=(
             Paper(
                 ("Bhatia", "Papadis", "Kodialam", "Lakshman", "Chakrabarty"),
@@ -217,7 +198,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fesem",
         FeSEM,
-        "k centres, every client goes to the nearest in parameter space",
         papers=(
             Paper(
                 ("Xie", "Long", "Shen", "Zhou", "Wang", "Jiang", "Zhang"),
@@ -232,7 +212,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedsoft",
         FedSoft,
-        "a model of each client, pulled towards the k centres that fit its examples",
         papers=(
             Paper(
                 ("Ruan", "Joe-Wong"),
@@ -248,7 +227,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "feddrift",
         FedDrift,
-        "a new model where accuracy drops, and a merge of models that agree",
         papers=(
             Paper(
                 ("Jothimurugesan", "Hsieh", "Wang", "Joshi", "Gibbons"),
@@ -263,7 +241,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedem",
         FedEM,
-        "M shared models, of which every client uses its own mixture",
         papers=(
             Paper(
                 ("Marfoq", "Neglia", "Bellet", "Kameni", "Vidal"),
@@ -277,7 +254,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedrc",
         FedRC,
-        "FedEM that does not separate clients by their labels alone",
         papers=(
             Paper(
                 ("Guo", "Tang", "Lin"),
@@ -293,7 +269,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "pacfl",
         PACFL,
-        "one-shot clusters by principal angles between the clients' data",
         papers=(
             Paper(
                 ("Vahidian", "Morafah", "Wang", "Kungurtsev", "Chen", "Shah", "Lin"),
@@ -309,7 +284,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "flux",
         FLUX,
-        "clusters once by statistics of the clients' data in a model's latent space",
         papers=(
             Paper(
                 ("Fenoglio", "Li", "Barbiero", "Lane", "Langheinrich", "Gjoreski"),
@@ -324,7 +298,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "private_choice",
         PrivateChoice,
-        "clusters by noisy sums and randomized choices, under differential privacy; fedclade's own",
         citations=("fedclade",),
         family="updates",
         scenarios=(),  # the method is for federations with hundreds of private clients
@@ -332,7 +305,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "stocfl",
         StoCFL,
-        "clusters merged if an anchor model's updates on their data are similar",
         papers=(
             Paper(
                 ("Zeng", "Hu", "Liu", "Yu", "Wang", "Xu"),
@@ -346,7 +318,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "ocfl",
         OCFL,
-        "clusters once, by density, when the directions of updates begin to diverge",
         papers=(
             Paper(
                 ("Zuziak", "Pellungrini", "Rinzivillo"),
@@ -360,7 +331,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "ditto",
         Ditto,
-        "a personal model for each client, kept near a global model",
         papers=(
             Paper(
                 ("Li", "Hu", "Beirami", "Smith"),
@@ -374,7 +344,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "apfl",
         APFL,
-        "each client's model is a mixture of the global model and its own model",
         papers=(
             Paper(("Deng", "Kamani", "Mahdavi"), 2020, "Adaptive Personalized Federated Learning"),
         ),
@@ -384,7 +353,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "pfedme",
         PFedMe,
-        "personal models near a global model, which moves towards them",
         papers=(
             Paper(
                 ("Dinh", "Tran", "Nguyen"),
@@ -398,7 +366,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "per_fedavg",
         PerFedAvg,
-        "a global model that performs well after one local step of each client",
         papers=(
             Paper(
                 ("Fallah", "Mokhtari", "Ozdaglar"),
@@ -413,7 +380,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "scaffold",
         Scaffold,
-        "FedAvg with control variates against client drift",
         papers=(
             Paper(
                 ("Karimireddy", "Kale", "Mohri", "Reddi", "Stich", "Suresh"),
@@ -429,7 +395,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedper",
         FedPer,
-        "FedAvg of all layers except the head, which stays with each client",
         papers=(
             Paper(
                 ("Arivazhagan", "Aggarwal", "Singh", "Choudhary"),
@@ -444,7 +409,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedrep",
         FedRep,
-        "FedPer whose clients train the head first, then the other layers",
         papers=(
             Paper(
                 ("Collins", "Hassani", "Mokhtari", "Shakkottai"),
@@ -459,7 +423,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "lg_fedavg",
         LGFedAvg,
-        "FedAvg of the head alone; the other layers stay with each client",
         papers=(
             Paper(
                 ("Liang", "Liu", "Ziyin", "Allen", "Auerbach", "Brent", "Salakhutdinov", "Morency"),
@@ -475,7 +438,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedbn",
         FedBN,
-        "FedAvg of all layers except normalisation layers, which stay with each client",
         papers=(
             Paper(
                 ("Li", "Jiang", "Zhang", "Kamp", "Dou"),
@@ -491,7 +453,6 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedbuff",
         FedBuff,
-        "buffered asynchronous rounds on a virtual clock, within clusters",
         papers=(
             Paper(
                 ("Nguyen", "Malik", "Zhan", "Yousefpour", "Rabbat", "Malek", "Huba"),
@@ -503,18 +464,13 @@ METHODS: tuple[Method, ...] = (
         family="given",
         scenarios=(),  # one of its rounds is a full buffer, not a round of all sampled clients
     ),
-    _record(
-        "finetune",
-        FineTune,
-        "FedAvg, after which every client fine-tunes its own copy of the model",
-        citations=("mcmahan2017fedavg",),
-        family="personal",
-    ),
+    _record("finetune", FineTune, citations=("mcmahan2017fedavg",), family="personal"),
 )
 """The records of fedclade's own methods, in the order of ``fedclade ls``.
 
-To add a method, write its module and add a record here. ``docs/method_lists.py`` then writes the
-method into the lists of the README, the documentation and the shipped scenarios.
+To add a method, write its module, add a record here, and its description to the catalogue.
+``docs/method_lists.py`` then writes the method into the lists of the README, the documentation and
+the shipped scenarios.
 """
 
 ALGORITHMS: Mapping[str, Method] = {method.name: method for method in METHODS}

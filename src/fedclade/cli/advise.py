@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from fedclade.cli import options
-from fedclade.cli.inspect import (
-    Client,
-    Dates,
-    Decimal,
-    Encoding,
-    Separator,
-    Target,
-    check_new_config,
-)
+from fedclade.cli import arguments, options
+from fedclade.cli.inspect import check_new_config
 from fedclade.cli.options import interruptible, new_console, say
 from fedclade.core import RunError, write_text
 from fedclade.data import TextFormat
@@ -26,64 +17,28 @@ from fedclade.sweeps import advise
 
 
 def advise_on_data(
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILES...", help="As for 'fedclade init'; or a config, whose data is used."
-        ),
-    ],
-    client: Client = None,
-    target: Target = None,
-    encoding: Encoding = None,
-    separator: Separator = None,
-    decimal: Decimal = None,
-    dates: Dates = None,
-    rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="Number of rounds of each run.")
-    ] = 20,
-    seeds: Annotated[
-        int,
-        typer.Option(
-            "--seeds",
-            min=1,
-            help="Number of repetitions with other splits of the training data; more of them "
-            "narrow the interval.",
-        ),
-    ] = 3,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            metavar="BEST.toml",
-            help="Config of the recommended run to write; it must not exist yet.",
-        ),
-    ] = Path("best.toml"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the advice as JSON, and nothing else.")
-    ] = False,
-    data_dir: options.DataDir = None,
-    override: options.Set = None,
-    device: options.Device = "auto",
-    quiet: options.Quiet = False,
+    *,
+    files: list[str],
+    client: str | None,
+    target: str | None,
+    encoding: str | None,
+    separator: str | None,
+    decimal: str | None,
+    dates: str | None,
+    rounds: int,
+    seeds: int,
+    out: Path,
+    as_json: bool,
+    data_dir: Path | None,
+    override: list[str] | None,
+    device: str,
+    quiet: bool,
 ) -> None:
-    """Recommend what each client should be served with: one model, its group's or an own model.
-
-    The methods fedavg (one model), rcfl (a model for each group), auto (the best of several models
-    for each client) and local (each client alone) run on parts of the training data, never on test
-    data. A fifth of each client's training data is held out to compare the methods. auto chooses
-    models on another fifth, so that the held-out examples have chosen no model; the other methods
-    train on that part, too.
-
-    The result is three sentences: the models and the number of clients for each, the method, and
-    its expected gain over one model for all with a 95 % interval; and a config of the recommended
-    run for 'fedclade run'.
-
-    Example: fedclade advise hospitals/*.csv --target readmitted
-    """
+    """Carry out the command ``fedclade advise``."""
     text_format = TextFormat(encoding=encoding, separator=separator, decimal=decimal, dates=dates)
     check_new_config(out)
-    options.make_parent_folder(out)
-    options.check_machine(device, None)
+    arguments.make_parent_folder(out)
+    arguments.check_machine(device, None)
     console = new_console()
     is_silent = quiet or as_json
     progress = RunProgress(console, quiet=is_silent)

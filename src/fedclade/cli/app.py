@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from fedclade import __version__
-from fedclade.cli import advise, assign, compare, data, example, inspect, ls, predict, run, sweep
+from fedclade.cli import commands
 from fedclade.cli.plugged import PluggedGroup
-from fedclade.cli.report import cite, export, report, tree, validate
 
 DESCRIPTION = "Clustered federated learning: find groups of clients with similar data from their model updates."
 
@@ -43,22 +42,30 @@ def options(
     """Clustered federated learning: find groups of similar clients from their model updates."""
 
 
-app.command()(compare.demo)
-app.command("example")(example.copy_example)
-app.command("inspect")(inspect.inspect_tables)
-app.command("init")(inspect.init_config)
-app.command("advise")(advise.advise_on_data)
-app.command("run")(run.run_config)
-app.command()(run.resume)
-app.command()(compare.compare)
-app.command("sweep")(sweep.sweep_config)
-app.command("assign")(assign.assign_newcomers)
-app.command("predict")(predict.predict_rows)
-app.command("evaluate")(predict.evaluate_data)
-app.command()(report)
-app.command()(tree)
-app.command()(export)
-app.command()(validate)
-app.command("ls")(ls.list_known)
-app.command()(cite)
-app.add_typer(data.app)
+app.command()(commands.demo)
+app.command("example")(commands.copy_example)
+app.command("inspect")(commands.inspect_tables)
+app.command("init")(commands.init_config)
+app.command("advise")(commands.advise_on_data)
+app.command("run")(commands.run_config)
+app.command()(commands.resume)
+app.command()(commands.compare)
+app.command("sweep")(commands.sweep_config)
+app.command("assign")(commands.assign_newcomers)
+app.command("predict")(commands.predict_rows)
+app.command("evaluate")(commands.evaluate_data)
+app.command()(commands.report)
+app.command()(commands.tree)
+app.command()(commands.export)
+app.command()(commands.validate)
+app.command("ls")(commands.list_known)
+app.command()(commands.cite)
+
+data = typer.Typer(
+    name="data",
+    help="Write data into a folder for memory mapping, or write the schema of tables.",
+    no_args_is_help=True,
+)
+data.command()(commands.build)
+data.command()(commands.schema)
+app.add_typer(data)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from fedclade.cli import options
+from fedclade.cli import arguments
 from fedclade.cli.options import new_console, say
 from fedclade.config import Config, check_config, find_config, read_config, read_toml
 from fedclade.core import ConfigError, RunError, UntrustedNameError, reading_folder
@@ -21,50 +18,23 @@ TRUTH_KEYS = ("name", "partition", "shift", "clusters")
 
 
 def assign_newcomers(
-    folder: options.RunFolder,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            help="TOML file whose clients are the newcomers, in place of those held back.",
-        ),
-    ] = None,
-    data_dir: options.DataDir = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="File to write, .csv or .json. Default: RUN/newcomers.csv and RUN/newcomers.json.",
-        ),
-    ] = None,
-    device: options.Device = "auto",
-    engine: options.Engine = None,
-    memory: options.Memory = None,
-    without_labels: Annotated[
-        bool,
-        typer.Option(
-            "--without-labels",
-            help="Assign without labels, by features of the root model and data of the run's clients.",
-        ),
-    ] = False,
-    only_fitting: Annotated[
-        bool,
-        typer.Option(
-            "--only-fitting",
-            help="Assign the deepest model that fits, in place of that of the reached leaf.",
-        ),
-    ] = False,
-    trust: options.Trust = False,
+    *,
+    folder: Path,
+    config: str | None,
+    data_dir: Path | None,
+    out: Path | None,
+    device: str,
+    engine: str | None,
+    memory: str | None,
+    without_labels: bool,
+    only_fitting: bool,
+    trust: bool,
 ) -> None:
-    """Assign newcomers to the clusters of a finished run, and evaluate the assigned models.
-
-    Newcomers are the clients that the run's config held back (newcomers.clients = 10), or those of
-    another config.
-    """
+    """Carry out the command ``fedclade assign``."""
     if out is not None and out.suffix not in (".csv", ".json"):
         raise RunError(f"--out should end in .csv or .json, got {out}")
-    options.make_parent_folder(out)
-    options.check_machine(device, memory)
+    arguments.make_parent_folder(out)
+    arguments.check_machine(device, memory)
     console = new_console()
     run = Run.load(folder, trust=trust)
     with reading_folder(trust=trust):

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
-from fedclade.cli import options
+from fedclade.cli import arguments, options
 from fedclade.cli.compare_tuned import TunedOptions, compare_tuned
 from fedclade.cli.options import interruptible, new_console, say
 from fedclade.config import (
@@ -42,24 +40,15 @@ DEMO = ("fedavg", "cfl", "oracle", "local")
 """Algorithms of the demo."""
 
 
-def demo(
-    out: options.Out = None,
-    engine: options.Engine = None,
-    memory: options.Memory = None,
-    quiet: options.Quiet = False,
-) -> None:
-    """Compare FedAvg, CFL, the oracle and local training on handwritten digits with swapped labels.
-
-    Four groups of clients each swap another pair of labels. The digits come with scikit-learn; the
-    demo takes less than a minute.
-    """
+def demo(*, out: Path | None, engine: str | None, memory: str | None, quiet: bool) -> None:
+    """Carry out the command ``fedclade demo``."""
     console = new_console()
-    target = options.target_folder(out, "demo")
+    target = arguments.target_folder(out, "demo")
     changes = options.overrides(None, engine=engine)
     configs = {
         name: read_config(find_config(f"{name}-digits-label-swap"), changes) for name in DEMO
     }
-    options.check_machine("auto", memory)
+    arguments.check_machine("auto", memory)
     console.print(
         "20 clients have handwritten digits. Each of four hidden groups swaps another pair of "
         "labels, so that no single model suits all clients. The server receives only model "
@@ -91,82 +80,25 @@ def _make_figure_drawer(console: Console) -> Callable[[Run, Path], object]:
 
 
 def compare(
-    configs: Annotated[
-        list[str],
-        typer.Argument(
-            help="TOML files, folders of them, or names of configs in 'fedclade ls configs'."
-        ),
-    ],
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--seeds", min=1, help="Runs of each config, with seeds 0, 1, ... Default: 1."
-        ),
-    ] = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            "--scale", help="Size of scenarios, such as smoke or laptop. Default: full size."
-        ),
-    ] = None,
-    out: options.Out = None,
-    data_dir: options.DataDir = None,
-    rounds: options.Rounds = None,
-    override: options.Set = None,
-    device: options.Device = "auto",
-    engine: options.Engine = None,
-    memory: options.Memory = None,
-    log: options.Log = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue the comparison in --out: finished runs are read, others are continued.",
-        ),
-    ] = False,
-    only: Annotated[
-        str,
-        typer.Option(
-            "--only",
-            metavar="PATTERN",
-            help="Run only runs whose names match, such as '*rcfl*'; results of others are read. "
-            "With the suite natural: names of data sets, such as heart,exam.",
-        ),
-    ] = "*",
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods",
-            metavar="NAMES",
-            help="With the suite natural: names of methods, such as fedavg,rcfl; also your own "
-            "as module:object. Default: all methods of the suite.",
-        ),
-    ] = None,
-    at_most: Annotated[
-        float | None,
-        typer.Option(
-            "--at-most", metavar="MINUTES", min=0, help="Start no further run after this time."
-        ),
-    ] = None,
-    quiet: options.Quiet = False,
+    *,
+    configs: list[str],
+    seeds: int | None,
+    scale: str | None,
+    out: Path | None,
+    data_dir: Path | None,
+    rounds: int | None,
+    override: list[str] | None,
+    device: str,
+    engine: str | None,
+    memory: str | None,
+    log: list[str] | None,
+    resume: bool,
+    only: str,
+    methods: str | None,
+    at_most: float | None,
+    quiet: bool,
 ) -> None:
-    """Run several configs, each with several seeds, and compare them in a table.
-
-    The table has 95 % intervals over the seeds. The gap closed is (method - FedAvg) / (oracle -
-    FedAvg); it needs a FedAvg and an oracle config with the same data.
-
-    Scenarios, such as those in configs/suite, run several algorithms on the same task, and get a
-    table each. Several scenarios also get mean ranks, with a critical-difference diagram in
-    ranks.png, and a table with published figures if their files contain some.
-    Example: fedclade compare suite --scale smoke
-
-    Many runs can be divided among several calls, also in parallel, with the same folder.
-    Example: fedclade compare arena --out arena --resume --only '*P(Y|X) 8*' --at-most 10
-
-    In the suite natural, data sets with real clients, every method is first tuned on validation
-    data with the same number of runs. The same command continues where it stopped.
-    Example: fedclade compare natural --only heart,exam --methods fedavg,rcfl,ditto --out natural
-    """
+    """Carry out the command ``fedclade compare``."""
     console = new_console()
     changes = options.overrides(override, rounds=rounds, engine=engine)
     paths = _find_paths(configs, scale)
@@ -185,13 +117,13 @@ def compare(
             f"--methods {methods} applies only to suites whose methods are tuned, such as natural; "
             "use --only with a pattern instead"
         )
-    target = options.target_folder(out, "compare", resume=resume)
-    options.check_machine(device, memory)
+    target = arguments.target_folder(out, "compare", resume=resume)
+    arguments.check_machine(device, memory)
     # Trackers that cannot be used are reported before the first run. Each run gets its own.
-    options.build_callbacks(log)
+    arguments.build_callbacks(log)
     progress = RunProgress(console, quiet=quiet)
     batch = Batch(
-        progress.start, data_dir, device, memory, callbacks=lambda: options.build_callbacks(log)
+        progress.start, data_dir, device, memory, callbacks=lambda: arguments.build_callbacks(log)
     )
     batch.only = only
     if at_most is not None:

@@ -9,7 +9,7 @@ from time import monotonic
 
 from rich.console import Console
 
-from fedclade.cli import options
+from fedclade.cli import arguments
 from fedclade.cli.options import interruptible, new_console, say
 from fedclade.config import Scenario
 from fedclade.core import ConfigError, RunError, RunInterrupted, unknown
@@ -68,8 +68,8 @@ def compare_tuned(
     """Tune and compare methods in scenarios, or continue such a comparison, and print its tables."""
     console = new_console()
     chosen = given.select(scenarios)
-    options.check_machine(device, memory)
-    target = options.target_folder(out, "natural", resume=out is not None)
+    arguments.check_machine(device, memory)
+    target = arguments.target_folder(out, "natural", resume=out is not None)
     progress = _Progress(console, quiet=given.quiet)
     comparison = TunedComparison(
         chosen,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
 
-import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from fedclade.cli import options
@@ -14,36 +12,17 @@ from fedclade.cli.options import new_console, say
 from fedclade.config import Building, build_schema
 from fedclade.core import ConfigError
 
-app = typer.Typer(
-    name="data",
-    help="Write data into a folder for memory mapping, or write the schema of tables.",
-    no_args_is_help=True,
-)
 
-
-@app.command()
 def build(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="Config, name of a data set in 'fedclade ls datasets', files, folder of files, or 'planted'."
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist yet.")],
-    data_dir: options.DataDir = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Override the seed.")] = None,
-    override: options.Set = None,
-    quiet: options.Quiet = False,
+    *,
+    source: str,
+    out: Path,
+    data_dir: Path | None,
+    seed: int | None,
+    override: list[str] | None,
+    quiet: bool,
 ) -> None:
-    """Write the clients' data into a folder that runs can map into memory, in place of loading it.
-
-    To use the folder, set folder = "DIR" in the section "data" of a config. Leave out the keys
-    that divide data among clients, such as partition.
-
-    'planted' generates synthetic clients: --set data.clients=1000000 --set data.clusters=4.
-
-    Example: fedclade data build planted --out million --set data.clients=1000000
-    """
+    """Carry out the command ``fedclade data build``."""
     building = Building.read(source, options.overrides(override, seed=seed))
     console = new_console()
     start = perf_counter()
@@ -65,22 +44,10 @@ def build(
         say(console, f'use it with: fedclade run CONFIG, with only folder = "{out}" in [data]')
 
 
-@app.command()
 def schema(
-    source: Annotated[str, typer.Argument(help="Config, files, or folder of files.")],
-    out: Annotated[Path, typer.Option("--out", help="JSON file to write; it must not exist yet.")],
-    data_dir: options.DataDir = None,
-    override: options.Set = None,
-    quiet: options.Quiet = False,
+    *, source: str, out: Path, data_dir: Path | None, override: list[str] | None, quiet: bool
 ) -> None:
-    """Write the schema of tables: columns, categories, labels and words for encoding the data.
-
-    To use the schema, set schema = "FILE" in the section "data" of a config. In a federation over a
-    network, only the server needs the file. The file contains values of the data: check it before
-    you share it, and add values that only other clients have.
-
-    Example: fedclade data schema hospitals/hospitals.toml --out schema.json
-    """
+    """Carry out the command ``fedclade data schema``."""
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another file, or remove it")
     table_schema = build_schema(source, options.overrides(override), data_dir)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from fedclade.cli.options import new_console, say
 from fedclade.core import ConfigError, RunError, appear, unknown
@@ -20,17 +17,8 @@ The files are named as in the documentation.
 """
 
 
-def copy_example(
-    name: Annotated[str, typer.Argument(help="Name of the example: hospitals.")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder to create (default: the name of the example)."),
-    ] = None,
-) -> None:
-    """Copy an example data set with a config into a new folder.
-
-    Example: fedclade example hospitals --out hospitals
-    """
+def copy_example(*, name: str, out: Path | None) -> None:
+    """Carry out the command ``fedclade example``."""
     known = list_examples()
     if name not in known:
         raise ConfigError(unknown("example", name, known))

@@ -19,8 +19,8 @@ class PluggedGroup(TyperGroup):
     """Group of fedclade's commands and of commands that other packages add.
 
     Packages add commands by entry points in the group ``fedclade.commands``. A package is imported
-    only when its command is called, or when help is displayed, so that all other commands start as
-    fast as without the package. A package cannot replace a command of fedclade.
+    only when its command is called, so that all other commands, and the list of commands in the
+    help, are as fast as without the package. A package cannot replace a command of fedclade.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -31,17 +31,38 @@ class PluggedGroup(TyperGroup):
             self.commands.setdefault(name, _failing_command(name, missing, hidden=True))
         for name in sorted(installed("commands")):
             if name not in self._own:
-                self.commands[name] = click.Command(name)  # replaced in get_command
+                self.commands[name] = click.Command(name)  # replaced in the methods below
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command with a given name, or None if there is no such command.
 
-        If another package adds the command, the package is imported.
+        A command that another package adds is returned without its options, and with the summary
+        of the package as its help, since the package is not imported.
         """
-        point = installed("commands").get(cmd_name)
-        if point is None or cmd_name in self._own:
+        point = self._find_added(cmd_name)
+        if point is None:
             return super().get_command(ctx, cmd_name)
-        return _import_command(point)
+        return click.Command(cmd_name, help=_summarize_package(point))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command to call, and import its package if another package adds it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        point = None if name is None else self._find_added(name)
+        return name, command if point is None else _import_command(point), rest
+
+    def _find_added(self, name: str) -> EntryPoint | None:
+        """Return the entry point of a command that another package adds; None for all others."""
+        return None if name in self._own else installed("commands").get(name)
+
+
+def _summarize_package(point: EntryPoint) -> str:
+    """Return the summary of the package that provides an entry point."""
+    if point.dist is None:
+        return f"Command of {point.module}."
+    summary = point.dist.metadata.get("Summary")
+    return f"{summary or 'Command of another package'} (package {point.dist.name})."
 
 
 def _import_command(point: EntryPoint) -> click.Command:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from fedclade.cli import options
+from fedclade.cli import arguments
 from fedclade.cli.options import new_console, say
 from fedclade.config import Config, check_config, find_config, read_config
 from fedclade.core import ConfigError, RunError, UntrustedNameError, reading_folder
@@ -21,37 +19,20 @@ TABLES = (".csv", ".tsv", ".parquet")
 
 
 def predict_rows(
-    folder: options.RunFolder,
-    rows: Annotated[
-        Path, typer.Argument(metavar="ROWS", help="CSV, TSV or Parquet file with the rows.")
-    ],
-    out: Annotated[
-        Path,
-        typer.Option("--out", metavar="FILE", help="New .csv, .parquet or .json file to write."),
-    ],
-    client: options.Client = None,
-    node: options.Node = None,
-    level: options.Level = None,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--keep",
-            metavar="COLUMN",
-            help="Column of the rows to repeat in the result, such as an id; can be repeated.",
-        ),
-    ] = None,
-    device: options.Device = "auto",
-    trust: options.Trust = False,
+    *,
+    folder: Path,
+    rows: Path,
+    out: Path,
+    client: str | None,
+    node: int | None,
+    level: int | None,
+    keep: list[str] | None,
+    device: str,
+    trust: bool,
 ) -> None:
-    """Predict the targets of new rows by a client's model, and write them to a table.
-
-    The rows need the input columns of the run, and may have others. They are encoded and scaled as
-    in the run; predictions are in its labels and units.
-
-    Example: fedclade predict RUN rows.csv --client hospital-3 --out predictions.csv
-    """
+    """Carry out the command ``fedclade predict``."""
     check_table_file(out)
-    options.check_machine(device, None)
+    arguments.check_machine(device, None)
     run = Run.load(folder, trust=trust)
     found = predict(
         run, rows, client=client, node=node, level=level, keep=keep or (), device=device
@@ -64,41 +45,19 @@ def predict_rows(
 
 
 def evaluate_data(
-    folder: options.RunFolder,
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA",
-            help="Config with data of the run's clients; or a file or pattern of files with the "
-            "columns of the run.",
-        ),
-    ],
-    split: Annotated[
-        str | None,
-        typer.Option(
-            "--split",
-            help="Rows to evaluate: train, validation, test or all. Default: the test rows of a "
-            "config, and all rows of files.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="New .csv, .parquet or .json file to write."),
-    ] = None,
-    data_dir: options.DataDir = None,
-    device: options.Device = "auto",
-    trust: options.Trust = False,
+    *,
+    folder: Path,
+    data: str,
+    split: str | None,
+    out: Path | None,
+    data_dir: Path | None,
+    device: str,
+    trust: bool,
 ) -> None:
-    """Evaluate the models of a finished run on new data of its clients, without any training.
-
-    Each client is evaluated with its own model of the run. Clients are recognized by their names.
-    The run may have 0 rounds: its initial models are then evaluated.
-
-    Example: fedclade evaluate RUN "next-month/*.csv" --out scores.csv
-    """
+    """Carry out the command ``fedclade evaluate``."""
     if out is not None:
         check_table_file(out)
-    options.check_machine(device, None)
+    arguments.check_machine(device, None)
     run = Run.load(folder, trust=trust)
     if Path(data).is_dir():
         raise ConfigError(

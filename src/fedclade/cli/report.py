@@ -5,12 +5,11 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from fedclade.cli import options
+from fedclade.cli import arguments
 from fedclade.cli.options import interruptible, new_console, say
 from fedclade.cli.references import references_announced
 from fedclade.config import (
@@ -50,11 +49,8 @@ from fedclade.runs import (
 from fedclade.tasks import read_metrics
 
 
-def tree(folder: options.RunFolder) -> None:
-    """Print the parameter tree of a run: its clusters, their members and the splits.
-
-    For an unfinished run, the tree is that of its newest checkpoint.
-    """
+def tree(*, folder: Path) -> None:
+    """Carry out the command ``fedclade tree``."""
     run = Run.load(folder, unfinished=True)
     console = new_console()
     console.print(tree_view(run.tree, run))
@@ -73,35 +69,16 @@ def _announce_unfinished(run: Run, folder: Path, console: Console) -> None:
 
 
 def export(
-    folder: options.RunFolder,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="New .safetensors or .onnx file to write; with --adapter, a new folder.",
-        ),
-    ],
-    client: options.Client = None,
-    node: options.Node = None,
-    level: options.Level = None,
-    adapter: Annotated[
-        bool,
-        typer.Option(
-            "--adapter",
-            help="Export only the adapter, as a folder for peft and fedclade.load_adapter.",
-        ),
-    ] = False,
-    trust: options.Trust = False,
+    *,
+    folder: Path,
+    out: Path,
+    client: str | None,
+    node: int | None,
+    level: int | None,
+    adapter: bool,
+    trust: bool,
 ) -> None:
-    """Write one model of a run as a state dict for plain PyTorch, with a model card.
-
-    A file that ends in .onnx gets the model in the format ONNX, with the scaling of its inputs and
-    the unit of its targets; this needs the packages of: pip install fedclade[onnx]
-
-    Example: fedclade export RUN --client hospital-3 --out hospital-3.safetensors; then, in Python,
-    model.load_state_dict(safetensors.torch.load_file("hospital-3.safetensors"))
-    """
+    """Carry out the command ``fedclade export``."""
     run = Run.load(folder, trust=trust)
     if out.suffix == ".onnx" and not adapter:
         written = export_onnx(run, out, client=client, node=node, level=level)
@@ -116,17 +93,8 @@ def export(
     say(new_console(), f"model: {written}; model card: {cards}")
 
 
-def validate(
-    config: options.ConfigFile,
-    data_dir: options.DataDir = None,
-    without_data: Annotated[
-        bool, typer.Option("--without-data", help="Check the config alone, and open no data.")
-    ] = False,
-) -> None:
-    """Check a config and open its data, without training; report all errors of the config at once.
-
-    Your own data is opened unless --without-data is set; a data set of fedclade only with --data-dir.
-    """
+def validate(*, config: str, data_dir: Path | None, without_data: bool) -> None:
+    """Carry out the command ``fedclade validate``."""
     path = find_config(config)
     console = new_console()
     if is_scenario(path):
@@ -163,12 +131,8 @@ def describe_federation(federation: Federation) -> list[str]:
     return lines
 
 
-def cite(
-    name: Annotated[
-        str, typer.Argument(help="Name of an algorithm, data set, partition or model, or fedclade.")
-    ],
-) -> None:
-    """Print the BibTeX entry of an algorithm, a data set or a model."""
+def cite(*, name: str) -> None:
+    """Carry out the command ``fedclade cite``."""
     typer.echo(cite_name(name))
 
 
@@ -180,71 +144,26 @@ NEWCOMERS = "newcomers.json"
 
 
 def report(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...",
-            help="Run folder; or, to compare runs, several of them or the folder of a comparison.",
-        ),
-    ],
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            "--against",
-            metavar="RUN",
-            help="Run of the same clients to compare scores with, such as one of FedAvg.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE.html",
-            help="File to write. Default: RUN/report.html for one run, ./report.html for several.",
-        ),
-    ] = None,
-    references: Annotated[
-        bool,
-        typer.Option(
-            "--references",
-            help="Also train the references, each client alone and one model for all, and compare "
-            "the run with them.",
-        ),
-    ] = False,
-    attributes: Annotated[
-        Path | None,
-        typer.Option(
-            "--attributes",
-            metavar="FILE",
-            help="Table with a row of attributes for each client, in which clusters may differ.",
-        ),
-    ] = None,
-    data_dir: options.DataDir = None,
-    device: options.Device = "auto",
-    trust: options.Trust = False,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    *,
+    folders: list[Path],
+    against: Path | None,
+    out: Path | None,
+    references: bool,
+    attributes: Path | None,
+    data_dir: Path | None,
+    device: str,
+    trust: bool,
+    open_it: bool,
 ) -> None:
-    """Write the report of a run as one HTML page, print its tables, and draw its figures again.
-
-    The page needs no network connection. Several runs, or the folder of 'fedclade compare' or
-    'fedclade demo', are compared on one page. The table of clients is also written as
-    RUN/gains.csv. The report of an unfinished run shows its newest checkpoint.
-
-    With --references, two references are trained on the data of the run's config and stored in the
-    run folder: a model of each client alone, and one model for all clients. --data-dir, --device
-    and --trust are for this training, and have no effect without --references.
-
-    Examples: fedclade report RUN --against FEDAVG_RUN --open; fedclade report A B C --out abc.html;
-    fedclade report RUN --references --attributes sites.csv
-    """
+    """Carry out the command ``fedclade report``."""
     if out is not None and out.suffix != ".html":
         raise RunError(f"--out should end in .html, got {out}")
-    options.make_parent_folder(out)
+    arguments.make_parent_folder(out)
     runs = _find_run_folders(folders)
     console = new_console()
     if len(runs) == 1:
         if references:
-            options.check_machine(device, None)
+            arguments.check_machine(device, None)
             with references_announced(console):
                 _train_references(runs[0], data_dir, device, trust=trust)
         page = _report_run(runs[0], against, out, attributes=attributes, console=console)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from fedclade.cli import options
+from fedclade.cli import arguments, options
 from fedclade.cli.options import interruptible, new_console, say
 from fedclade.cli.references import references_announced
 from fedclade.config import Config, find_config, read_config
@@ -21,7 +18,7 @@ from fedclade.core import (
     reading_folder,
 )
 from fedclade.report import RunProgress, add_figures, show_run
-from fedclade.report.page import PORT, Dashboard
+from fedclade.report.page import Dashboard
 from fedclade.runs import (
     CONFIG,
     Callback,
@@ -50,39 +47,36 @@ class _Execution:
 
 
 def run_config(
-    config: options.ConfigFile,
-    out: options.Out = None,
-    data_dir: options.DataDir = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Override the seed.")] = None,
-    rounds: options.Rounds = None,
-    override: options.Set = None,
-    device: options.Device = "auto",
-    engine: options.Engine = None,
-    actors: options.Actors = None,
-    actor_cores: options.ActorCores = None,
-    ray_address: options.RayAddress = None,
-    memory: options.Memory = None,
-    dashboard: options.Dashboard = False,
-    port: options.Port = PORT,
-    log: options.Log = None,
-    quiet: options.Quiet = False,
+    *,
+    config: str,
+    out: Path | None,
+    data_dir: Path | None,
+    seed: int | None,
+    rounds: int | None,
+    override: list[str] | None,
+    device: str,
+    engine: str | None,
+    actors: int | None,
+    actor_cores: int | None,
+    ray_address: str | None,
+    memory: str | None,
+    dashboard: bool,
+    port: int,
+    log: list[str] | None,
+    quiet: bool,
 ) -> None:
-    """Run one config, and store its results in a run folder.
-
-    Example: fedclade run configs/cfl-mnist-label-swap.toml --data-dir DIR --seed 1 --set
-    algorithm.eps2=0.9
-    """
+    """Carry out the command ``fedclade run``."""
     path = find_config(config)
     overrides = options.overrides(override, seed=seed, rounds=rounds, engine=engine)
     checked = read_config(path, overrides)
-    target = options.target_folder(out, f"{path.stem}-seed{checked.top.seed}")
-    options.check_machine(device, memory)
+    target = arguments.target_folder(out, f"{path.stem}-seed{checked.top.seed}")
+    arguments.check_machine(device, memory)
     execution = _Execution(
         data_dir=data_dir,
         device=device,
-        actors=options.collect_actors(actors, actor_cores, ray_address),
+        actors=arguments.collect_actors(actors, actor_cores, ray_address),
         memory=memory,
-        callbacks=options.build_callbacks(log),
+        callbacks=arguments.build_callbacks(log),
         port=port if dashboard else None,
         quiet=quiet,
     )
@@ -90,59 +84,25 @@ def run_config(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of an interrupted or finished run.")],
-    data_dir: options.DataDir = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            "--rounds", help="Total number of rounds, if more than the run was started with."
-        ),
-    ] = None,
-    app: Annotated[
-        Path | None,
-        typer.Option(
-            "--app",
-            metavar="DIR",
-            help="Run of a network: folder of its Flower app, which 'flwr run' starts again.",
-        ),
-    ] = None,
-    superlink: Annotated[
-        str | None,
-        typer.Option(
-            "--superlink",
-            metavar="NAME",
-            help="With --app: name of the SuperLink in Flower's config. Default: Flower's default.",
-        ),
-    ] = None,
-    finish: Annotated[
-        bool,
-        typer.Option(
-            "--finish", help="Train no further round; evaluate and finish the run as it is."
-        ),
-    ] = False,
-    device: options.Device = "auto",
-    actors: options.Actors = None,
-    actor_cores: options.ActorCores = None,
-    ray_address: options.RayAddress = None,
-    memory: options.Memory = None,
-    dashboard: options.Dashboard = False,
-    port: options.Port = PORT,
-    log: options.Log = None,
-    trust: options.Trust = False,
-    quiet: options.Quiet = False,
+    *,
+    folder: Path,
+    data_dir: Path | None,
+    rounds: int | None,
+    app: Path | None,
+    superlink: str | None,
+    finish: bool,
+    device: str,
+    actors: int | None,
+    actor_cores: int | None,
+    ray_address: str | None,
+    memory: str | None,
+    dashboard: bool,
+    port: int,
+    log: list[str] | None,
+    trust: bool,
+    quiet: bool,
 ) -> None:
-    """Continue a run from its last checkpoint; the results are those of an uninterrupted run.
-
-    The config is the run's own; the data is loaded as by 'fedclade run'. A finished run
-    continues from its end if --rounds is larger than its number of rounds, or if the training of
-    its references was interrupted. With --finish, an interrupted run is evaluated after the last
-    saved round and its results are written, so that it can be exported, reported and compared.
-
-    The run of a network continues with its clients: --app starts its ServerApp again, by
-    'flwr run', with the run's own settings.
-
-    Example: fedclade resume runs/cfl-mnist-label-swap-seed0 --rounds 100 --data-dir DIR
-    """
+    """Carry out the command ``fedclade resume``."""
     if not is_finished(folder) and not is_unfinished(folder):
         raise RunError(
             f"{folder} is not a run folder: it has no {CONFIG}; name the folder of a run"
@@ -172,14 +132,14 @@ def resume(
             "simulation; leave --app out"
         )
     # The user names the callbacks, not the folder: their code may be imported without --trust.
-    callbacks = options.build_callbacks(log)
+    callbacks = arguments.build_callbacks(log)
     with reading_folder(trust=trust):
         config = _read_config_of_folder(folder, rounds)
-        options.check_machine(device, memory)
+        arguments.check_machine(device, memory)
         execution = _Execution(
             data_dir=data_dir,
             device=device,
-            actors=options.collect_actors(actors, actor_cores, ray_address),
+            actors=arguments.collect_actors(actors, actor_cores, ray_address),
             memory=memory,
             callbacks=callbacks,
             port=port if dashboard else None,

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
         read_scenarios,
     )
     from fedclade.config.settings import SECTIONS, Config, TopLevel
+    from fedclade.config.shipped import config_folder
     from fedclade.config.starter import TableFiles, write_starter
     from fedclade.config.toml_files import (
         apply_overrides,
         as_override,
-        config_folder,
         find_config,
         find_configs,
         read_toml,

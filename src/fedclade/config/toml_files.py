@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedclade.config.shipped import config_folder
 from fedclade.core import ConfigError, checked, shown, unknown
 
 Section = dict[str, Any]
@@ -122,15 +123,6 @@ def as_override(key: str, value: object) -> str:
     ('local.lr=0.1', 'model.name="cnn"', 'model.hidden=[16, 16]')
     """
     return f"{key}={json.dumps(value, ensure_ascii=False, default=str)}"  # valid TOML, too
-
-
-def config_folder() -> Path:
-    """Return the folder of the configs that come with fedclade.
-
-    It is in the installed package, or at the top level of a source checkout.
-    """
-    packaged = Path(__file__).parents[1] / "configs"
-    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "configs"
 
 
 @checked()

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedclade import catalogue
 from fedclade.core import (
     ConfigError,
     DataError,
@@ -555,38 +556,17 @@ def _limit_samples(
 
 PARTITIONS: Mapping[str, Partition] = MappingProxyType(
     {
-        "iid": Partition(iid, "shuffled, then cut into equal parts", even=True),
-        "pathological": Partition(
-            pathological, "each client has examples of labels_per_client=2 labels only"
-        ),
-        "dirichlet": Partition(
-            dirichlet,
-            "each label is spread over the clients by Dirichlet(alpha=0.5)",
-            check=check_dirichlet,
-        ),
-        "shards": Partition(
-            shards,
-            "sorted by label and cut into shards; shards_per_client=2 each",
-            even=True,
-            check=check_shards,
-        ),
-        "natural": Partition(
-            natural,
-            'by owner: writer, speaker, user; owners="largest" or "random" ones',
-            by_place=True,
-        ),
-        "quantity_skew": Partition(quantity_skew, "iid, but for sizes from a power law"),
+        "iid": Partition(iid, catalogue.PARTITIONS["iid"], even=True),
+        "pathological": Partition(pathological, catalogue.PARTITIONS["pathological"]),
+        "dirichlet": Partition(dirichlet, catalogue.PARTITIONS["dirichlet"], check=check_dirichlet),
+        "shards": Partition(shards, catalogue.PARTITIONS["shards"], even=True, check=check_shards),
+        "natural": Partition(natural, catalogue.PARTITIONS["natural"], by_place=True),
+        "quantity_skew": Partition(quantity_skew, catalogue.PARTITIONS["quantity_skew"]),
         "power_law": Partition(
-            power_law,
-            "overlapping runs of labels_per_client=2 labels in log-normal sizes (FedProx)",
-            whole=True,
-            by_place=True,
+            power_law, catalogue.PARTITIONS["power_law"], whole=True, by_place=True
         ),
         "label_groups": Partition(
-            label_groups,
-            "runs of labels, one for each of the true clusters",
-            even=True,
-            by_place=True,
+            label_groups, catalogue.PARTITIONS["label_groups"], even=True, by_place=True
         ),
     }
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fedclade import catalogue
 from fedclade.core import DataError, call_own, check_arguments, function_named, require, rng, shown
 from fedclade.data.arrays import as_indices, check_range
 from fedclade.data.pool import Pool
@@ -218,27 +219,16 @@ def _require_enough(there: int, clusters: int, things: str, name: str) -> None:
 
 SHIFTS: Mapping[str, Shift] = MappingProxyType(
     {
-        "none": Shift(_leave_unchanged, "every client sees the data as it is"),
-        "label_swap": Shift(_label_swap, "each cluster swaps two labels"),
-        "label_permutation": Shift(
-            _label_permutation, "each cluster permutes all labels in its own way"
-        ),
-        "rotation": Shift(
-            _rotation, "each cluster turns its images by another multiple of 90°; up to 4 clusters"
-        ),
-        "invert": Shift(invert, "one of two clusters sees images as negatives"),
-        "blur": Shift(blur, "images of cluster j are blurred by j times strength pixels"),
-        "noise": Shift(noise, "images of cluster j have noise of j times strength of the range"),
-        "colour": Shift(colour, "clusters see images in grey, red, green or blue; up to 4"),
-        "thickness": Shift(
-            thickness, "strokes of clusters are as they are, wider, narrower; up to 3"
-        ),
-        "anda": Shift(
-            anda,
-            "the shifts of FLUX's arena: one of four kinds, at eight levels",
-            of_clients=True,
-            check=check_level,
-        ),
+        "none": Shift(_leave_unchanged, catalogue.SHIFTS["none"]),
+        "label_swap": Shift(_label_swap, catalogue.SHIFTS["label_swap"]),
+        "label_permutation": Shift(_label_permutation, catalogue.SHIFTS["label_permutation"]),
+        "rotation": Shift(_rotation, catalogue.SHIFTS["rotation"]),
+        "invert": Shift(invert, catalogue.SHIFTS["invert"]),
+        "blur": Shift(blur, catalogue.SHIFTS["blur"]),
+        "noise": Shift(noise, catalogue.SHIFTS["noise"]),
+        "colour": Shift(colour, catalogue.SHIFTS["colour"]),
+        "thickness": Shift(thickness, catalogue.SHIFTS["thickness"]),
+        "anda": Shift(anda, catalogue.SHIFTS["anda"], of_clients=True, check=check_level),
     }
 )
 

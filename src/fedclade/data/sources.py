@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from fedclade import catalogue
 from fedclade.core import ConfigError, DataError, check_arguments, unknown
 from fedclade.data.images import load_cifar10, load_digits, load_femnist, load_mnist, load_synthetic
 from fedclade.data.pool import Pool
@@ -38,28 +39,18 @@ class Source:
 
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
-        "digits": Source(load_digits, "1,797 handwritten digits, 8×8, bundled with scikit-learn"),
-        "mnist": Source(load_mnist, "70,000 handwritten digits, 28×28", HUB_NAMES["mnist"]),
-        "cifar10": Source(
-            load_cifar10, "60,000 colour photographs of 10 things, 32×32", HUB_NAMES["cifar10"]
-        ),
-        "femnist": Source(
-            load_femnist, "handwritten characters by writer, 62 labels, 28×28", HUB_NAMES["femnist"]
-        ),
-        "ag_news": Source(
-            load_ag_news, "news articles on 4 topics: next word, or topic", HUB_NAMES["ag_news"]
-        ),
-        "sent140": Source(
-            load_sent140, "tweets by user: positive or negative", HUB_NAMES["sent140"]
-        ),
+        "digits": Source(load_digits, catalogue.DATASETS["digits"]),
+        "mnist": Source(load_mnist, catalogue.DATASETS["mnist"], HUB_NAMES["mnist"]),
+        "cifar10": Source(load_cifar10, catalogue.DATASETS["cifar10"], HUB_NAMES["cifar10"]),
+        "femnist": Source(load_femnist, catalogue.DATASETS["femnist"], HUB_NAMES["femnist"]),
+        "ag_news": Source(load_ag_news, catalogue.DATASETS["ag_news"], HUB_NAMES["ag_news"]),
+        "sent140": Source(load_sent140, catalogue.DATASETS["sent140"], HUB_NAMES["sent140"]),
         "tiny_shakespeare": Source(
             load_tiny_shakespeare,
-            "Shakespeare's plays by speaker: next word",
+            catalogue.DATASETS["tiny_shakespeare"],
             HUB_NAMES["tiny_shakespeare"],
         ),
-        "synthetic": Source(
-            load_synthetic, "Synthetic(α, β) of the FedProx and FedGroup papers, made by seed"
-        ),
+        "synthetic": Source(load_synthetic, catalogue.DATASETS["synthetic"]),
     }
 )
 """Data sources of fedclade by name; :func:`load_pool` loads one."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedclade import catalogue
 from fedclade.core import (
     ConfigError,
     ModelError,
@@ -290,18 +291,13 @@ class Model:
 
 
 MODELS: Mapping[str, Model] = {
-    "mclr": Model(mclr, "multinomial logistic regression: one dense layer"),
-    "mlp": Model(mlp, "one hidden layer (hidden = 128; FEMNIST in the FedGroup paper: 512)"),
-    "cnn": Model(cnn, "FL+HC's: two 5×5 convolutions (32, 64) with max-pools, dense 512"),
-    "lenet": Model(
-        lenet,
-        "LeNet-5 with average pools, of FLUX and ANDA: 5×5 convolutions (6, 16), dense 120 and 84",
-    ),
-    "cifar_cnn": Model(cifar_cnn, "five layers: three 3×3 convolutions with max-pools, two dense"),
-    "lstm": Model(lstm, "two-layer LSTM over words: predicts the next one, or classifies the text"),
-    "vector_lstm": Model(
-        vector_lstm, "two-layer LSTM over word vectors: classifies the text (FedGroup's Sent140)"
-    ),
+    "mclr": Model(mclr, catalogue.MODELS["mclr"]),
+    "mlp": Model(mlp, catalogue.MODELS["mlp"]),
+    "cnn": Model(cnn, catalogue.MODELS["cnn"]),
+    "lenet": Model(lenet, catalogue.MODELS["lenet"]),
+    "cifar_cnn": Model(cifar_cnn, catalogue.MODELS["cifar_cnn"]),
+    "lstm": Model(lstm, catalogue.MODELS["lstm"]),
+    "vector_lstm": Model(vector_lstm, catalogue.MODELS["vector_lstm"]),
 }
 
 MOST_PARAMETERS = 2**30

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from fedclade.report.score import Score, label_of
     from fedclade.report.suite import LEVEL, Ranks, SuiteComparison, rank_figure, rank_methods
     from fedclade.report.tables import (
-        Terminal,
         add_figures,
         check_table,
         cluster_table,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
         tolerate_missing_figures,
         tree_view,
     )
+    from fedclade.report.terminal import Terminal
 
 __all__ = [
     "LEVEL",

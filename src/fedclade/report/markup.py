@@ -15,7 +15,7 @@ from rich.tree import Tree
 
 from fedclade.report.colours import palette
 from fedclade.report.page.section import Card
-from fedclade.report.tables import visible
+from fedclade.report.terminal import visible
 
 SEEN = palette(night=True)
 """Colours, by name, that are visible on dark and on light pages."""

@@ -22,7 +22,7 @@ from fedclade.core import ParameterTree, in_notebook
 from fedclade.report import markup
 from fedclade.report.formats import duration, significant
 from fedclade.report.score import label_of
-from fedclade.report.tables import Terminal
+from fedclade.report.terminal import Terminal
 from fedclade.runs import OnRound, Row, counting
 
 SHOWN = 12

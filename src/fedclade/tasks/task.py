@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedclade import catalogue
 from fedclade.core import (
     IGNORED,
     ConfigError,
@@ -228,14 +229,7 @@ METRICS_OF: Mapping[TaskKind, Sequence[str]] = {
 TASKS: Mapping[str, Task] = {kind: Task(kind, name=kind) for kind in LOSS_OF}
 """Built-in tasks by name."""
 
-SUMMARIES: Mapping[str, str] = {
-    "classification": "one label of several: cross-entropy",
-    "binary": "yes or no, from one logit: binary cross-entropy",
-    "multilabel": "yes or no for each of several labels: binary cross-entropy",
-    "regression": "one number or several: squared error",
-    "language": "the next token at each place: cross-entropy",
-    "segmentation": "a label of each pixel, some ignored: cross-entropy",
-}
+SUMMARIES: Mapping[str, str] = catalogue.TASKS
 """Short descriptions of the built-in tasks, for the command line and the documentation."""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedclade import catalogue
 from fedclade.core import (
     ConfigError,
     EngineError,
@@ -197,13 +198,7 @@ def without_dropout(module: nn.Module) -> nn.Module:
     return calm
 
 
-ENGINES: Mapping[str, str] = {
-    "auto": "the fastest engine for the model, by measurements that are cached",
-    "stacked": "all clients in one batched program",
-    "workers": "clients in parallel, in one process for each core (CPU, Linux)",
-    "vmap": "all clients by torch.func.vmap",
-    "loop": "one client after another",
-}
+ENGINES: Mapping[str, str] = catalogue.ENGINES
 """Names of all engines that run on this machine, with a line of help for each."""
 
 TOGETHER: Mapping[str, Callable[[], Engine]] = {"stacked": StackedEngine, "vmap": VmapEngine}
@@ -215,9 +210,7 @@ REPLAYED = "stacked, replayed"
 FITTED = "loop, channels last"
 """Name of the loop on a copy of the module that is faster on one CPU thread."""
 
-REMOTE: Mapping[str, str] = {
-    "ray": "clients on the actors of a Ray cluster, each with an engine of its own"
-}
+REMOTE: Mapping[str, str] = catalogue.REMOTE
 """Names of engines that train in other processes or on other machines, with a line of help."""
 
 _log = logging.getLogger(__name__)

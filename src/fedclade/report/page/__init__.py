@@ -3,21 +3,31 @@
 Each page is one HTML file that needs no other files and no network connection.
 """
 
-from fedclade.report.page.comparison import REPORT, comparison_page, run_labels
-from fedclade.report.page.dashboard import PORT, Dashboard
-from fedclade.report.page.inspection import describe_inspection, inspection_page, inspection_tables
-from fedclade.report.page.one_run import run_page, write_report
-from fedclade.report.page.section import (
-    Card,
-    Page,
-    Section,
-    Table,
-    page_html,
-    section_html,
-    state_json,
-    write_page,
-)
-from fedclade.report.run_view import RunView
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.report.page.address import PORT
+    from fedclade.report.page.comparison import REPORT, comparison_page, run_labels
+    from fedclade.report.page.dashboard import Dashboard
+    from fedclade.report.page.inspection import (
+        describe_inspection,
+        inspection_page,
+        inspection_tables,
+    )
+    from fedclade.report.page.one_run import run_page, write_report
+    from fedclade.report.page.section import (
+        Card,
+        Page,
+        Section,
+        Table,
+        page_html,
+        section_html,
+        state_json,
+        write_page,
+    )
+    from fedclade.report.run_view import RunView
 
 __all__ = [
     "PORT",
@@ -40,3 +50,6 @@ __all__ = [
     "write_page",
     "write_report",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

@@ -13,16 +13,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedclade.core import RunError
+from fedclade.report.page.address import HOST, PORT
 from fedclade.report.page.one_run import run_cards, run_page
 from fedclade.report.page.section import Page, cards_html, page_html, state_json
 from fedclade.report.run_view import RunView
 from fedclade.report.score import Score
 from fedclade.runs import Callback, EndRecord, RoundRecord, Run
-
-HOST = "127.0.0.1"
-
-PORT = 8321
-"""Default port of the dashboard."""
 
 TIMES_A_BUILD = 100
 """Pause between two builds of the page, as a multiple of the duration of a build.
