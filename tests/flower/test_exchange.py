@@ -13,11 +13,19 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 from flwr.app.error import Error
+from flwr.common.constant import ErrorCode
 
 from fedclade.channel.traffic import Meter
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from fedclade.flower import LocalGrid, LocalNode, wire
-from fedclade.flower.exchange import FIRST_PAUSE, LOG_EVERY, LONGEST_PAUSE, UNREACHED, Exchange
+from fedclade.flower.exchange import (
+    FIRST_PAUSE,
+    LOG_EVERY,
+    LONGEST_PAUSE,
+    STOPPED,
+    UNREACHED,
+    Exchange,
+)
 from fedclade.flower.wire import Content
 from tests.flower.grids import Clock, answered
 
@@ -234,3 +242,53 @@ def test_bytes_of_vectors_are_counted_both_ways_and_those_that_did_not_leave_are
         len(list(Exchange(grid, meter, 1.0).ask({7: question, 8: question}, "train", "1", 20))) == 2
     )
     assert (meter.bytes_down, meter.bytes_up) == (12, 20)
+
+
+@dataclass
+class SlowStarter:
+    """ClientApp whose first processes stop before they reply, as a SuperNode reports it."""
+
+    stops: int
+    starts: int = 0
+
+    def __call__(self, message: Message, context: Any) -> Message:
+        self.starts += 1
+        if self.starts > self.stops:
+            return echo(message, context)
+        error = Error(ErrorCode.CLIENT_APP_CRASHED, "ClientApp stopped responding.")
+        return Message(error, reply_to=message)
+
+
+def test_a_request_is_repeated_once_to_a_client_app_that_stopped_before_it_replied():
+    app = SlowStarter(stops=1)
+    grid = SlowGrid(Clock(), {7: 1.0}, app)
+    assert {node: said(answer) for node, answer in ask(grid).items()} == {7: 7}
+    assert (grid.pushed, app.starts) == ([1, 1], 2)
+
+
+def test_a_client_app_that_stops_again_is_left_out_with_the_cause():
+    app = SlowStarter(stops=9)
+    grid = SlowGrid(Clock(), {7: 1.0}, app)
+    assert ask(grid) == {7: STOPPED}
+    assert "Flower's token for the task expires" in STOPPED
+    assert app.starts == 2
+
+
+def test_the_repeated_request_has_the_same_deadline():
+    app = SlowStarter(stops=1)
+    grid = SlowGrid(Clock(), {7: 6.0}, app)
+    assert ask(grid, deadline=10.0) == {7: TOO_LATE}
+    assert grid.clock.now == pytest.approx(10.0)
+
+
+def test_a_repeated_request_that_cannot_be_sent_leaves_the_client_out_with_the_cause():
+    app = SlowStarter(stops=1)
+    grid = SlowGrid(Clock(), {7: 1.0}, app)
+    pushes = iter([(), (7,)])
+
+    def push(messages: Iterable[Message]) -> Iterable[str | None]:
+        grid.lost = next(pushes)
+        return SlowGrid.push_messages(grid, messages)
+
+    grid.push_messages = push  # type: ignore[method-assign]
+    assert ask(grid) == {7: STOPPED}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedclade.cli.app import app as cli
 from fedclade.flower import LocalGrid
-from fedclade.flower.from_config import show
+from fedclade.flower.server_from_config import show
 from fedclade.flower.signing import key_of
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run

@@ -67,7 +67,7 @@ def grid_of(tables: Sequence[Mapping[str, list[Any]]], **options: Any) -> LocalG
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        import_module("fedclade.flower.from_config"), "add_figures", lambda *_: None
+        import_module("fedclade.flower.server_from_config"), "add_figures", lambda *_: None
     )
 
 

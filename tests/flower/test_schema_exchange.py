@@ -90,7 +90,7 @@ def grid_of_frames(*frames: Any, **settings: Any) -> LocalGrid:
 def _no_figures(monkeypatch: pytest.MonkeyPatch):
     """A server app draws figures at the end, which these tests do not look at."""
     monkeypatch.setattr(
-        import_module("fedclade.flower.from_config"), "add_figures", lambda *_: None
+        import_module("fedclade.flower.server_from_config"), "add_figures", lambda *_: None
     )
 
 

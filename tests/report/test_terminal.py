@@ -15,7 +15,7 @@ from rich.text import Text
 from fedclade.cli import main
 from fedclade.cli.options import new_console
 from fedclade.core.errors import RunError
-from fedclade.flower.from_config import show
+from fedclade.flower.server_from_config import show
 from fedclade.report import RunProgress, cluster_table, show_run
 from fedclade.report.page import RunView, run_page
 from fedclade.report.terminal import Terminal, visible

@@ -43,9 +43,22 @@ def lazy_names(package: str) -> Callable[[str], Any]:
     def import_name(name: str) -> Any:
         module = modules().get(name, package)
         value = _import_submodule(package, name) if module == package else _get(module, name)
-        setattr(sys.modules[package], name, value)
+        vars(sys.modules[package])[name] = value
         return value
 
+    class Package(ModuleType):
+        """Package in which a public name is never replaced by a submodule of the same name.
+
+        Python stores each imported submodule in its package, such as ``fedclade.data.federation``,
+        and would so hide the function of this name.
+        """
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{package}.{name}"
+            if not is_submodule or modules().get(name, package) == package:
+                super().__setattr__(name, value)
+
+    sys.modules[package].__class__ = Package
     return import_name
 
 

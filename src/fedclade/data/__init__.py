@@ -6,55 +6,70 @@ rotated images), and a *federation* is the resulting set of clients with their d
 subpackages, this subpackage imports only :mod:`fedclade.core`.
 """
 
-from fedclade.data.agreement import Agreement, Encoding, Proposal, agree, encode_federation
-from fedclade.data.arrays import InputKind, cache_folder
-from fedclade.data.attributes import Attributes, as_attributes, check_attributes, read_attributes
-from fedclade.data.cell_values import Notation
-from fedclade.data.client_data import Augment, ClientData, Stage, map_labels, resolve_augment
-from fedclade.data.client_statistics import Statistics, StatisticsQuery, bounded, compute_statistics
-from fedclade.data.client_table import ClientTable, SplitRows
-from fedclade.data.client_traits import Trait, describe_clients
-from fedclade.data.columns import Rows, Sheet, read_sheet
-from fedclade.data.concepts import PlantedSettings, concepts, write_planted
-from fedclade.data.csv_format import TextFormat
-from fedclade.data.drift import Drift
-from fedclade.data.federation import Federation
-from fedclade.data.files import (
-    FilesSettings,
-    TableSource,
-    choose_excluded,
-    federation_from_frame,
-    match_files,
-)
-from fedclade.data.folder import open_folder
-from fedclade.data.folder_writing import ClientBlock, OnClients, write_federation, write_folder
-from fedclade.data.inspection import FEW_ROWS, ClientInfo, ColumnInfo, Inspection, inspect_files
-from fedclade.data.load import check_data_settings, check_newcomers, load_federation
-from fedclade.data.missing import MISSING, ColumnSummary, Missing
-from fedclade.data.new_rows import InputEncoding, NewRows, encode_new_rows
-from fedclade.data.partition import PARTITIONS, Partition, Parts, find_partition, partition_pool
-from fedclade.data.poisoned import Backdoor, LabelFlip, poison_federation
-from fedclade.data.pool import Pool
-from fedclade.data.reading import NamedColumns, is_dataset
-from fedclade.data.schema import (
-    DataSchema,
-    InputColumn,
-    SchemaError,
-    join_some,
-    name_differences,
-    read_declared,
-    show_some,
-)
-from fedclade.data.shift import SHIFTS, Shift, View, find_shift, shift_views
-from fedclade.data.sources import SOURCES, Source, load_pool
-from fedclade.data.standardize import (
-    replace_pool,
-    rescale_federation,
-    scale_as_in_run,
-    undo_default_scaling,
-)
-from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
-from fedclade.data.user_data import OwnSettings, federation, one_client, pool_from_torch
+from typing import TYPE_CHECKING
+
+from fedclade.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fedclade.data.agreement import Agreement, Encoding, Proposal, agree, encode_federation
+    from fedclade.data.arrays import InputKind, cache_folder
+    from fedclade.data.attributes import (
+        Attributes,
+        as_attributes,
+        check_attributes,
+        read_attributes,
+    )
+    from fedclade.data.cell_values import Notation
+    from fedclade.data.client_data import Augment, ClientData, Stage, map_labels, resolve_augment
+    from fedclade.data.client_statistics import (
+        Statistics,
+        StatisticsQuery,
+        bounded,
+        compute_statistics,
+    )
+    from fedclade.data.client_table import ClientTable, SplitRows
+    from fedclade.data.client_traits import Trait, describe_clients
+    from fedclade.data.columns import Rows, Sheet, read_sheet
+    from fedclade.data.concepts import PlantedSettings, concepts, write_planted
+    from fedclade.data.csv_format import TextFormat
+    from fedclade.data.drift import Drift
+    from fedclade.data.federation import Federation
+    from fedclade.data.files import (
+        FilesSettings,
+        TableSource,
+        choose_excluded,
+        federation_from_frame,
+        match_files,
+    )
+    from fedclade.data.folder import open_folder
+    from fedclade.data.folder_writing import ClientBlock, OnClients, write_federation, write_folder
+    from fedclade.data.inspection import FEW_ROWS, ClientInfo, ColumnInfo, Inspection, inspect_files
+    from fedclade.data.load import check_data_settings, check_newcomers, load_federation
+    from fedclade.data.missing import MISSING, ColumnSummary, Missing
+    from fedclade.data.new_rows import InputEncoding, NewRows, encode_new_rows
+    from fedclade.data.partition import PARTITIONS, Partition, Parts, find_partition, partition_pool
+    from fedclade.data.poisoned import Backdoor, LabelFlip, poison_federation
+    from fedclade.data.pool import Pool
+    from fedclade.data.reading import NamedColumns, is_dataset
+    from fedclade.data.schema import (
+        DataSchema,
+        InputColumn,
+        SchemaError,
+        join_some,
+        name_differences,
+        read_declared,
+        show_some,
+    )
+    from fedclade.data.shift import SHIFTS, Shift, View, find_shift, shift_views
+    from fedclade.data.sources import SOURCES, Source, load_pool
+    from fedclade.data.standardize import (
+        replace_pool,
+        rescale_federation,
+        scale_as_in_run,
+        undo_default_scaling,
+    )
+    from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
+    from fedclade.data.user_data import OwnSettings, federation, one_client, pool_from_torch
 
 __all__ = [
     "FEW_ROWS",
@@ -152,3 +167,6 @@ __all__ = [
     "write_folder",
     "write_planted",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

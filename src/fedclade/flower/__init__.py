@@ -11,26 +11,24 @@ dependency.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fedclade.core.lazy_names import lazy_names
 from fedclade.flower.requirement import check_flower
 
 check_flower()  # before anything of Flower is imported
 
-from fedclade.flower.client_app import client_app  # noqa: E402
-from fedclade.flower.continuation import continue_run  # noqa: E402
-from fedclade.flower.federate import federate  # noqa: E402
-from fedclade.flower.from_config import (  # noqa: E402
-    client_app_from_config,
-    finish_run,
-    server_app,
-    server_app_from_config,
-)
-from fedclade.flower.grid_clients import GridClients  # noqa: E402
-from fedclade.flower.network import Network  # noqa: E402
-
+# An app of a client need not wait for the modules of the server, and no app for the local grid,
+# which uses internals of Flower that may change between versions.
 if TYPE_CHECKING:
+    from fedclade.flower.client_app import client_app
+    from fedclade.flower.continuation import continue_run
+    from fedclade.flower.federate import federate
+    from fedclade.flower.from_config import client_app_from_config
+    from fedclade.flower.grid_clients import GridClients
     from fedclade.flower.local_grid import LocalGrid, LocalNode
+    from fedclade.flower.network import Network
+    from fedclade.flower.server_from_config import finish_run, server_app, server_app_from_config
 
 __all__ = [
     "GridClients",
@@ -46,15 +44,5 @@ __all__ = [
     "server_app_from_config",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import ``LocalGrid`` or ``LocalNode`` when the name is first used (PEP 562).
-
-    Both classes are in a module that uses internals of Flower, which may change between versions.
-    Apps do not need the classes, so an import of the package must not import that module.
-    """
-    if name in ("LocalGrid", "LocalNode"):
-        from fedclade.flower import local_grid
-
-        return getattr(local_grid, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
+    __getattr__ = lazy_names(__name__)

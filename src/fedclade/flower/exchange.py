@@ -287,6 +287,13 @@ LONGEST_PAUSE = 1.0
 LOG_EVERY = 30.0  # seconds between two log lines with the number of replies
 # Reason for leaving a client out if the grid did not accept its message.
 UNREACHED = "could not be sent a message"
+# Reason for a SuperNode's error: it had no heartbeat of the ClientApp's process for a minute, so the
+# token with which the process takes up its task has expired.
+STOPPED = (
+    "the ClientApp stopped responding before it replied: on an overloaded machine, importing the "
+    "app can take so long that Flower's token for the task expires; start fewer clients at once on "
+    "the machine, and see the log of the SuperNode for other causes"
+)
 
 T = TypeVar("T")
 
@@ -333,7 +340,8 @@ class Exchange:
         """Send requests to nodes; yield each node with its verified reply, in order of arrival.
 
         For a node without a usable reply before the deadline, the reason is yielded in place of the
-        reply.
+        reply. If the ClientApp of a node stopped before it replied, the request is sent to the node
+        once more.
 
         Parameters
         ----------
@@ -349,11 +357,25 @@ class Exchange:
         pending, lost = self.send(contents, kind, group, self._deadline, largest)
         yield from ((node, UNREACHED) for node in lost)
         end = self.clock() + self._deadline
+        repeated: set[int] = set()
         pause = FIRST_PAUSE
         logged = self.clock()
         while pending:
             before = len(pending)
-            yield from self.poll(pending)
+            stopped: list[int] = []
+            for node, reply in self.poll(pending):
+                if reply == STOPPED and node not in repeated and self.clock() < end:
+                    stopped.append(node)
+                else:
+                    yield node, reply
+                del reply  # or the reply would stay in memory until the next arrives
+            if stopped:
+                _log.warning("the ClientApps of %d nodes stopped; asking again", len(stopped))
+                again = {node: contents[node] for node in stopped}
+                sent, lost = self.send(again, kind, group, end - self.clock(), largest)
+                pending |= sent
+                repeated.update(stopped)
+                yield from ((node, STOPPED) for node in lost)
             if not pending or self.clock() >= end:
                 break
             if self.clock() - logged >= LOG_EVERY:
@@ -435,7 +457,9 @@ class Exchange:
         if reply.has_error():  # an error message is from the SuperLink, not from the node
             code = reply.error.code
             reason = clean(reply.error.reason or "")
-            return DROPPED_OUT if code == ErrorCode.NODE_UNAVAILABLE else f"error {code}: {reason}"
+            if code == ErrorCode.NODE_UNAVAILABLE:
+                return DROPPED_OUT
+            return STOPPED if code == ErrorCode.CLIENT_APP_CRASHED else f"error {code}: {reason}"
         if reply.metadata.src_node_id != request.node:
             return f"the reply is from another node, {reply.metadata.src_node_id}"
         try:
