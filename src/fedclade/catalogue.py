@@ -45,6 +45,40 @@ METHODS: Mapping[str, str] = {
 }
 """Built-in algorithms, in the order in which they are listed."""
 
+CREDITS: Mapping[str, str] = {
+    "cfl": "Sattler et al. 2019",
+    "fl_hc": "Briggs et al. 2020",
+    "fedgroup": "Duan et al. 2020",
+    "flexcfl": "Duan et al. 2021",
+    "ifca": "Ghosh et al. 2020",
+    "clove": "Bhatia et al. 2026",
+    "fesem": "Xie et al. 2020",
+    "fedsoft": "Ruan and Joe-Wong 2022",
+    "feddrift": "Jothimurugesan et al. 2023",
+    "fedem": "Marfoq et al. 2021",
+    "fedrc": "Guo et al. 2024",
+    "pacfl": "Vahidian et al. 2023",
+    "flux": "Fenoglio et al. 2025",
+    "stocfl": "Zeng et al. 2023",
+    "ocfl": "Zuziak et al. 2024",
+    "ditto": "Li et al. 2021",
+    "apfl": "Deng et al. 2020",
+    "pfedme": "Dinh et al. 2020",
+    "per_fedavg": "Fallah et al. 2020",
+    "scaffold": "Karimireddy et al. 2020",
+    "fedper": "Arivazhagan et al. 2019",
+    "fedrep": "Collins et al. 2021",
+    "lg_fedavg": "Liang et al. 2020",
+    "fedbn": "Li et al. 2021",
+    "fedbuff": "Nguyen et al. 2022",
+}
+"""Authors and year of the paper that describes an algorithm, if it is exactly one paper."""
+
+CREDITED: Mapping[str, str] = {
+    name: f"{line} ({CREDITS[name]})" if name in CREDITS else line for name, line in METHODS.items()
+}
+"""Descriptions of built-in algorithms, each with its authors and year."""
+
 DATASETS: Mapping[str, str] = {
     "digits": "1,797 handwritten digits, 8×8, bundled with scikit-learn",
     "mnist": "70,000 handwritten digits, 28×28",

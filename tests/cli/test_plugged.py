@@ -57,7 +57,9 @@ def call(
     (tmp_path / "tea_commands.py").write_text(SOURCE)
     info = tmp_path / "tea-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tea\nVersion: 1.0\nSummary: Everything about tea\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tea\nVersion: 1.0\nSummary: Everything about tea\n"
+    )
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")

@@ -1070,7 +1070,10 @@ def test_import_needs_nothing_but_the_core():
             "scipy.special",
         ),
     )
-    code = f"import sys, fedclade; print([name for name in {packages} if name in sys.modules])"
+    code = (
+        "import sys, fedclade; fedclade.simulate; fedclade.load_federation; "
+        f"print([name for name in {packages} if name in sys.modules])"
+    )
     outcome = subprocess.run(
         [sys.executable, "-c", code + STEP], capture_output=True, text=True, check=True
     )

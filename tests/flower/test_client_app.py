@@ -19,9 +19,9 @@ from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.data import DataSchema
 from fedclade.flower import LocalGrid, LocalNode, client_app, server_app, wire
 from fedclade.flower.client_app import MOST_READY, app_for, node_settings
-from fedclade.flower.server_from_config import show
 from fedclade.flower.policy import Policy
 from fedclade.flower.private_replies import BUDGET_SPENT
+from fedclade.flower.server_from_config import show
 from fedclade.flower.signing import with_nonce
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from fedclade import Algorithm, Run, simulate
 from fedclade.algorithms import State, log_of, train_clusters
 from fedclade.algorithms import move_clusters as moved
-from fedclade.cli.report import report
+from fedclade.cli import app
 from fedclade.core.events import ClusterSplit, Event
 from fedclade.core.tree import ParameterTree
 from fedclade.report.page import RunView, run_page
@@ -120,7 +121,7 @@ def test_the_report_of_a_method_of_ones_own_is_written_whatever_its_events_tell(
         folder=folder,
     )
     assert {event["kind"] for event in Run.load(folder).events} == set(KINDS)
-    report([folder])
+    assert CliRunner().invoke(app, ["report", str(folder)], catch_exceptions=False).exit_code == 0
     assert {path.name for path in (folder / "figures").iterdir()} == {"accuracy.png", "norms.png"}
     page = (folder / "report.html").read_text()
     accuracy = f"{100 * run.summary['accuracy']['mean']:.1f} %"

@@ -34,6 +34,7 @@ def implemented_in(module: str) -> Callable[[Callable[..., None]], Callable[...,
         def call(**options: Any) -> None:
             getattr(import_module(module), declaration.__name__)(**options)
 
+        vars(call)["module"] = module
         return call
 
     return decorate

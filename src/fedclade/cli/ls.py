@@ -30,7 +30,7 @@ class Listing:
 
 
 LISTINGS: Mapping[Kind, Listing] = {
-    Kind.ALGORITHMS: Listing(catalogue.METHODS, "algorithms"),
+    Kind.ALGORITHMS: Listing(catalogue.CREDITED, "algorithms"),
     Kind.DATASETS: Listing(catalogue.DATASETS, "data"),
     Kind.PARTITIONS: Listing(catalogue.PARTITIONS, "partitions"),
     Kind.SHIFTS: Listing(catalogue.SHIFTS, "shifts"),
