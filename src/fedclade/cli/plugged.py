@@ -61,8 +61,8 @@ def _summarize_package(point: EntryPoint) -> str:
     """Return the summary of the package that provides an entry point."""
     if point.dist is None:
         return f"Command of {point.module}."
-    summary = point.dist.metadata.get("Summary")
-    return f"{summary or 'Command of another package'} (package {point.dist.name})."
+    summary = point.dist.metadata.json.get("summary", "Command of another package")
+    return f"{summary} (package {point.dist.name})."
 
 
 def _import_command(point: EntryPoint) -> click.Command:
