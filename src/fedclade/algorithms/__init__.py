@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.algorithms.apfl import APFL

@@ -9,7 +9,7 @@ and networks import this package; algorithms must not.
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.channel.accounting import (

@@ -10,7 +10,7 @@ run or clients; only the assignment of newcomers sends queries to clients. The p
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.clustering.descriptors import (

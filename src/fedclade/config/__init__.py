@@ -7,7 +7,7 @@ and by runs over a network, and imports the packages whose settings it checks.
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.config.batch import Batch, check_labels, run_name

@@ -495,6 +495,7 @@ __all__ = [
     "is_statistic",
     "known_arguments",
     "label_rates",
+    "lazy_names",
     "loaded",
     "local_rule",
     "make_folder",

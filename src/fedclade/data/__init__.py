@@ -8,7 +8,7 @@ subpackages, this subpackage imports only :mod:`fedclade.core`.
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.data.agreement import Agreement, Encoding, Proposal, agree, encode_federation

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 from fedclade.flower.requirement import check_flower
 
 check_flower()  # before anything of Flower is imported

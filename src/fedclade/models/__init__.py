@@ -6,7 +6,7 @@ Runs, the network and reports import this package. Of fedclade's other packages,
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.models.build import (

@@ -7,7 +7,7 @@ imported by the command line and the network.
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.report import style

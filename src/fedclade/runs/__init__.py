@@ -8,7 +8,7 @@ training). Reports, the network and the command line import this package.
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.runs.assembly import AssembledRun, Connected, Deployment, assemble_run

@@ -11,7 +11,7 @@ The command line imports this package, which imports configs and reports.
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.sweeps.advice import Advice, Gain

@@ -6,7 +6,7 @@ which it is evaluated. The package imports only :mod:`fedclade.core`.
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.tasks.intervals import (

@@ -6,7 +6,7 @@ network and reports may import this package; it imports runs and core.
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.trackers.mlflow import MLflowTracker, TensorBoardTracker, WandbTracker

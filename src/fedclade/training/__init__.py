@@ -11,7 +11,7 @@ nodes of a network.
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.training.auto import ENGINES, REMOTE, check_engine

@@ -5,7 +5,7 @@ Each page is one HTML file that needs no other files and no network connection.
 
 from typing import TYPE_CHECKING
 
-from fedclade.core.lazy_names import lazy_names
+from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.report.page.address import PORT

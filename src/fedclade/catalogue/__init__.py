@@ -1,7 +1,8 @@
 """Catalogue: the names of everything that is built in, each with a line of description.
 
-``fedclade ls``, ``--help`` and shell completion need no more than these names. The module imports no
-other module, so these commands need not wait for torch. Registries such as
+``fedclade ls``, ``--help`` and shell completion need no more than these names. Every other package
+may import this package, which imports no other package, so that these commands need not wait for
+torch. Registries such as
 ``fedclade.algorithms.METHODS`` have the implementations, and take the descriptions from here.
 """
 
@@ -158,3 +159,17 @@ TRACKERS: Mapping[str, str] = {
     "wandb": "Tracker that writes every round to Weights & Biases",
 }
 """Services that log a run, as the option ``--log`` names them."""
+
+__all__ = [
+    "CREDITED",
+    "CREDITS",
+    "DATASETS",
+    "ENGINES",
+    "METHODS",
+    "MODELS",
+    "PARTITIONS",
+    "REMOTE",
+    "SHIFTS",
+    "TASKS",
+    "TRACKERS",
+]
