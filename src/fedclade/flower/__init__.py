@@ -28,11 +28,13 @@ from fedclade.flower.from_config import (  # noqa: E402
 )
 from fedclade.flower.grid_clients import GridClients  # noqa: E402
 from fedclade.flower.network import Network  # noqa: E402
+from fedclade.flower.strategy import ClusteredStrategy, part_of  # noqa: E402
 
 if TYPE_CHECKING:
     from fedclade.flower.local_grid import LocalGrid, LocalNode
 
 __all__ = [
+    "ClusteredStrategy",
     "GridClients",
     "LocalGrid",
     "LocalNode",
@@ -42,6 +44,7 @@ __all__ = [
     "continue_run",
     "federate",
     "finish_run",
+    "part_of",
     "server_app",
     "server_app_from_config",
 ]
