@@ -127,11 +127,18 @@ class AppDeployment(Deployment):
         return len(self.nodes.ids)
 
     def build_algorithm(self, algorithm: Algorithm | str) -> Algorithm:
-        """Return the algorithm, given itself or its name."""
-        if isinstance(algorithm, Algorithm):
-            return algorithm
-        options = {**PLAIN.get(algorithm, {}), **self.chosen.options}
-        return build_algorithm(algorithm, options, self.roster.true_clusters)
+        """Return the algorithm, given itself or its name.
+
+        Raises
+        ------
+        ConfigError
+            If plain ClientApps do not suffice for the algorithm.
+        """
+        if not isinstance(algorithm, Algorithm):
+            options = {**PLAIN.get(algorithm, {}), **self.chosen.options}
+            algorithm = build_algorithm(algorithm, options, self.roster.true_clusters)
+        self._has_parts = rehearse(algorithm).has_parts
+        return algorithm
 
     def prepare(
         self, settings: RunSettings, algorithm: Algorithm, model: ArrayRecord
@@ -145,14 +152,13 @@ class AppDeployment(Deployment):
         Raises
         ------
         ConfigError
-            If a ClientApp does not suffice for the algorithm or the settings, or its metrics cannot
-            be identified.
+            If the metrics of clients cannot be identified, or a ClientApp trains on all of its data
+            where the algorithm needs parts of it.
         ModelError
             If the initial arrays are no model.
         UpdateError
             If no node can evaluate the initial model.
         """
-        self._has_parts = rehearse(algorithm).has_parts
         self.model = ArrayModel.of(model, self.chosen.buffers)
         self._initial = self._make_initial(model, algorithm, settings.seed)
         self._keys = self._probe_scores(model)

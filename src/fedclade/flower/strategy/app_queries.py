@@ -186,9 +186,8 @@ def _declared_problem(requires: Requires) -> str:
         return f"the {requires.personal} of each client's model stays with the client"
     if requires.mixture is not None:
         return "clients train a mixture of models"
-    about_data = [kind for kind in requires.disclosures if kind != "choice"]
-    if about_data:
-        return f"clients report numbers about their data ({', '.join(about_data)})"
+    if requires.data_queries:
+        return f"clients report numbers about their data ({', '.join(requires.data_queries)})"
     return ""
 
 

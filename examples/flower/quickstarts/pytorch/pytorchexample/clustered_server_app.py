@@ -18,7 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     lr = context.run_config["learning-rate"]
 
     arrays = ArrayRecord(Net().state_dict())
-    strategy = ClusteredStrategy("cfl", eps1=1.0, eps2=2.0, fraction_evaluate=fraction_evaluate)
+    strategy = ClusteredStrategy("cfl", eps1=2.0, eps2=3.0, fraction_evaluate=fraction_evaluate)
     result = strategy.start(
         grid=grid,
         initial_arrays=arrays,
