@@ -170,7 +170,9 @@ def typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
     """Return a message as a Flower record, from plain values and vectors by name."""
-    content = RecordDict({_VALUES: ConfigRecord({"protocol": PROTOCOL, "fedclade": RELEASE, **values})})
+    content = RecordDict(
+        {_VALUES: ConfigRecord({"protocol": PROTOCOL, "fedclade": RELEASE, **values})}
+    )
     if vectors:
         content[_VECTORS] = ArrayRecord(dict(vectors))
     return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,9 @@ def test_flowers_clipping_mod_clips_updates():
 
 
 def test_whole_numbers_and_running_statistics_do_not_count_in_comparisons():
-    record = initial_arrays(**{"bn.running_mean": np.zeros(2), "count": np.array(3, dtype=np.int64)})
+    record = initial_arrays(
+        **{"bn.running_mean": np.zeros(2), "count": np.array(3, dtype=np.int64)}
+    )
 
     def change(client: int, content: RecordDict) -> None:
         if content.array_records:
@@ -198,17 +201,15 @@ def test_a_reply_without_examples_is_left_out_and_a_run_of_such_replies_ends():
 
 
 def test_the_methods_that_work_are_those_that_are_listed():
-    working: list[str] = []
+    refused: list[str] = []
     for method in METHODS:
         options = PLAIN.get(method.name, {})
         algorithm = build_algorithm(method.name, options, {k: k % 2 for k in range(12)})
-        try:
+        with suppress(ConfigError):
             rehearse(algorithm)
-        except ConfigError as error:
-            assert "does not run with a plain ClientApp" in str(error)
-        else:
-            working.append(method.name)
-    assert sorted(working) == sorted(WORKING)
+            continue
+        refused.append(method.name)
+    assert {method.name for method in METHODS}.difference(refused) == set(WORKING)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +306,10 @@ def test_a_line_of_progress_is_logged_for_each_round(caplog):
 
 def test_settings_that_need_clients_of_fedclade_are_refused():
     with pytest.raises(ConfigError, match=r"settings\.privacy needs clients that run"):
-        ClusteredStrategy("cfl", settings=RunSettings(privacy=DifferentialPrivacy(clip_norm=1, noise_multiplier=1)))
+        ClusteredStrategy(
+            "cfl",
+            settings=RunSettings(privacy=DifferentialPrivacy(clip_norm=1, noise_multiplier=1)),
+        )
     with pytest.raises(ConfigError, match=r"settings\.rounds is set by num_rounds"):
         ClusteredStrategy("cfl", settings=RunSettings(rounds=7))
     with pytest.raises(ConfigError, match=r"EarlyStopping needs scores on validation data"):
@@ -325,7 +329,9 @@ def test_a_wrapper_of_strategies_is_refused():
 def test_initial_arrays_have_to_be_a_model():
     grid = grid_of(app_of(), 2)
     only_ints = ArrayRecord({"n": Array(np.arange(3))})
-    with pytest.raises(ModelError, match=r"at least one array of floating-point numbers .*n: int64"):
+    with pytest.raises(
+        ModelError, match=r"at least one array of floating-point numbers .*n: int64"
+    ):
         ClusteredStrategy("cfl").start(grid, only_ints)
     with pytest.raises(ModelError, match=r"the initial array 'z' has the type complex128"):
         ClusteredStrategy("cfl").start(grid, initial_arrays(z=np.zeros(1, dtype=complex)))

@@ -24,7 +24,7 @@ def config_of(place: int, count: int = 2, size: int = 0, client: int = 3) -> dic
 def test_parts_are_disjoint_and_have_all_examples():
     parts = [part_of(list(range(11)), config_of(place, 3)) for place in range(3)]
     assert sorted(map(len, parts)) == [3, 4, 4]
-    assert sorted(sum(parts, [])) == list(range(11))
+    assert sorted(each for part in parts for each in part) == list(range(11))
     sized = [part_of(list(range(11)), config_of(place, 2, 4)) for place in range(2)]
     assert [len(each) for each in sized] == [4, 4]
     assert not set(sized[0]) & set(sized[1])
@@ -43,10 +43,7 @@ def test_without_a_part_all_data_is_returned():
         (list(range(8)), list),
         (pd.DataFrame({"x": range(8)}), lambda part: part["x"].tolist()),
         (Dataset.from_dict({"x": list(range(8))}), lambda part: list(part["x"])),
-        (
-            TensorDataset(torch.arange(8)),
-            lambda part: [int(part[k][0]) for k in range(len(part))],
-        ),
+        (TensorDataset(torch.arange(8)), lambda part: [int(part[k][0]) for k in range(len(part))]),
         ((np.arange(8), np.arange(8) * 2), lambda part: list(part[1] // 2)),
         ({"x": np.arange(8)}, lambda part: list(part["x"])),
     ],
@@ -66,7 +63,9 @@ def test_what_is_no_data_is_refused():
         part_of((np.arange(8), np.arange(7)), config_of(0))
     with pytest.raises(DataError, match=r"has 1 training examples, fewer than the 2 that 2 parts"):
         part_of([1], config_of(0))
-    with pytest.raises(ConfigError, match=r"names a part of the client's data by .*'fedclade-part'"):
+    with pytest.raises(
+        ConfigError, match=r"names a part of the client's data by .*'fedclade-part'"
+    ):
         part_of([1, 2], {"fedclade-part": 0})
     with pytest.raises(ConfigError, match=r"below fedclade-part-count = 2, got 2"):
         part_of([1, 2], {**config_of(0), "fedclade-part": 2})

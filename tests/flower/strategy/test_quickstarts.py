@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -64,6 +65,18 @@ def test_at_most_three_lines_of_the_server_change_and_none_of_the_client(name: s
     assert any("ClusteredStrategy(" in line for line in added)
     client_side = (package / "client_app.py").read_text() + (package / "task.py").read_text()
     assert "fedclade" not in client_side
+
+
+def test_the_page_shows_the_changes_of_the_pytorch_quickstart():
+    page = (QUICKSTARTS.parents[2] / "docs" / "from-flower.md").read_text()
+    shown = re.findall(r"^[+-].*", page.partition("```diff\n")[2].partition("```")[0], re.MULTILINE)
+    package = QUICKSTARTS / "pytorch" / "pytorchexample"
+    texts = (
+        (package / f"{name}.py").read_text() for name in ("server_app", "clustered_server_app")
+    )
+    lines = difflib.unified_diff(*(text.splitlines() for text in texts), n=0, lineterm="")
+    changes = [line for line in lines if not line.startswith(("+++", "---", "@@"))]
+    assert [line for line in changes if line.strip("+-")] == shown
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -37,9 +37,13 @@ def test_given_names_come_first():
 
 
 def test_what_is_ambiguous_or_missing_is_named():
-    with pytest.raises(ConfigError, match=r"may be the score: \['f1', 'acc'\]; name one as score_k"):
+    with pytest.raises(
+        ConfigError, match=r"may be the score: \['f1', 'acc'\]; name one as score_k"
+    ):
         find("loss", "f1", "acc")
-    with pytest.raises(ConfigError, match=r"may be the loss: \['a_loss', 'b_loss'\]; name one as l"):
+    with pytest.raises(
+        ConfigError, match=r"may be the loss: \['a_loss', 'b_loss'\]; name one as l"
+    ):
         find("a_loss", "b_loss", "acc")
     with pytest.raises(ConfigError, match=r"score_key = 'x' is not among .*: \['acc'\]"):
         find("acc", score="x")

@@ -13,10 +13,10 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train a model with all clients, and save it."""
     num_rounds = context.run_config["num-server-rounds"]
-    fraction_train = context.run_config["fraction-train"]
+    fraction = context.run_config["fraction-train"]
 
     model = get_model()
-    strategy = FedAvg(fraction_train=fraction_train)
+    strategy = FedAvg(fraction_train=fraction)
     result = strategy.start(
         grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=num_rounds
     )

@@ -39,9 +39,5 @@ def evaluate(msg: Message, context: Context):
     _, (images, labels) = load_data(partition_id, num_partitions)
 
     loss, accuracy = measure(params, images, labels)
-    metrics = {
-        "eval_loss": float(loss),
-        "eval_acc": float(accuracy),
-        "num-examples": len(images),
-    }
+    metrics = {"eval_loss": float(loss), "eval_acc": float(accuracy), "num-examples": len(images)}
     return Message(content=RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)

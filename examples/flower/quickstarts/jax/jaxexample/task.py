@@ -14,10 +14,7 @@ def create_params(seed=0):
     """Return the initial parameters of a perceptron, as a tree of arrays."""
     first, second = jax.random.split(jax.random.PRNGKey(seed))
     return {
-        "dense": {
-            "kernel": jax.random.normal(first, (64, HIDDEN)) / 8,
-            "bias": jnp.zeros(HIDDEN),
-        },
+        "dense": {"kernel": jax.random.normal(first, (64, HIDDEN)) / 8, "bias": jnp.zeros(HIDDEN)},
         "head": {
             "kernel": jax.random.normal(second, (HIDDEN, 10)) / HIDDEN**0.5,
             "bias": jnp.zeros(10),

@@ -6,13 +6,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from sklearn.metrics import log_loss
 
-from sklearnexample.task import (
-    LABELS,
-    create_model,
-    get_model_params,
-    load_data,
-    set_model_params,
-)
+from sklearnexample.task import LABELS, create_model, get_model_params, load_data, set_model_params
 
 app = ClientApp()
 
