@@ -23,7 +23,7 @@ def test_the_true_clusters_are_found_over_a_superlink(
     shutil.copytree(EXAMPLE / "quickstarts" / "sklearn", app)
     monkeypatch.chdir(tmp_path)  # the ServerApp saves the run in its working folder
     with Deployment(tmp_path / "it", app) as deployment:
-        deployment.run({"num-server-rounds": 3})
+        deployment.run({"num-server-rounds": 2})
     run = Run.load(tmp_path / "clusters")
     clusters = {leaf.members for leaf in run.tree.leaves if leaf.members}
     nodes = {int(name): client for client, name in _names(run).items()}

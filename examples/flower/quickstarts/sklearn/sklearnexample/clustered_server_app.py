@@ -16,7 +16,7 @@ def main(grid: Grid, context: Context) -> None:
     model = create_model(context.run_config["penalty-strength"])
 
     arrays = ArrayRecord(get_model_params(model))
-    strategy = ClusteredStrategy("fl_hc", n_clusters=2, rounds_before=2)
+    strategy = ClusteredStrategy("fl_hc", n_clusters=2, rounds_before=1)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=num_rounds)
     print(result)
     strategy.run.save("clusters")
