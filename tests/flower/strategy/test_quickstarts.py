@@ -110,9 +110,11 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from sklearnexample.client_app import app
 from sklearnexample.task import create_model, get_model_params
 
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 arrays = ArrayRecord(get_model_params(create_model(1.0)))
 content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})})
 context = Context(1, 7, {"partition-id": 0, "num-partitions": 4}, RecordDict(), {"penalty-strength": 1.0})
