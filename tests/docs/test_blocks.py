@@ -32,11 +32,17 @@ def check_braces(text: str) -> None:
     assert re.sub(r"[^{}]", "", text).count("{") == text.count("}")
 
 
+def check_diff(text: str) -> None:
+    """Every line is added, removed, or the same."""
+    assert all(line[:1] in ("", "+", "-", " ") for line in text.splitlines())
+
+
 LANGUAGES: Mapping[str, Callable[[str], object]] = {
     "bash": check_shell,
     "console": lambda text: check_shell(
         "\n".join(re.findall(r"^\$ (.*)", text, flags=re.MULTILINE))
     ),
+    "diff": check_diff,
     "json": json.loads,
     "nginx": check_braces,
     "python": ast.parse,

@@ -79,7 +79,8 @@ def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFi
     assert clock.now == pytest.approx(5.0)
     assert (
         caplog.messages.count(
-            "node 100 is refused: its model differs in structure from the model of the other clients"
+            "node 100 is refused: its model differs in structure from the model of the other clients: "
+            "'1.weight' is [4, 6] float32, and [8, 6] float32 in the others"
         )
         == 1
     )

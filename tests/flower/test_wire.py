@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from torch import Tensor, nn
 
@@ -253,3 +254,40 @@ def test_texts_of_others_are_cut_and_cleaned():
 def test_a_local_training_goes_there_and_back():
     spec = LocalTraining(epochs=3, lr=0.25, clip_norm=2.0)
     assert LocalTraining(**Content({"spec": wire.to_json(spec)}).json("spec")) == spec
+
+
+def test_versions_with_the_same_format_work_together_and_others_are_named():
+    """A client of an earlier version states no version of fedclade, or another one."""
+    sent = dict(wire.record({"what": "hello"}).config_records["fedclade"])
+    assert sent["fedclade"] == wire.RELEASE
+    for release in ({"fedclade": "0.9.2"}, {}):
+        values = {name: value for name, value in sent.items() if name != "fedclade"}
+        earlier = RecordDict({"fedclade": ConfigRecord({**values, **release})})
+        assert Content.of(earlier).get("what", str) == "hello"
+        other = RecordDict({"fedclade": ConfigRecord({**values, **release, "protocol": 10})})
+        with pytest.raises(UpdateError) as refusal:
+            Content.of(other)
+        theirs = release.get("fedclade", "of an earlier version")
+        assert (
+            f"the sender's fedclade is {theirs}, the receiver's is {wire.RELEASE}; install the same "
+            "version"
+        ) in str(refusal.value)
+
+
+def test_the_first_difference_between_models_is_named():
+    ours = {"a.weight": "[2, 3] float32", "a.bias": "[2] float32"}
+    assert wire.first_difference(dict(ours), ours) == ""
+    assert wire.first_difference({"a.bias": "[2] float32"}, ours) == (
+        "'a.weight' is missing, which is [2, 3] float32 in the others"
+    )
+    assert wire.first_difference({**ours, "a.bias": "[4] float32"}, ours) == (
+        "'a.bias' is [4] float32, and [2] float32 in the others"
+    )
+    assert wire.first_difference({**ours, "b": "[] int64"}, ours) == "'b' is unknown to the others"
+
+
+def test_the_tensors_of_a_large_model_are_cut():
+    module = nn.Sequential(*(nn.Linear(1, 1) for _ in range(500)))
+    text = wire.layout_arrays(Layout.of(module))
+    assert len(text) <= wire.LONGEST_JSON
+    assert json.loads(text)["0.weight"] == "[1, 1] float32"

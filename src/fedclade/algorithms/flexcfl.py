@@ -217,7 +217,9 @@ class FlexCFL(FedGroup):
     @property
     def requires(self) -> Requires:
         """Needs of FlexCFL: if clients may migrate, they report whether their labels shifted."""
-        return Requires(reports="whether their labels have shifted" if self.migrate else "")
+        if not self.migrate:
+            return Requires()
+        return Requires(reports="whether their labels have shifted", data_queries=("shifts",))
 
     def check(self, run: RunFacts) -> Sequence[str]:
         """Check the clients and the training as FedGroup does, and that labels can be counted.

@@ -437,6 +437,7 @@ class FLUX(Algorithm[FLUXState]):
             signatures=False,
             reports=reports,
             disclosures=disclosures,
+            data_queries=("descriptors",),
             clusters_from="clusters",
         )
 

@@ -249,6 +249,7 @@ class PACFL(Algorithm[State]):
         signatures=False,
         reports="subspaces of their data",
         disclosures=("subspaces",),
+        data_queries=("subspaces",),
         clusters_from="n_clusters",
     )
 

@@ -48,6 +48,9 @@ class Requires:
         ``subspaces``. With secure aggregation a client sends this information in clear only if its
         policy permits these names. A method that has ``reports`` but no name in ``disclosures`` is
         therefore refused under secure aggregation.
+    data_queries
+        Kinds of the queries about clients' data that the algorithm sends, such as ``subspaces``, in
+        addition to training and evaluation. A plain Flower ClientApp does not answer them.
     initial_models
         Number of initial models that :meth:`Algorithm.init <fedclade.Algorithm.init>` receives,
         each with separately drawn parameters.
@@ -90,6 +93,7 @@ class Requires:
     reports: str = ""
     reports_beyond: int | None = None
     disclosures: tuple[str, ...] = ()
+    data_queries: tuple[str, ...] = ()
     initial_models: int = 1
     clusters_of: str | None = None
     personal: Literal["", "head", "body", "norm"] = ""

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from fedclade.flower.local_grid import LocalGrid, LocalNode
     from fedclade.flower.network import Network
     from fedclade.flower.server_from_config import finish_run, server_app, server_app_from_config
+    from fedclade.flower.strategy import ClusteredStrategy, part_of
 
 __all__ = [
+    "ClusteredStrategy",
     "GridClients",
     "LocalGrid",
     "LocalNode",
@@ -40,6 +42,7 @@ __all__ = [
     "continue_run",
     "federate",
     "finish_run",
+    "part_of",
     "server_app",
     "server_app_from_config",
 ]

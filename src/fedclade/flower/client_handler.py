@@ -792,6 +792,7 @@ class ClientHandler:
             "schema": json.dumps(schema_values(self._federation.pool.schema)),
             "description": description,
             "layout": wire.layout_digest(self._layout),
+            "arrays": wire.layout_arrays(self._layout),
             "task": self._trainer.task.described,
             "scaled": self._trainer.needs.inputs,
         }

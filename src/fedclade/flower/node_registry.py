@@ -124,6 +124,7 @@ class SavedClients:
                 scaled=bool(kept.get("scaled", False)),
                 scaled_targets=bool(kept.get("scaled_targets", False)),
                 encoding=str(kept.get("encoding", "")),
+                arrays={},
             )
             agreed = None
             digest = ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from fedclade.core import DataSpec, Structure, TaskKind, UpdateError
 from fedclade.flower.replies import examples
 from fedclade.flower.signing import KEY_FILE
-from fedclade.flower.wire import Content, clean, shown
+from fedclade.flower.wire import Content, clean, first_difference, shown
 
 LARGEST_NUMBER = 2**31 - 1  # largest number of a client or a true cluster
 # Largest number of inputs or outputs of a model: the server builds a model for the shape of
@@ -60,6 +60,9 @@ class Registration:
     scaled_targets: bool = False
     # digest of the schema that the data is encoded by; empty for numbers without names
     encoding: str = ""
+    # shape and type of the model's tensors by name, for messages; clients of earlier versions
+    # report none
+    arrays: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def read(cls, content: Content, node: int) -> Registration:
@@ -110,6 +113,7 @@ class Registration:
             scaled=content.get("scaled", bool),
             scaled_targets=content.values.get("scaled_targets") is True,
             encoding=_digest(content, "encoding") if content.values.get("encoding") != "" else "",
+            arrays=_arrays(content),
         )
 
     @property
@@ -259,6 +263,16 @@ def _number(content: Content, name: str) -> int | None:
     return None if number < 0 else number
 
 
+def _arrays(content: Content) -> dict[str, str]:
+    """Return the shape and type of a model's tensors by name; empty if the client reports none."""
+    if "arrays" not in content.values:
+        return {}
+    return {
+        clean(name, LONGEST_NAME): clean(str(described), LONGEST_NAME)
+        for name, described in content.json("arrays").items()
+    }
+
+
 def _digest(content: Content, name: str) -> str:
     """Return a digest in a message; raise an UpdateError if the value is no digest."""
     digest = content.get(name, str)
@@ -335,7 +349,11 @@ class Admission:
             Ids of the connected nodes.
         """
         if one.layout != common.layout:
-            return "its model differs in structure from the model of the other clients"
+            named = ""
+            if one.arrays and common.arrays:
+                named = first_difference(one.arrays, common.arrays)
+            named = f": {named}" if named else ""
+            return f"its model differs in structure from the model of the other clients{named}"
         if one.shape != common.shape:
             return (
                 f"its examples have the properties {shown(one.shape)}, but those of the other "

@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from reprlib import repr as shown
 from typing import Any, TypeVar, cast
 
@@ -26,6 +27,8 @@ from torch import Tensor
 from fedclade.core import OWN, Layout, UpdateError
 
 PROTOCOL = 11  # version of the message format; server and clients must have the same version
+# Version of fedclade, which every message states. Versions with the same format work together.
+RELEASE = version("fedclade")
 # Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format.
 RAW = "fedclade.raw"
 # Characters of a JSON value; a data spec and a local training take a few hundred.
@@ -93,9 +96,11 @@ class Content:
                 f"{shown(sorted(record))}; run both sides with the apps of fedclade.flower"
             )
         if (theirs := values.get("protocol")) != PROTOCOL:
+            release = values.get("fedclade", "of an earlier version")
             raise UpdateError(
                 f"the sender uses version {shown(theirs)} of the message format, and the receiver "
-                f"uses version {PROTOCOL}; install the same version of fedclade on server and "
+                f"uses version {PROTOCOL}: the sender's fedclade is {clean(str(release), 40)}, the "
+                f"receiver's is {RELEASE}; install the same version of fedclade on server and "
                 "clients"
             )
         for name, array in vectors.items():
@@ -165,7 +170,9 @@ def typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
     """Return a message as a Flower record, from plain values and vectors by name."""
-    content = RecordDict({_VALUES: ConfigRecord({"protocol": PROTOCOL, **values})})
+    content = RecordDict(
+        {_VALUES: ConfigRecord({"protocol": PROTOCOL, "fedclade": RELEASE, **values})}
+    )
     if vectors:
         content[_VECTORS] = ArrayRecord(dict(vectors))
     return content
@@ -274,6 +281,37 @@ def layout_digest(layout: Layout) -> str:
     return digest(
         json.dumps([slots, layout.n_parameters, str(layout.dtype), personal, *frozen]).encode()
     )
+
+
+def layout_arrays(layout: Layout) -> str:
+    """Return names, shapes and types of a model's tensors as JSON, for the registration of a client.
+
+    By them, the server names the first difference between two models. The text has as many tensors
+    as fit into :data:`LONGEST_JSON` characters.
+    """
+    arrays: dict[str, str] = {}
+    left = LONGEST_JSON - 2
+    for slot in (*layout.parameters, *layout.buffers):
+        described = f"{list(slot.shape)} {str(slot.dtype).removeprefix('torch.')}"
+        left -= len(json.dumps({slot.name: described}))
+        if left < 0:
+            break
+        arrays[slot.name] = described
+    return json.dumps(arrays)
+
+
+def first_difference(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """Return the first difference between the tensors of two models, as a text for messages.
+
+    The text is empty if the known tensors are equal.
+    """
+    for name, described in ours.items():
+        if name not in theirs:
+            return f"{name!r} is missing, which is {described} in the others"
+        if theirs[name] != described:
+            return f"{name!r} is {theirs[name]}, and {described} in the others"
+    unknown = [name for name in theirs if name not in ours]
+    return f"{unknown[0]!r} is unknown to the others" if unknown else ""
 
 
 def _digest_of(tensor: Tensor) -> str:
