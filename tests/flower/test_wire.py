@@ -253,3 +253,19 @@ def test_texts_of_others_are_cut_and_cleaned():
 def test_a_local_training_goes_there_and_back():
     spec = LocalTraining(epochs=3, lr=0.25, clip_norm=2.0)
     assert LocalTraining(**Content({"spec": wire.to_json(spec)}).json("spec")) == spec
+
+
+def test_a_model_is_hashed_once_for_all_messages_that_contain_it(monkeypatch: pytest.MonkeyPatch):
+    hashed: list[int] = []
+
+    def counting(content: bytes) -> str:
+        hashed.append(len(content))
+        return hashlib.sha256(content).hexdigest()
+
+    monkeypatch.setattr("flwr.supercore.inflatable.inflatable_object.get_object_id", counting)
+    LocalGrid({})  # tells Flower who sends
+    arrays = wire.raw_vectors(torch.rand(2, 5000), [0, 1])
+    for node in range(6):
+        content = wire.record({"what": "train"}, {"model": arrays[node % 2]})
+        assert Message(content, node, "train").object_id
+    assert sum(size > 5000 for size in hashed) == 2  # one chunk for each model

@@ -167,7 +167,11 @@ def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
     """Return a message as a Flower record, from plain values and vectors by name."""
     content = RecordDict({_VALUES: ConfigRecord({"protocol": PROTOCOL, **values})})
     if vectors:
-        content[_VECTORS] = ArrayRecord(dict(vectors))
+        # Flower stores the hash of an array with the array, so the arrays of a model are hashed
+        # once for all messages that contain them. The constructor of a record would copy them.
+        content[_VECTORS] = arrays = ArrayRecord()
+        for name, array in vectors.items():
+            arrays[name] = array
     return content
 
 
