@@ -20,6 +20,7 @@ from fedclade.channel.adversary import Adversary
 from fedclade.channel.central import Answering, CentralPrivacy, NoisySums
 from fedclade.channel.compose import arrived, client_side, received, server_side
 from fedclade.channel.encoding import (
+    DENSE_ENCODINGS,
     ENCODINGS,
     ErrorFeedback,
     check_encoding,
@@ -77,6 +78,7 @@ from fedclade.channel.weighing import Weighing, check_weights
 
 __all__ = [
     "AWAY",
+    "DENSE_ENCODINGS",
     "ENCODINGS",
     "SENSITIVITY",
     "Absence",

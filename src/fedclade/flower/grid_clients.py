@@ -374,6 +374,9 @@ class GridClients(Workers):
     secure
         Secure aggregation, by which the server receives only sums of updates; None if the server
         receives each update separately.
+    download
+        Encoding of the models that clients receive to train, one of
+        :data:`~fedclade.channel.DENSE_ENCODINGS`.
     """
 
     def __init__(
@@ -385,6 +388,8 @@ class GridClients(Workers):
         sketch: Sketch | None = None,
         wait: float = 0.0,
         secure: SecureAggregation | None = None,
+        *,
+        download: str = "float32",
     ) -> None:
         self._exchange = exchange
         self._registry = registry
@@ -395,6 +400,7 @@ class GridClients(Workers):
         self._sketch = sketch
         self._backoff = Backoff()
         self._secure = secure
+        self._download = download
         self._scored: dict[tuple[int, Split], int] = {}
         """Number of examples on which each client is evaluated, by client and split of the data.
 
@@ -443,8 +449,8 @@ class GridClients(Workers):
         kind = query.kind
         ids = query.ids
         this_round = query.round
-        sent = ModelsSent.of(query)
-        values = training_values(query, self._sketch)
+        sent = ModelsSent.of(query, self._download, self.layout.n_parameters)
+        values = {**training_values(query, self._sketch), **sent.values}
         if self._secure is not None and query.work.sends_update:
             updates = secure_updates(
                 self._secure,
