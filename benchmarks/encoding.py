@@ -59,6 +59,8 @@ WAYS = (
     Way("int8"),
     Way("int8", feedback=True),
     Way("int8", feedback=True, permuted=True),
+    Way("topk"),
+    Way("topk", feedback=True),
 )
 
 

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fedclade import ConfigError, UpdateError
-from fedclade.channel.encoding import BLOCK, ENCODINGS, ErrorFeedback, decode, encode, encoded_bytes
+from fedclade.channel.encoding import (
+    BLOCK,
+    DENSE_ENCODINGS,
+    ENCODINGS,
+    SPARSITY,
+    ErrorFeedback,
+    decode,
+    encode,
+    encoded_bytes,
+)
 
 
 def drawn(seed: int, size: int, magnitude: float = 1.0) -> torch.Tensor:
@@ -66,7 +75,7 @@ def test_an_entry_is_off_by_no_more_than_stated(seed, size, magnitude):
     ).all()
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", DENSE_ENCODINGS)
 def test_zeros_and_the_largest_and_smallest_numbers_come_back(encoding):
     top, tiny = 3e38, 2.0**-149
     assert torch.equal(there_and_back(torch.zeros(300), encoding), torch.zeros(300))
@@ -101,7 +110,12 @@ def test_buffers_travel_as_they_are_and_spoil_no_parameter(encoding):
 
 @pytest.mark.parametrize(
     ("encoding", "expected"),
-    [("float32", 4 * 603), ("float16", 4 * 3 + 2 * 600 + 12), ("int8", 4 * 3 + 600 + 12)],
+    [
+        ("float32", 4 * 603),
+        ("float16", 4 * 3 + 2 * 600 + 12),
+        ("int8", 4 * 3 + 600 + 12),
+        ("topk", 8 * 600 // SPARSITY + 12),
+    ],
 )
 def test_the_length_is_known_beforehand(encoding, expected):
     """600 parameters are three blocks; 3 buffers."""
@@ -147,7 +161,34 @@ def test_an_unknown_encoding_is_named(call):
         call("int4")
 
 
+def test_topk_bytes_are_as_described():
+    """The largest 2 of 40 parameters, in the order of their places, and the buffer."""
+    vector = torch.zeros(41)
+    vector[[30, 7, 12, 40]] = torch.tensor([-3.0, 2.5, 1.0, 9.0])
+    assert encode(vector, "topk", 40) == struct.pack("<2I2ff", 7, 30, 2.5, -3.0, 9.0)
+    vector[12] = 0
+    assert torch.equal(there_and_back(vector, "topk", 40), vector)
+    assert there_and_back(torch.ones(3), "topk", 0).tolist() == [1, 1, 1]  # buffers alone
+
+
+@pytest.mark.parametrize("places", [(7, 7), (30, 7), (7, 40), (7, 2**32 - 1)])
+def test_places_that_do_not_increase_or_exist_are_refused(places):
+    with pytest.raises(
+        UpdateError, match="the places of the 2 parameters in the update should increase and be"
+    ):
+        decode(struct.pack("<2I2f", *places, 1.0, 2.0), 40, "topk", 40)
+
+
 # Error feedback
+
+
+def test_with_feedback_topk_sends_every_entry_in_turn():
+    """All entries are equal, so each round sends one twentieth, and each entry waits 20 rounds."""
+    update, rounds = torch.ones(200), 3 * SPARSITY
+    feedback = ErrorFeedback("topk", 200, 200)
+    total = sum(decode(feedback.encode(update), 200, "topk", 200) for _ in range(rounds))
+    assert torch.equal(total + feedback.residual, rounds * update)
+    assert (feedback.residual < 2 * SPARSITY).all()
 
 
 @given(seeds, st.sampled_from(ENCODINGS), st.integers(1, 30))
@@ -161,9 +202,8 @@ def test_what_was_decoded_is_what_was_meant_but_for_one_residual(seed, encoding,
     torch.testing.assert_close(
         decoded + feedback.residual.double(), meant, rtol=0, atol=rounds * 1e-5
     )
-    assert (
-        feedback.residual.abs() <= 60 / 254
-    ).all()  # entries are below 50, and a residual is added to them
+    if encoding != "topk":  # entries are below 50, and a residual is added to them
+        assert (feedback.residual.abs() <= 60 / 254).all()
 
 
 def test_without_feedback_a_small_entry_is_lost_in_every_round_and_with_it_in_none():

@@ -8,6 +8,7 @@ import torch
 
 from fedclade import LocalTraining, UpdateError
 from fedclade.algorithms import SubspaceQuery
+from fedclade.channel.retry import MOST_SILENT_ROUNDS
 from fedclade.core import (
     REJECTED_SUM,
     ClientWork,
@@ -260,3 +261,29 @@ def test_events_of_all_queries_are_reported_once():
     assert updates.ids == (5, 2, 9)
     events = [event for event in attended.closed(3) if isinstance(event, SumRejected)]
     assert [event.clients for event in events] == [(5, 2), (5,), ()]
+
+
+def test_a_few_unreachable_cohorts_in_a_row_are_allowed_while_others_are_available():
+    clients = Moody(DELTAS)
+    attended, _ = attending(clients)
+
+    def put(number: int, *silent: set[int]) -> None:
+        clients.hear(*silent, why=DROPPED_OUT)
+        attended.train((5, 2, 9), MODELS, [0, 1, 0], replace(ROUND, number=number))
+        attended.closed(number, has_others=True)
+
+    nobody = [{5, 2, 9}] * 3  # the query and its two repetitions
+    for number in range(1, MOST_SILENT_ROUNDS + 1):
+        put(number, *nobody)
+    put(6)  # a reply ends the row
+    for number in range(7, 7 + MOST_SILENT_ROUNDS):
+        put(number, *nobody)
+    with pytest.raises(UpdateError, match="round 12: no client replied to any of 3 queries"):
+        put(12, *nobody)
+
+
+@pytest.mark.parametrize(("why", "has_others"), [(DROPPED_OUT, False), ("asleep", True)])
+def test_a_silent_round_ends_the_run_without_other_clients_or_for_another_reason(why, has_others):
+    _, attended, _ = asked(Moody(DELTAS).hear(*[{5, 2, 9}] * 3, why=why))
+    with pytest.raises(UpdateError, match="round 3: no client replied to any of 3 queries"):
+        attended.closed(3, has_others=has_others)

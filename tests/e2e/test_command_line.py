@@ -447,7 +447,7 @@ def test_assign_takes_the_clients_of_another_config(
             "the run's models have 650 entries, but a mclr for the newcomers' data",
         ),
         (("held", "--config", "mnist.toml", "--data-dir", "nowhere"), "nowhere"),
-        (("held", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
+        (("held", "--device", "tpu"), "device should be auto, cpu, cuda, or a numbered GPU"),
         (
             ("python",),
             "python was not made from a config, so its clients cannot be loaded again; pass the newcomers",
@@ -901,7 +901,10 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
             ("run", "small.toml", "--set", "algorithm.name=ifca"),
             "unknown key of [algorithm]: 'eps2'",
         ),
-        (("run", "small.toml", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
+        (
+            ("run", "small.toml", "--device", "tpu"),
+            "device should be auto, cpu, cuda, or a numbered GPU",
+        ),
         (
             ("run", "small.toml", "--engine", "staked"),
             "unknown engine 'staked'; did you mean 'stacked'?",

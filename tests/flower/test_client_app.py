@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Context, Message, RecordDict
 
 from fedclade.algorithms import CFL, IFCA, Algorithm, FedAvg, FedRep
@@ -49,6 +50,15 @@ def hello_of(app: Callable[[Message, Context], Message], **config: Any) -> dict[
     grid = LocalGrid({100: LocalNode(app, config)})
     (reply,) = grid.send_and_receive([hello_to(100)])
     return dict(Content.of(reply.content).values)
+
+
+def test_a_node_config_names_one_gpu_of_several(monkeypatch: pytest.MonkeyPatch):
+    app = app_of(federation_of(FOUR))
+    assert "refused" not in hello_of(app, **{"partition-id": 0, "device": "cpu"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    refused = hello_of(app, **{"partition-id": 1, "device": "cuda:2"})["refused"]
+    assert "this machine has the devices cpu, cuda:0, cuda:1; choose one of them" in refused
 
 
 def missing(context: Context) -> Any:

@@ -33,7 +33,7 @@ from tests.flower.grids import (
     worded,
 )
 from tests.flower.test_agreement import ALGORITHMS as EVERY
-from tests.tiny import federation_of, perceptron
+from tests.tiny import federation_of, linear, perceptron
 
 TRUTH = (0, 1, 0, 1, 0, 1)
 
@@ -158,6 +158,43 @@ def test_who_disconnects_is_left_out_at_once_and_its_cluster_goes_on():
     assert clusters(run) == {frozenset({0, 2}), frozenset({1, 3})}  # it keeps its place
     rows = [row for row in run.cluster_rows if row["round"] == 5]
     assert sorted(row["clients"] for row in rows) == [1, 2]  # that answered
+
+
+@pytest.mark.parametrize(("fraction", "trained"), [(0.2, 2), (0.02, 1)])
+def test_cohorts_are_a_share_of_the_connected_clients(fraction: float, trained: int):
+    """Also if most registered clients are away, and the share is less than one connected client."""
+    grid = grid_of(federation_of((0,) * 30, sizes=[8] * 30), linear)
+    run = federated(
+        grid,
+        FedAvg(),
+        linear,
+        client_fraction=fraction,
+        on_round=at(1, lambda: connect(grid, *range(10, 30), connected=False)),
+        evaluate_every=4,
+    )
+    later = [(row["clients_present"], row["clients_trained"]) for row in run.metric_rows[1:]]
+    assert later == [(10, trained)] * 3
+    assert reasons(run, of_training=True) == {}
+
+
+def test_a_cohort_that_vanishes_costs_its_round_and_not_the_run(caplog):
+    """The clients drop out after the cohort of round 2 is drawn; the next rounds draw others."""
+    grid = grid_of(federation_of((0,) * 12, sizes=[8] * 12), linear)
+    gone: list[int] = []
+
+    class Leaving(FedAvg):
+        def step(self, state, cohort, clients, this_round):
+            if this_round.number == 2:
+                gone.extend(cohort)
+                connect(grid, *cohort, connected=False)
+                clients._registry.refresh()
+            return super().step(state, cohort, clients, this_round)
+
+    run = federated(grid, Leaving(), linear, client_fraction=0.1, evaluate_every=4)
+    assert len(gone) == 1
+    assert [row["clients_trained"] for row in run.metric_rows] == [1, 0, 1, 1]
+    assert [row["clients_present"] for row in run.metric_rows] == [12, 12, 11, 11]
+    assert "round 2: no client replied, so no model changes" in caplog.text
 
 
 def test_one_that_comes_back_takes_part_again():

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from threading import Barrier, Lock
 
 import pytest
 import torch
@@ -35,7 +36,14 @@ from google.protobuf.message import DecodeError
 from fedclade.channel.traffic import Meter
 from fedclade.core.updates import TOO_LATE
 from fedclade.flower import LocalGrid, wire
-from fedclade.flower.exchange import Exchange, HttpInbox, Inbox, inbox_of
+from fedclade.flower.exchange import (
+    MOST_FETCHED,
+    MOST_FETCHES,
+    Exchange,
+    HttpInbox,
+    Inbox,
+    inbox_of,
+)
 from fedclade.flower.wire import Content
 from tests.flower.grids import Clock, answered
 
@@ -329,3 +337,46 @@ def test_an_array_more_than_was_asked_for_is_not_taken():
         f"the reply has vectors of {8 * LENGTH} bytes, expected at most {4 * LENGTH} for this request, so the server "
         "ignores the reply"
     )
+
+
+@dataclass
+class CountingSuperLink(SuperLink):
+    """A SuperLink that counts the objects that are fetched from it at the same time."""
+
+    together: int = 0
+    """Number of fetches that wait for each other, so that they have to run at the same time."""
+    most: int = 0
+    now: int = 0
+    lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        self.barrier = Barrier(max(1, self.together))
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        if self.together:
+            self.barrier.wait(timeout=20)
+        found = super().PullObject(request)
+        with self.lock:
+            self.now -= 1
+        return found
+
+
+def test_several_replies_are_fetched_at_the_same_time():
+    """Each object waits until an object of all other replies is being fetched, too."""
+    superlink = CountingSuperLink(nodes=(7, 8, 9), together=3)
+    answers = ask(superlink)
+    assert {node: said(answer) for node, answer in answers.items()} == {7: 7, 8: 8, 9: 9}
+    assert superlink.most == 3
+
+
+@pytest.mark.parametrize(("largest", "most"), [(4 * LENGTH, MOST_FETCHES), (MOST_FETCHED, 1)])
+def test_the_number_of_replies_fetched_at_the_same_time_is_bounded(largest: int, most: int):
+    """By a number, and by the memory that replies of the largest size would take."""
+    nodes = tuple(range(1, 3 * MOST_FETCHES))
+    superlink = CountingSuperLink(nodes=nodes)
+    answers = ask(superlink, largest)
+    assert {node: said(answer) for node, answer in answers.items()} == {n: n for n in nodes}
+    assert 1 <= superlink.most <= most

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedclade.channel import decode
+from fedclade.channel import decode, encode, encoded_bytes
 from fedclade.core import (
     ClientWork,
+    ConfigError,
     Em,
     LocalTraining,
     Mixture,
@@ -17,14 +18,20 @@ from fedclade.core import (
     TrainQuery,
     UpdateError,
 )
-from fedclade.flower import wire
-from fedclade.flower.models_sent import ModelsSent, as_values, read_mixture
+from fedclade.flower import Network, wire
+from fedclade.flower.models_sent import (
+    ModelsSent,
+    as_values,
+    read_mixture,
+    read_model,
+    training_values,
+)
 from fedclade.flower.policy import QUERIES, Policy, cost_of
 from fedclade.flower.replies import read_update
 from fedclade.flower.wire import Content
 from tests.tiny import LABELS, federation_of, perceptron, simulated
 
-from .grids import FOUR, LOCAL, handler_of
+from .grids import CFL_OF_TWO, FOUR, LOCAL, federated, grid_of, handler_of, network_of
 from .test_client_handler import LAYOUT, MODEL, ask
 
 MODELS = torch.arange(12, dtype=torch.float32).view(3, 4)
@@ -50,6 +57,63 @@ def test_all_models_and_rates_are_sent_and_read():
     assert (
         cost_of("train", Content({"own": False, "replicates": 1, **content().values})).releases == 3
     )
+
+
+@pytest.mark.parametrize("encoding", ["float16", "int8"])
+def test_a_client_trains_from_the_decoded_model(encoding: str):
+    """Its update is the same as from a model that is sent as float32 after it was decoded."""
+    start = MODEL + 1 / 3  # no number of the encodings
+    sizes = LAYOUT.size, encoding, LAYOUT.n_parameters
+    decoded = decode(encode(start, encoding, LAYOUT.n_parameters), *sizes)
+    assert not torch.equal(decoded, start)
+    updates: list[bytes] = []
+    for model, how in ((start, encoding), (decoded, "float32")):
+        query = TrainQuery([0], Models(model[None], [0]), Round(1, LOCAL))
+        sent = ModelsSent.of(query, how, LAYOUT.n_parameters)
+        [vectors], [name] = sent.vectors.values(), sent.names.values()
+        values = {
+            "what": "train",
+            "run": "here",
+            "layout": wire.layout_digest(LAYOUT),
+            **training_values(query, None),
+            **sent.values,
+        }
+        asked = Content.of(wire.record(values, vectors))
+        reply = Content.of(handler_of().answer(asked))
+        assert reply.get("model", str) == name
+        updates.append(reply.vector("update"))
+    assert updates[0] == updates[1]
+    assert len(vectors["model"].data) == 4 * LAYOUT.size
+
+
+def test_an_encoded_model_that_cannot_be_read_is_refused():
+    values = {"download": "topk"}
+    with pytest.raises(UpdateError, match="the unknown encoding 'topk', expected one of float32"):
+        read_model(Content(values, {"model": b""}), "model", LAYOUT)
+    with pytest.raises(UpdateError, match="the update has 3 bytes, expected"):
+        read_model(Content({"download": "int8"}, {"model": b"abc"}), "model", LAYOUT)
+
+
+def test_downloads_are_smaller_and_clusters_the_same():
+    runs = {}
+    for encoding in ("float32", "int8"):
+        grid = grid_of(federation_of(FOUR))
+        network = network_of(grid, download=encoding)
+        runs[encoding] = federated(grid, CFL_OF_TWO, network=network, evaluate_every=4, rounds=3)
+    found = {
+        encoding: {frozenset(leaf.members) for leaf in run.tree.leaves if leaf.members}
+        for encoding, run in runs.items()
+    }
+    assert found["int8"] == found["float32"] == {frozenset({0, 2}), frozenset({1, 3})}
+    down = {encoding: run.metric_rows[0]["bytes_down"] for encoding, run in runs.items()}
+    exact = 4 * LAYOUT.size
+    coded = encoded_bytes(LAYOUT.size, "int8", LAYOUT.n_parameters)
+    assert down["float32"] - down["int8"] == len(FOUR) * (exact - coded)
+
+
+def test_encoded_downloads_are_refused_with_secure_aggregation():
+    with pytest.raises(ConfigError, match="download = 'int8' is not possible with network"):
+        Network(secure_aggregation=True, secure_norm=1.0, clients=8, download="int8")
 
 
 def test_what_cannot_be_a_mixture_is_refused():

@@ -291,3 +291,19 @@ def test_the_tensors_of_a_large_model_are_cut():
     text = wire.layout_arrays(Layout.of(module))
     assert len(text) <= wire.LONGEST_JSON
     assert json.loads(text)["0.weight"] == "[1, 1] float32"
+
+
+def test_a_model_is_hashed_once_for_all_messages_that_contain_it(monkeypatch: pytest.MonkeyPatch):
+    hashed: list[int] = []
+
+    def counting(content: bytes) -> str:
+        hashed.append(len(content))
+        return hashlib.sha256(content).hexdigest()
+
+    monkeypatch.setattr("flwr.supercore.inflatable.inflatable_object.get_object_id", counting)
+    LocalGrid({})  # tells Flower who sends
+    arrays = wire.raw_vectors(torch.rand(2, 5000), [0, 1])
+    for node in range(6):
+        content = wire.record({"what": "train"}, {"model": arrays[node % 2]})
+        assert Message(content, node, "train").object_id
+    assert sum(size > 5000 for size in hashed) == 2  # one chunk for each model

@@ -69,7 +69,7 @@ def test_a_setting_out_of_range_is_refused(name, value, rule):
 def test_an_unknown_algorithm_device_or_model_is_refused():
     with pytest.raises(ConfigError, match="unknown algorithm 'fedavq'; did you mean 'fedavg'"):
         run_of("fedavq")
-    with pytest.raises(ConfigError, match="device should be auto, cpu or cuda, got 'gpu'"):
+    with pytest.raises(ConfigError, match=r"device should be auto, cpu, cuda, or .*, got 'gpu'"):
         run_of(device="gpu")
     with pytest.raises(ConfigError, match="unknown model 'mclrr'; did you mean 'mclr'"):
         run_of(model="mclrr")

@@ -21,9 +21,10 @@ from fedclade import (
     Run,
     simulate,
 )
+from fedclade.channel import CentralPrivacy
 from fedclade.config import read_config
 from fedclade.core.errors import CheckpointError, RunInterrupted
-from fedclade.runs import Churn
+from fedclade.runs import Backend, Churn
 from fedclade.runs.churn import DAY, Trace
 from tests.runs.test_churn import METHODS, digits
 from tests.tiny import federation_of, linear
@@ -238,6 +239,30 @@ def test_a_config_names_a_trace_beside_it_and_says_nothing_where_there_is_none(t
     assert "presence" not in read_config(tmp_path / "plain.toml").as_dict()
     with pytest.raises(ConfigError, match=r"presence\.round_seconds should be greater than 0"):
         read_config(tmp_path / "run.toml", ["presence.round_seconds=0"])
+
+
+def test_poisson_sampling_is_of_all_clients_whoever_is_available(tmp_path):
+    """Models move by noise while all clients are away, and a sum's divisor counts all clients."""
+    away = "".join(f"{client},{5000},9000\n" for client in range(8))  # all, in the first round
+    path = written(tmp_path, away)
+    privacy = CentralPrivacy(clip_norm=0.1, noise_multiplier=3.0)
+
+    run = simulate(
+        FedAvg(),
+        linear(),
+        federation_of([0] * 8),
+        rounds=1,
+        privacy=privacy,
+        client_fraction=0.5,
+        presence=Churn(trace=str(path)),
+    )
+    row = run.metric_rows[0]
+    assert row["clients_present"] == row["clients_trained"] == 0
+    assert [event["kind"] for event in run.events].count("private_release") == 1
+    start = Backend.simulated_by(federation_of([0] * 8), linear(), FedAvg()).initial
+    by_noise = run.tree.nodes[0].params - start
+    # z·C noise on the sum, over 4 of 8 clients on average
+    assert float(by_noise.std()) == pytest.approx(3.0 * 0.1 / 4, rel=0.5)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -423,7 +423,7 @@ def test_a_federation_of_one_example_per_client_trains():
 
 
 def test_an_unknown_device_is_refused():
-    with pytest.raises(ConfigError, match="device should be auto, cpu or cuda, got 'tpu'"):
+    with pytest.raises(ConfigError, match=r"device should be auto, cpu, cuda, or .*, got 'tpu'"):
         choose_device("tpu")
 
 
@@ -440,6 +440,23 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch):
 def test_auto_takes_cuda_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert [choose_device(device) for device in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]
+
+
+def test_one_gpu_of_several_is_named_by_its_number(monkeypatch):
+    current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert choose_device("cuda:1") == "cuda:1"
+    assert current == [1]
+    with pytest.raises(
+        ConfigError,
+        match="device 'cuda:2' was requested, but this machine has the devices cpu, cuda:0, cuda:1;",
+    ):
+        choose_device("cuda:2")
+    with pytest.raises(ConfigError, match="got 'cuda:one'"):
+        choose_device("cuda:one")
+    assert current == [1]
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])

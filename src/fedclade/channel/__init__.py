@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedclade.channel.central import Answering, CentralPrivacy, NoisySums
     from fedclade.channel.compose import arrived, client_side, received, server_side
     from fedclade.channel.encoding import (
+        DENSE_ENCODINGS,
         ENCODINGS,
         ErrorFeedback,
         check_encoding,
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AWAY",
+    "DENSE_ENCODINGS",
     "ENCODINGS",
     "SENSITIVITY",
     "Absence",

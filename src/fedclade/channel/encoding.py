@@ -1,4 +1,4 @@
-"""Encoding of updates as bytes (float32, or 16-bit or 8-bit codes), and error feedback.
+"""Encoding of updates as bytes (float32, 16-bit or 8-bit codes, or sparse), and error feedback.
 
 The parameters of an update ``[S]``, its first D entries, are cut into blocks of :data:`BLOCK`
 entries; the last block may be shorter. A block has one scale, which is its largest magnitude
@@ -7,6 +7,10 @@ float16 code is a number of up to 2¹⁵, so that no entry overflows. Compared w
 to float16, only entries below 2⁻²⁹ of the largest entry in their block lose more digits. An int8
 code is a whole number from −127 to 127. Of two equally near codes, the even one is chosen. Since
 this rule uses no random numbers, the same update always gives the same bytes.
+
+The encoding ``topk`` sends the one in :data:`SPARSITY` parameters with the largest magnitudes, as
+float32: first their places (32-bit whole numbers, increasing), then their values. All other
+parameters are zero after decoding, and error feedback adds them to the next update.
 
 Error feedback adds the rounding error of each update (the residual) to the next update.
 
@@ -44,7 +48,17 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 _CODES = {"float16": (torch.float16, 2.0**15), "int8": (torch.int8, 127.0)}
 """Type of the codes of each encoding, and the largest code; float32 is not encoded."""
 
-ENCODINGS = ("float32", *_CODES)
+DENSE_ENCODINGS = ("float32", *_CODES)
+"""Encodings that send every entry, which also suit models."""
+
+SPARSITY = 20
+"""The encoding ``topk`` sends one in this number of parameters."""
+
+ENCODINGS = (*DENSE_ENCODINGS, "topk")
+"""Encodings of updates. With ``topk``, all parameters but the largest are zero."""
+
+_PLACES = np.dtype("<u4")
+"""Type of the places of parameters in the encoding ``topk``."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +81,8 @@ def encoded_bytes(size: int, encoding: str, n_parameters: int) -> int:
         One of :data:`ENCODINGS`.
     """
     check_encoding(encoding)
+    if encoding == "topk":
+        return 8 * _count_largest(n_parameters) + 4 * (size - n_parameters)
     if encoding not in _CODES:
         return 4 * size
     dtype, _ = _CODES[encoding]
@@ -89,10 +105,14 @@ def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
     """
     check_encoding(encoding)
     vector = vector.detach().to("cpu", torch.float32)
+    parameters, buffers = vector.split([n_parameters, len(vector) - n_parameters])
+    if encoding == "topk":
+        places = parameters.abs().topk(_count_largest(n_parameters)).indices.sort().values
+        coded_places = places.numpy().astype(_PLACES).tobytes()
+        return b"".join([coded_places, _bytes_of(parameters[places]), _bytes_of(buffers)])
     if encoding not in _CODES:
         return _bytes_of(vector)
     dtype, largest = _CODES[encoding]
-    parameters, buffers = vector.split([n_parameters, len(vector) - n_parameters])
     blocks = pad(parameters, (0, -n_parameters % BLOCK)).view(-1, BLOCK)
     scales = (blocks.abs().amax(dim=1, keepdim=True) / largest).clamp_min(_SMALLEST)
     scaled = (blocks / scales).flatten()[:n_parameters]
@@ -106,7 +126,8 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
 
     With ``int8``, the error of a parameter is at most 1/254 of the largest magnitude in its block.
     With ``float16``, the error is at most 2⁻¹¹ of the parameter's own magnitude or 2⁻⁴⁰ of the
-    largest magnitude in its block, whichever is larger. The rounding of float32 adds to this.
+    largest magnitude in its block, whichever is larger. The rounding of float32 adds to this. With
+    ``topk``, parameters that were not sent are zero.
 
     Parameters
     ----------
@@ -119,7 +140,8 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
     Raises
     ------
     UpdateError
-        If the number of bytes does not match.
+        If the number of bytes does not match, or with ``topk``, if the places of the parameters are
+        not increasing or there is no such place.
     """
     expected = encoded_bytes(size, encoding, n_parameters)
     if len(data) != expected:
@@ -128,6 +150,8 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
             f"{encoding!r} for {size} entries, of which {n_parameters} are parameters; give client "
             "and server the same model and the same encoding"
         )
+    if encoding == "topk":
+        return _decode_largest(data, size, n_parameters)
     if encoding not in _CODES:
         return _tensor_of(data, torch.float32)
     dtype, _ = _CODES[encoding]
@@ -136,6 +160,23 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
     scales = _tensor_of(data[:split], torch.float32).repeat_interleave(BLOCK)[:n_parameters]
     parameters = _tensor_of(data[split:end], dtype).to(torch.float32) * scales
     return torch.cat([parameters, _tensor_of(data[end:], torch.float32)])
+
+
+def _decode_largest(data: bytes, size: int, n_parameters: int) -> Tensor:
+    """Decode bytes of the encoding ``topk`` to an update, float32 ``[S]``."""
+    split = 4 * _count_largest(n_parameters)
+    places = torch.from_numpy(np.frombuffer(data[:split], _PLACES).astype(np.int64))
+    is_increasing = bool((places.diff() > 0).all())
+    if len(places) and not (is_increasing and int(places[-1]) < n_parameters):
+        raise UpdateError(
+            f"the places of the {len(places)} parameters in the update should increase and be less "
+            f"than {n_parameters}, the number of parameters; give client and server the same "
+            "version of fedclade"
+        )
+    update = torch.zeros(size)
+    update[places] = _tensor_of(data[split : 2 * split], torch.float32)
+    update[n_parameters:] = _tensor_of(data[2 * split :], torch.float32)
+    return update
 
 
 class ErrorFeedback:
@@ -216,6 +257,11 @@ class ErrorFeedback:
             "error feedback starts from zero; the residual of the last update is dropped: %s", why
         )
         self.residual = torch.zeros(expected)
+
+
+def _count_largest(n_parameters: int) -> int:
+    """Return the number of parameters that the encoding ``topk`` sends."""
+    return -(-n_parameters // SPARSITY)
 
 
 def _count_blocks(n_parameters: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections import Counter, defaultdict
@@ -302,6 +303,14 @@ def spoil(update: Tensor, how: str, draw: np.random.Generator) -> Tensor:
 RETRIES = 2
 """Default number of repetitions of a query without replies, or without all required replies."""
 
+MOST_SILENT_ROUNDS = 5
+"""Number of rounds in a row whose cohorts may all be unreachable before the run ends.
+
+Only rounds count in which other clients were available that the cohort did not contain.
+"""
+
+_log = logging.getLogger(__name__)
+
 
 class Retrying(Middleware):
     """Middleware that repeats queries without replies, and records the clients that do not reply.
@@ -309,7 +318,8 @@ class Retrying(Middleware):
     A query is repeated up to ``retries`` times: if no client replied, or, with ``require_all``,
     until all clients have replied. Clients that already replied, or are absent for the whole round,
     are not queried again. Algorithms receive the replies that arrived, even if there are none. It
-    is an error only if no reply arrived to any query of a round.
+    is an error only if no reply arrived to any query of a round. If the cohort of a round was only
+    unreachable, and other clients are available, a few such rounds in a row are allowed.
 
     Parameters
     ----------
@@ -334,6 +344,7 @@ class Retrying(Middleware):
         self._retries = retries
         self._tells_releases = tells_releases
         self._sizes = sizes
+        self._silent_rounds = 0
         self._begin()
 
     def around(self, query: TrainQuery | EvaluationQuery | RowQuery, ask: Ask) -> Any:
@@ -397,18 +408,22 @@ class Retrying(Middleware):
             self._events.append(_left_out(query.kind, why))
         return rows
 
-    def closed(self, number: int) -> tuple[Event, ...]:
+    def closed(self, number: int, *, has_others: bool = False) -> tuple[Event, ...]:
         """End the step of a round, and return its events, such as the clients that were left out.
 
         Parameters
         ----------
         number
             Number of the round, for the error message.
+        has_others
+            Whether clients were available that the cohort of the round did not contain.
 
         Raises
         ------
         UpdateError
-            If clients were queried and no client replied; the message states the reasons.
+            If clients were queried and no client replied; the message states the reasons. If the
+            queried clients were only unreachable, and ``has_others``, the error is raised after
+            :data:`MOST_SILENT_ROUNDS` such rounds in a row.
         """
         queries = self._queries + self._evaluations
         left_out = self._left_out
@@ -416,11 +431,22 @@ class Retrying(Middleware):
         # clients only store do not count as replies. Otherwise stored results are the only replies.
         unanswered = queries > 0 and self._awaited not in self._answered
         events = self.told()
-        if unanswered:
+        if not unanswered:
+            self._silent_rounds = 0
+            return events
+        self._silent_rounds += 1
+        may_continue = has_others and _are_unreachable(left_out)
+        if not may_continue or self._silent_rounds > MOST_SILENT_ROUNDS:
             raise UpdateError(
                 f"round {number}: no client replied to any of {queries} queries: "
                 f"{_describe_reasons(left_out)}"
             )
+        _log.warning(
+            "round %d: no client replied, so no model changes; the next round draws other clients: "
+            "%s",
+            number,
+            _describe_reasons(left_out),
+        )
         return events
 
     def told(self) -> tuple[Event, ...]:
@@ -501,6 +527,12 @@ def _find_silent(rows: Tensor) -> list[int]:
     return (~has_replied(rows)).nonzero().flatten().tolist()
 
 
+def _are_unreachable(left_out: Mapping[int, str]) -> bool:
+    """Return whether all clients were left out because they could not be reached in time."""
+    unreachable = (DROPPED_OUT, TOO_LATE, NOT_ASKED)
+    return all(why.startswith(unreachable) for why in left_out.values())
+
+
 def _describe_reasons(left_out: dict[int, str]) -> str:
     """Describe why clients were left out of a round, with advice to the user.
 
@@ -515,10 +547,9 @@ def _describe_reasons(left_out: dict[int, str]) -> str:
         + (f" (and {len(others)} more with a similar reason)" if others else "")
         for first, *others in sorted(kinds.values(), key=len, reverse=True)
     ]
-    absent = all(why.startswith((DROPPED_OUT, TOO_LATE, NOT_ASKED)) for why in left_out.values())
     advice = (
         "raise client_fraction to query more clients"
-        if absent
+        if _are_unreachable(left_out)
         else "if training diverged, lower local.lr"
     )
     return f"{'; '.join(reasons)}; {advice}"

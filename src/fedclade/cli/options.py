@@ -160,7 +160,9 @@ Set = Annotated[
     ),
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Device = Annotated[
+    str, typer.Option("--device", help="auto, cpu, cuda, or a numbered GPU such as cuda:1.")
+]
 """Type of the option ``--device`` of a command."""
 Engine = Annotated[
     str | None,

@@ -218,7 +218,8 @@ def client_app(
         ``federation.alone(number)`` or the result of :func:`fedclade.one_client`. Tables and texts
         are encoded again by the schema that all clients agree on.
     engine, device
-        Engine and device of training, see :func:`fedclade.simulate`. Engines that batch several
+        Engine and device of training, see :func:`fedclade.simulate`. The key ``device`` of a node
+        config takes precedence over ``device``. Engines that batch several
         clients are not faster for a single client.
     encoding
         Encoding of updates in messages: ``float32``, ``float16`` or ``int8``, the last two with
@@ -278,7 +279,7 @@ def client_app(
             federation,
             model,
             engine=engine,
-            device=choose_device(device),
+            device=choose_device(str(context.node_config.get("device", device))),
             encoding=encoding,
             privacy=privacy,
             budget=budget,

@@ -76,7 +76,7 @@ from fedclade.flower import wire
 from fedclade.flower.closed_scores import ClosedScores, ScoreNoise, is_mean
 from fedclade.flower.data_splits import SplitLog
 from fedclade.flower.kinds import KINDS
-from fedclade.flower.models_sent import models_of_mixture, read_mixture
+from fedclade.flower.models_sent import models_of_mixture, read_mixture, read_model
 from fedclade.flower.node_store import NodeStore, Residuals, uses_kept
 from fedclade.flower.policy import NotDisclosedError, Policy, Usage, UsageLog, cost_of
 from fedclade.flower.private_replies import ErrorShield, without_details
@@ -1096,12 +1096,7 @@ class ClientHandler:
 
     def _models(self, content: Content, names: Sequence[str]) -> Tensor:
         """Read the models with these names from a query, ``[K, S]``: one row per name."""
-        size = self._layout.size
-        dtype = self._layout.dtype
-        models = [
-            wire.read_vector(content.vector(name), (size,), dtype, f"model {name!r}")
-            for name in names
-        ]
+        models = [read_model(content, name, self._layout) for name in names]
         if not models:
-            return torch.empty(0, size, dtype=dtype)
+            return torch.empty(0, self._layout.size, dtype=self._layout.dtype)
         return torch.stack(models)

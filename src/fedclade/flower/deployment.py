@@ -429,6 +429,7 @@ class NetworkedClients(Deployment):
             server.sketch_of_parts,
             network.wait,
             self._secure_aggregation(settings, algorithm, server),
+            download=network.download,
         )
         task = self._fit_task(settings, assembled.task, grid_clients, limits.largest_weight)
         if self.registry.target_scale is not None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
@@ -37,8 +39,16 @@ from fedclade.flower.wire import Content, clean, untrusted
 # Replies are read from a grid one at a time, so that an unreadable reply affects no other reply.
 
 
+# Number of messages that are sent in one call, or whose replies a grid is polled for in one call. A
+# grid stores all messages of a call in memory at the same time.
+AT_ONCE = 8
+
+
 class Inbox:
     """Reader of replies from any of Flower's grids."""
+
+    at_once = AT_ONCE
+    """Number of requests whose replies are looked for in one call of :meth:`read`."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -100,6 +110,17 @@ MOST_OBJECTS = 64
 # discarded, since they may not be awaited any longer.
 MOST_INCOMING = 4096
 
+MOST_FETCHES = 16
+"""Number of replies that are fetched at the same time.
+
+A reply takes about eight requests to the SuperLink, one after the other.
+"""
+
+MOST_FETCHED = 2**28
+"""Largest number of bytes of the replies that are fetched at the same time, if they have the largest
+allowed size. One reply is always fetched.
+"""
+
 SMALLEST_PIECE = 2**18
 """Smallest size of a piece of an array, in bytes.
 
@@ -108,7 +129,13 @@ Flower's pieces have 5 MiB, unless the client's environment sets another size.
 
 
 class HttpInbox(Inbox):
-    """Reader of replies from a SuperLink, which fetches no more bytes of a reply than allowed."""
+    """Reader of replies from a SuperLink, which fetches no more bytes of a reply than allowed.
+
+    Several replies are fetched at the same time, by a bounded number of threads.
+    """
+
+    # A SuperLink announces replies before they are fetched, so many can be looked for at once.
+    at_once = 256
 
     def __init__(self, grid: HttpGrid) -> None:
         super().__init__(grid)
@@ -126,19 +153,44 @@ class HttpInbox(Inbox):
         message. See :meth:`Inbox.read` for the parameter.
         """
         self._find_replies([request for request in pending if request not in self._incoming])
-        for request in [request for request in pending if request in self._incoming]:
-            message, tree = self._incoming[request]
-            answer: Message | str | None
-            try:
-                with wire.untrusted():
-                    answer = self._fetch_reply(message, tree, pending[request])
-            except UpdateError as error:
-                answer = str(error)
-            if answer is None:  # the node has not sent all objects of the reply yet
-                continue
-            del self._incoming[request]
+        arrived = [request for request in pending if request in self._incoming]
+        if not arrived:
+            return
+        allowed = max(pending[request] for request in arrived) + wire.LARGEST_VALUES
+        at_once = min(MOST_FETCHES, len(arrived), max(1, MOST_FETCHED // allowed))
+        with ThreadPoolExecutor(at_once, thread_name_prefix="fetch") as pool:
+            remaining = iter(arrived)
+
+            def start(request: str) -> tuple[str, Future[Message | str | None]]:
+                message, tree = self._incoming[request]
+                return request, pool.submit(self._fetch, message, tree, pending[request])
+
+            # Start a fetch only when a reply is taken, so that no further replies fill the memory.
+            running = deque(start(request) for request in islice(remaining, at_once))
+            while running:
+                request, fetch = running.popleft()
+                answer = fetch.result()
+                if answer is not None:  # otherwise the node has not sent all of the reply yet
+                    del self._incoming[request]
+                    yield request, answer
+                del fetch, answer  # or the reply would stay in memory until the next arrives
+                running.extend(start(following) for following in islice(remaining, 1))
+
+    def _fetch(self, message: str, tree: ObjectTree, largest: int) -> Message | str | None:
+        """Fetch a reply and confirm its receipt; return it, or the reason why it is unusable.
+
+        See :meth:`_fetch_reply` for the parameters. The result is None if the node has not sent all
+        objects of the reply yet.
+        """
+        answer: Message | str | None
+        try:
+            with wire.untrusted():
+                answer = self._fetch_reply(message, tree, largest)
+        except UpdateError as error:
+            answer = str(error)
+        if answer is not None:
             self._confirm_receipt(message)
-            yield request, answer
+        return answer
 
     @property
     def _superlink(self) -> RuntimeHttpClient:
@@ -149,10 +201,11 @@ class HttpInbox(Inbox):
         """Record the first reply to each request; discard all other messages."""
         if not requests:
             return
+        awaited = set(requests)
         there = self._superlink.PullMessages(PullAppMessagesRequest(message_ids=requests))
         for message, tree in zip(there.messages_list, there.message_object_trees, strict=True):
             request = message.metadata.reply_to_message_id
-            if request in requests and request not in self._incoming:
+            if request in awaited and request not in self._incoming:
                 self._incoming[request] = message.metadata.message_id, tree
             else:
                 self._confirm_receipt(message.metadata.message_id)
@@ -278,9 +331,6 @@ def _unpacked(contents: Mapping[str, bytes]) -> int:
     return values + vectors
 
 
-# Number of messages that are sent or polled in one call. A grid stores all messages of a call in
-# memory at the same time.
-AT_ONCE = 8
 # Seconds between two polls; the pause doubles while no reply arrives.
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
@@ -440,7 +490,7 @@ class Exchange:
 
         Requests with a reply are removed from ``pending``, which contains requests by message id.
         """
-        for some in _slices(list(pending), AT_ONCE):
+        for some in _slices(list(pending), self._inbox.at_once):
             for message_id, reply in self._inbox.read(
                 {each: pending[each].largest for each in some}
             ):

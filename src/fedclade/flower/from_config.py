@@ -157,7 +157,9 @@ class AppSettings:
         continues.""",
     )
     encoding: str = setting(
-        "float32", doc="Encoding of updates in messages: ``float32``, ``float16`` or ``int8``."
+        "float32",
+        doc="""Encoding of updates in messages: ``float32``, ``float16``, ``int8``, or ``topk``, the
+        largest twentieth of the parameters.""",
     )
     finish: bool = setting(
         False, doc="Finish the run in the folder in its current state, without further rounds."
@@ -444,7 +446,7 @@ def client_app_from_config(
             engine="loop"
             if read.config.top.engine in ("auto", *REMOTE)
             else read.config.top.engine,
-            device=choose_device("auto"),
+            device=choose_device(str(context.node_config.get("device", "auto"))),
             encoding=read.apps.encoding,
             privacy=privacy,
             budget=budget,

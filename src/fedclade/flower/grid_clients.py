@@ -91,9 +91,9 @@ _log = logging.getLogger(__name__)
 class ConnectedClients(Channel, ComingAndGoing):
     """Clients that may join before any round, and may disconnect for a while or for good.
 
-    A disconnected client remains in its cluster. Rounds leave the client out without waiting until
-    it reconnects. If no client is connected, the round waits. The registry of clients is saved in
-    the run folder, if the run has a folder.
+    A disconnected client remains in its cluster. Cohorts are drawn from the connected clients only,
+    so rounds continue without a disconnected client until it reconnects. If no client is connected,
+    the round waits. The registry of clients is saved in the run folder, if the run has a folder.
 
     Parameters
     ----------
@@ -114,6 +114,21 @@ class ConnectedClients(Channel, ComingAndGoing):
         self._registry = registry
         self._folder = folder
         self._wait = wait
+        self._away: frozenset[int] = frozenset()
+
+    @property
+    def away(self) -> frozenset[int]:
+        """Ids of the clients that were disconnected when the current round began.
+
+        Clients that disconnect later are in the cohort, and are left out as soon as they are
+        queried.
+        """
+        return self._away
+
+    @property
+    def present(self) -> int:
+        """Number of clients that were connected when the current round began."""
+        return len(self.reachable)
 
     def begin(
         self, algorithm: Algorithm, state: State, this_round: Round
@@ -129,6 +144,7 @@ class ConnectedClients(Channel, ComingAndGoing):
         self._registry.begin(this_round.number)
         if not self._registry.connected:
             self._registry.wait(1, self._wait)
+        self._away = frozenset(self.ids) - frozenset(self._registry.connected)
         changes = self._registry.changes()
         if self._folder is not None:
             self._registry.save(self._folder)
@@ -358,6 +374,9 @@ class GridClients(Workers):
     secure
         Secure aggregation, by which the server receives only sums of updates; None if the server
         receives each update separately.
+    download
+        Encoding of the models that clients receive to train, one of
+        :data:`~fedclade.channel.DENSE_ENCODINGS`.
     """
 
     def __init__(
@@ -369,6 +388,8 @@ class GridClients(Workers):
         sketch: Sketch | None = None,
         wait: float = 0.0,
         secure: SecureAggregation | None = None,
+        *,
+        download: str = "float32",
     ) -> None:
         self._exchange = exchange
         self._registry = registry
@@ -379,6 +400,7 @@ class GridClients(Workers):
         self._sketch = sketch
         self._backoff = Backoff()
         self._secure = secure
+        self._download = download
         self._scored: dict[tuple[int, Split], int] = {}
         """Number of examples on which each client is evaluated, by client and split of the data.
 
@@ -427,8 +449,8 @@ class GridClients(Workers):
         kind = query.kind
         ids = query.ids
         this_round = query.round
-        sent = ModelsSent.of(query)
-        values = training_values(query, self._sketch)
+        sent = ModelsSent.of(query, self._download, self.layout.n_parameters)
+        values = {**training_values(query, self._sketch), **sent.values}
         if self._secure is not None and query.work.sends_update:
             updates = secure_updates(
                 self._secure,

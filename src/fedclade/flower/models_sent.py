@@ -15,7 +15,7 @@ import torch
 from flwr.app import Array
 from torch import Tensor
 
-from fedclade.channel import Sketch
+from fedclade.channel import DENSE_ENCODINGS, Sketch, decode, encode
 from fedclade.core import (
     OF_TORCH,
     OWN,
@@ -80,15 +80,27 @@ class ModelsSent:
     """Models of a training query as they are sent.
 
     The fields contain, by client, the vectors of the client's message and the name of the model
-    from which the client starts training.
+    from which the client starts training; and the encoding of the models.
     """
 
     vectors: Mapping[int, Vectors]
     names: Mapping[int, str]
+    encoding: str = "float32"
 
     @classmethod
-    def of(cls, query: TrainQuery) -> Self:
-        """Return the vectors and the names of the models in a training query."""
+    def of(cls, query: TrainQuery, encoding: str = "float32", n_parameters: int = 0) -> Self:
+        """Return the vectors and the names of the models in a training query.
+
+        Parameters
+        ----------
+        query
+            Training query.
+        encoding
+            Encoding of the models, one of :data:`~fedclade.channel.DENSE_ENCODINGS`. The models of
+            a mixture are always sent without loss.
+        n_parameters
+            Number of parameters of a model, which a lossy encoding needs.
+        """
         if query.work.mixture is not None:
             vectors = of_mixture(query.models.vectors, query.work.mixture)
             models = [vectors[str(row)].data for row in range(len(query.models.vectors))]
@@ -96,7 +108,7 @@ class ModelsSent:
             return cls(dict.fromkeys(query.ids, vectors), dict.fromkeys(query.ids, name))
         rows = query.models.start
         anchors = anchors_of(query)
-        arrays = wire.raw_vectors(query.models.vectors, [*rows, *anchors])
+        arrays = encoded_models(query.models.vectors, [*rows, *anchors], encoding, n_parameters)
         name_of = {row: wire.digest(array.data) for row, array in arrays.items()}
         name_of[OWN] = wire.digest(b"")
         of_steps = code_vectors(query)
@@ -107,7 +119,52 @@ class ModelsSent:
             models = {name: arrays[place] for name, place in places.items() if place != OWN}
             sent[client] = {**models, **of_steps}
             names[client] = name_of[row]
-        return cls(sent, names)
+        return cls(sent, names, encoding)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Plain values of the messages that describe the encoding; empty without a lossy one."""
+        return {} if self.encoding == "float32" else {"download": self.encoding}
+
+
+def encoded_models(
+    models: Tensor, rows: Sequence[int], encoding: str, n_parameters: int
+) -> dict[int, Array]:
+    """Return the models in some rows of ``models`` as arrays in an encoding, by row.
+
+    Each row is encoded once, and the row ``OWN``, which stands for a model that a client stores, is
+    skipped. With ``float32``, the models are sent in their own type and without loss.
+    """
+    if encoding == "float32":
+        return wire.raw_vectors(models, rows)
+    size = models.shape[-1]
+    return {
+        row: wire.raw(encode(models[row], encoding, n_parameters), encoding, size)
+        for row in dict.fromkeys(rows)
+        if row != OWN
+    }
+
+
+def read_model(content: Content, name: str, layout: Layout) -> Tensor:
+    """Read a model from a query, ``[S]``, and decode it if the query names an encoding.
+
+    Raises
+    ------
+    UpdateError
+        If the encoding is unknown, or the number of bytes does not fit the layout.
+    """
+    data = content.vector(name)
+    encoding = "float32"
+    if "download" in content.values:
+        encoding = content.get("download", str)
+    if encoding == "float32":
+        return wire.read_vector(data, (layout.size,), layout.dtype, f"model {name!r}")
+    if encoding not in DENSE_ENCODINGS:
+        raise UpdateError(
+            f"the models of the query have the unknown encoding {wire.shown(encoding)}, expected "
+            f"one of {', '.join(DENSE_ENCODINGS)}"
+        )
+    return decode(data, layout.size, encoding, layout.n_parameters).to(layout.dtype)
 
 
 def anchors_of(query: TrainQuery) -> Sequence[int]:

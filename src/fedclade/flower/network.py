@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from fedclade.algorithms import Algorithm
+from fedclade.channel import DENSE_ENCODINGS
 from fedclade.core import (
+    ConfigError,
     DataSpec,
     as_section,
     at_least,
@@ -137,7 +139,21 @@ class Network:
         median.""",
     )
 
+    download: Literal["float32", "float16", "int8"] = setting(
+        "float32",
+        one_of(*DENSE_ENCODINGS),
+        doc="""Encoding of the models that clients receive to train: ``float32``, ``float16`` or
+        ``int8``. Updates are relative to the decoded model. Mixtures of models, and models that are
+        evaluated, are sent as float32. Not possible with ``secure_aggregation``.""",
+    )
+
     def __post_init__(self) -> None:
+        if self.secure_aggregation and self.download != "float32":
+            raise ConfigError(
+                f"network.download = {self.download!r} is not possible with "
+                "network.secure_aggregation = true, whose clients compare the exact models that "
+                "they receive; leave network.download out"
+            )
         clients = self.clients if self.secure_aggregation else None
         check_settings(self, "network", *self.rules.checks(clients))
 

@@ -25,6 +25,7 @@ from fedclade.flower.newcomers import NewcomerLimit
 from fedclade.flower.registration import (
     Admission,
     Identity,
+    KnownClients,
     RegisteredClient,
     Registration,
     read_client,
@@ -258,7 +259,7 @@ class NodeRegistry:
         # Name of the run, under which clients store data. A continued run has the same name.
         self.run = secrets.token_hex(8)
         self._admission = Admission(identity, keys)
-        self._registered: dict[int, RegisteredClient] = {}
+        self._registered = KnownClients()
         self._truth: dict[int, int] = {}
         self._connected: set[int] = set()
         # requests to register without a reply yet, by message
@@ -691,7 +692,8 @@ class NodeRegistry:
         self.run = saved.run or self.run
         self.statistics = saved.statistics
         for client, one in saved.clients.items():
-            self._add(client, one)
+            self._registered.add(client, one)
+        self._update_clients(list(saved.clients))
         # The run has begun, so clients that join now count as newcomers.
         self._round = max(2, *(one.since for one in saved.clients.values()))
         self._connected_before = set(saved.connected)
@@ -724,11 +726,12 @@ class NodeRegistry:
         # Sort by number, since results must not depend on the order of arrival.
         registrations = [self._admission.numbered(one, self._registered) for one in some]
         registrations.sort(key=lambda one: (one.number is None, one.number, one.client.node))
+        admitted: list[int] = []
         for one in registrations:
             client = one.number
             node = one.client.node
             if client is None:
-                client = max(self._registered, default=-1) + 1
+                client = self._registered.free_number
             why = self._admission.objection(
                 one, client, common, registered=self._registered, connected=self._connected
             )
@@ -740,9 +743,12 @@ class NodeRegistry:
             joined_in = self._joins_in
             if client in self._registered:
                 joined_in = self._registered[client].since
-            self._add(client, replace(one.client, since=joined_in))
+            self._registered.add(client, replace(one.client, since=joined_in))
             self._connected.add(node)
-        self._waiting = [one for one in self._waiting if one not in some]
+            admitted.append(client)
+        self._update_clients(admitted)
+        done = {id(one) for one in some}
+        self._waiting = [one for one in self._waiting if id(one) not in done]
 
     @property
     def _joins_in(self) -> int:
@@ -765,15 +771,15 @@ class NodeRegistry:
         self._clients = ClientRegistry(common.schema, common.description)
         return common
 
-    def _add(self, client: int, one: RegisteredClient) -> None:
-        """Add a client, or replace its registration, under its number."""
-        self._registered[client] = one
-        self._registered = dict(sorted(self._registered.items()))
+    def _update_clients(self, added: Sequence[int]) -> None:
+        """Update the names, sizes and true clusters of all clients after some were added."""
         self._clients.names = {c: one.name for c, one in self._registered.items()}
         self._clients.sizes = {c: one.size for c, one in self._registered.items()}
         # The mapping is changed in place, since the oracle algorithm keeps a reference to it and
         # looks up the true clusters of new clients there.
-        if one.true_cluster is not None:
-            self._truth[client] = one.true_cluster
-        all_known = self._truth.keys() == self._registered.keys()
+        for client in added:
+            true_cluster = self._registered[client].true_cluster
+            if true_cluster is not None:
+                self._truth[client] = true_cluster
+        all_known = len(self._truth) == len(self._registered)
         self._clients.true_clusters = self._truth if all_known else None

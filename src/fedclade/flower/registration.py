@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from fedclade.core import DataSpec, Structure, TaskKind, UpdateError
 from fedclade.flower.replies import examples
@@ -20,6 +20,8 @@ LARGEST_MODEL = 2**24
 # Largest number of characters of texts that are written to tables, logs and files.
 LONGEST_NAME = 60
 LONGEST_DESCRIPTION = 200
+
+K = TypeVar("K", int, str)
 
 _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 
@@ -284,6 +286,76 @@ def _digest(content: Content, name: str) -> str:
     return digest
 
 
+class KnownClients(Mapping[int, RegisteredClient]):
+    """Registered clients by number, in the order of numbers, with look-ups by key and by node.
+
+    Adding a client and looking one up take the same time for any number of clients.
+    """
+
+    def __init__(self) -> None:
+        self._clients: dict[int, RegisteredClient] = {}
+        self._number_of_key: dict[str, int] = {}
+        self._number_of_node: dict[int, int] = {}
+        self._highest = -1
+        self._is_sorted = True
+
+    @property
+    def free_number(self) -> int:
+        """Smallest number above the numbers of all clients."""
+        return self._highest + 1
+
+    def add(self, number: int, client: RegisteredClient) -> None:
+        """Add a client under a number, or replace the registration of the client with it."""
+        before = self._clients.get(number)
+        if before is not None:
+            _forget(self._number_of_key, before.key, number)
+            _forget(self._number_of_node, before.node, number)
+        elif number < self._highest:
+            self._is_sorted = False  # sorted once before the next iteration
+        self._clients[number] = client
+        self._number_of_key.setdefault(client.key, number)
+        self._number_of_node.setdefault(client.node, number)
+        self._highest = max(self._highest, number)
+
+    def number_of_key(self, key: str) -> int | None:
+        """Return the number of the client with a public key; None if no client has the key."""
+        return self._number_of_key.get(key)
+
+    def number_of_node(self, node: int) -> int | None:
+        """Return the number of the client of a node; None if no client has registered from it."""
+        return self._number_of_node.get(node)
+
+    def __getitem__(self, number: int) -> RegisteredClient:
+        return self._clients[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._sort())
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def items(self) -> ItemsView[int, RegisteredClient]:
+        """Return the clients with their numbers; a view of a dictionary is read faster."""
+        return self._sort().items()
+
+    def values(self) -> ValuesView[RegisteredClient]:
+        """Return the clients in the order of their numbers."""
+        return self._sort().values()
+
+    def _sort(self) -> dict[int, RegisteredClient]:
+        """Sort the clients by their numbers if necessary, and return them."""
+        if not self._is_sorted:
+            self._clients = dict(sorted(self._clients.items()))
+            self._is_sorted = True
+        return self._clients
+
+
+def _forget(numbers: dict[K, int], key: K, number: int) -> None:
+    """Remove a client's number from an index, unless the entry belongs to another client."""
+    if numbers.get(key) == number:
+        del numbers[key]
+
+
 # Admission: a registration must fit the other clients of the run, and the client's identity must
 # agree with its key and its node.
 
@@ -305,7 +377,7 @@ class Admission:
     identity: Identity
     keys: Mapping[str, int] | None
 
-    def number_of(self, key: str, registered: Mapping[int, RegisteredClient]) -> int | None:
+    def number_of(self, key: str, registered: KnownClients) -> int | None:
         """Return the number of the client with a public key; None if the key is unknown.
 
         The key is looked up in the operator's list of keys, or without a list among the registered
@@ -313,24 +385,24 @@ class Admission:
         """
         if self.keys is not None:
             return self.keys.get(key)
-        return next((client for client, one in registered.items() if one.key == key), None)
+        return registered.number_of_key(key)
 
-    def numbered(
-        self, one: Registration, registered: Mapping[int, RegisteredClient]
-    ) -> Registration:
+    def numbered(self, one: Registration, registered: KnownClients) -> Registration:
         """Return a registration with the client's number filled in, if the client's key is known.
 
         A registration that already has a number is returned unchanged.
         """
+        if one.number is not None:
+            return one
         known = self.number_of(one.client.key, registered)
-        return replace(one, number=known) if one.number is None and known is not None else one
+        return one if known is None else replace(one, number=known)
 
     def objection(
         self,
         one: Registration,
         client: int,
         common: Registration,
-        registered: Mapping[int, RegisteredClient],
+        registered: KnownClients,
         connected: Collection[int],
     ) -> str | None:
         """Return the reason why a client may not join under a number; None if it may.
@@ -344,7 +416,7 @@ class Admission:
         common
             Registration with the values that all clients have in common.
         registered
-            Registered clients by number.
+            Clients that are registered already.
         connected
             Ids of the connected nodes.
         """
@@ -378,10 +450,8 @@ class Admission:
             return f"its key {one.client.key} is not in the list of keys, network.keys"
         if known is not None and known != client:
             return f"it registers as client {client}, but its key belongs to client {known}"
-        owner = next(
-            (number for number, each in registered.items() if each.node == one.client.node), client
-        )
-        if owner != client:
+        owner = registered.number_of_node(one.client.node)
+        if owner not in (None, client):
             return f"it registers as client {client}, but its node belongs to client {owner}"
         if client not in registered:
             return None

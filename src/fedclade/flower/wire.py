@@ -174,7 +174,11 @@ def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
         {_VALUES: ConfigRecord({"protocol": PROTOCOL, "fedclade": RELEASE, **values})}
     )
     if vectors:
-        content[_VECTORS] = ArrayRecord(dict(vectors))
+        # Flower stores the hash of an array with the array, so the arrays of a model are hashed
+        # once for all messages that contain them. The constructor of a record would copy them.
+        content[_VECTORS] = arrays = ArrayRecord()
+        for name, array in vectors.items():
+            arrays[name] = array
     return content
 
 

@@ -249,10 +249,10 @@ class Checkpointer:
         if self._found is None:
             return settings, device, None
         before = self._found.made_with
-        if before["device"] == "cpu" and device == "cuda":
+        if before["device"] == "cpu" and device.startswith("cuda"):
             raise ConfigError(
-                "device = 'cuda': this run began on the CPU and can only be continued on the CPU; "
-                "leave out --device cuda"
+                f"device = {device!r}: this run began on the CPU and can only be continued on the "
+                f"CPU; leave out --device {device}"
             )
         memory = before["memory"] if settings.memory is None else settings.memory
         settings = replace(settings, stream=self._found.config["stream"], memory=memory)

@@ -280,6 +280,17 @@ class ComingAndGoing(Clients):
         """
 
     @property
+    def away(self) -> frozenset[int]:
+        """Ids of the clients that are unavailable in the current round; by default no client."""
+        return frozenset()
+
+    @property
+    def reachable(self) -> Sequence[int]:
+        """Ids of the clients that are available in the current round."""
+        away = self.away
+        return [client for client in self.ids if client not in away]
+
+    @property
     def present(self) -> int | None:
         """Number of clients that are available in the current round; None if it is not known."""
         return None
@@ -290,7 +301,17 @@ class ComingAndGoing(Clients):
         The cohort of a round (the clients that train in it) is sampled from the clusters of this
         state.
         """
-        return state
+        if not (away := self.away):
+            return state
+        nodes = [
+            replace(
+                node,
+                members=tuple(client for client in node.members if client not in away),
+                cached=None,
+            )
+            for node in state.tree.nodes
+        ]
+        return replace(state, tree=ParameterTree(tuple(nodes)))
 
     def left_alone(self, before: ParameterTree, after: ParameterTree) -> list[Event]:
         """List the clusters that did not train in a round because no member was available.
@@ -305,7 +326,10 @@ class ComingAndGoing(Clients):
         list
             A :class:`~fedclade.core.TooFew` event for each of these clusters.
         """
-        return []
+        if not (away := self.away):
+            return []
+        alone = [leaf for leaf in before.leaves if leaf.members and away.issuperset(leaf.members)]
+        return [TooFew(leaf.id, 0) for leaf in alone if after.nodes[leaf.id].params is leaf.params]
 
 
 @checked()
@@ -608,50 +632,14 @@ class ChurningClients(Channel, ComingAndGoing):
         self._set_round(number, tree)
 
     @property
-    def reachable(self) -> Sequence[int]:
-        """Ids of the clients that are available in the current round."""
-        return [client for client in self.ids if client not in self._absence.away]
+    def away(self) -> frozenset[int]:
+        """Ids of the clients that are unavailable in the current round."""
+        return self._absence.away
 
     @property
     def present(self) -> int | None:
         """Number of clients that are available in the current round; None without a trace."""
         return None if self._timetable is None else len(self.reachable)
-
-    def there(self, state: State) -> State:
-        """Return a state whose clusters contain available clients only.
-
-        The cohort of a round (the clients that train in it) is sampled from the clusters of this
-        state.
-        """
-        if not (away := self._absence.away):
-            return state
-        nodes = [
-            replace(
-                node,
-                members=tuple(client for client in node.members if client not in away),
-                cached=None,
-            )
-            for node in state.tree.nodes
-        ]
-        return replace(state, tree=ParameterTree(tuple(nodes)))
-
-    def left_alone(self, before: ParameterTree, after: ParameterTree) -> list[Event]:
-        """List the clusters that did not train in a round because no member was available.
-
-        Parameters
-        ----------
-        before, after
-            The trees before and after the round.
-
-        Returns
-        -------
-        list
-            A :class:`~fedclade.core.TooFew` event for each of these clusters.
-        """
-        if not (away := self._absence.away):
-            return []
-        alone = [leaf for leaf in before.leaves if leaf.members and away.issuperset(leaf.members)]
-        return [TooFew(leaf.id, 0) for leaf in alone if after.nodes[leaf.id].params is leaf.params]
 
     def _find_changed_clients(self) -> tuple[int, ...]:
         """Return the clients whose data differs from their data in the previous round."""

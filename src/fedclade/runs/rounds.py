@@ -512,19 +512,23 @@ def step(
     tuple
         The state after the step, and the algorithm's report of the round.
     """
-    if clients.present == 0:
+    # With central privacy, noise must move the models even then, see below.
+    if clients.present == 0 and not settings.is_central:
         _log.warning("round %d: no client is available, so no model changes", this_round.number)
         return state, RoundLog({}, {}, events=(*backend.retrying.told(), TooFew(0, 0)))
-    there = clients.there(state)
     fraction = settings.client_fraction
     draw = this_round.generator("cohort")
     noisy_sums = backend.noisy_sums
     if settings.is_central:
-        cohort, expected = sampled_singly(
-            there.tree, algorithm.sample_cohort(there, 1.0, draw), fraction, draw
+        # The accounting assumes that every client of the population is drawn with the same
+        # probability, and that sums are divided by a number that does not depend on who is
+        # available. Drawn clients that are unavailable send nothing.
+        drawn, expected = sampled_singly(
+            state.tree, algorithm.sample_cohort(state, 1.0, draw), fraction, draw
         )
+        cohort = tuple(client for client in drawn if client not in clients.away)
     else:
-        cohort = algorithm.sample_cohort(there, fraction, draw)
+        cohort = algorithm.sample_cohort(clients.there(state), fraction, draw)
         expected = dict[int, float]()
     backend.counting.add_cohort(cohort, this_round)
     after = state
@@ -539,11 +543,13 @@ def step(
         noisy_sums.expected = None  # queries after the step are not sent to a random sample
         released = noisy_sums.told()
         if not cohort or any(event.about == "updates" for event in released):
-            drawn = {there.tree.leaf_of[client] for client in cohort}
+            trained = {state.tree.leaf_of[client] for client in cohort}
             # The model of a cluster without sampled clients is also moved, by noise alone: an
             # unchanged model would reveal that none of its clients was sampled.
             nobody = {
-                node: n for c, n in expected.items() if (node := there.tree.leaf_of[c]) not in drawn
+                node: n
+                for c, n in expected.items()
+                if (node := state.tree.leaf_of[c]) not in trained
             }
             tree, more = noisy_sums.moved_by_noise(after.tree, nobody, released, this_round)
             after = replace(after, tree=tree)
@@ -556,7 +562,9 @@ def step(
     alone = [
         event for event in clients.left_alone(state.tree, after.tree) if event.node not in named
     ]
-    events = (*backend.retrying.closed(this_round.number), *released, *alone, *log.events)
+    has_others = clients.present is not None and not set(cohort).issuperset(clients.reachable)
+    closed = backend.retrying.closed(this_round.number, has_others=has_others)
+    events = (*closed, *released, *alone, *log.events)
     return after, replace(log, events=events)
 
 

@@ -60,7 +60,9 @@ class TopSettings:
     client_fraction: float = setting(
         1.0,
         in_range("(0, 1]", "greater than 0 and at most 1"),
-        doc="Share of every cluster's clients that train in a round, in (0, 1]; C of FedAvg.",
+        doc="""Share of every cluster's clients that train in a round, in (0, 1]; C of FedAvg. It is
+        a share of the available clients: over a network, of those that are connected when the round
+        begins, but with central privacy of all clients.""",
     )
     evaluate_every: int = setting(
         1,

@@ -79,7 +79,7 @@ def simulate(
     settings
         Rounds, seed, local training and all other settings that do not depend on where clients run.
     device
-        ``auto``, ``cpu`` or ``cuda``.
+        ``auto``, ``cpu``, ``cuda``, or one GPU of several such as ``cuda:1``.
     engine
         Method by which clients are trained: one of :data:`~fedclade.training.auto.ENGINES`. It
         changes updates by rounding only. ``auto`` selects the fastest engine for the model and the

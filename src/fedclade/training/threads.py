@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -19,27 +20,47 @@ from fedclade.core import ConfigError
 
 
 def choose_device(device: str) -> str:
-    """Return the device for the setting ``device``: ``cpu`` or ``cuda``.
+    """Return the device for the setting ``device``: ``cpu``, ``cuda`` or for example ``cuda:1``.
+
+    A numbered GPU also becomes torch's current CUDA device, on which CUDA graphs are recorded.
 
     Parameters
     ----------
     device
-        ``auto``, ``cpu`` or ``cuda``. With ``auto``, the device is ``cuda`` if torch finds one.
+        ``auto``, ``cpu``, ``cuda``, or one GPU of several such as ``cuda:1``. With ``auto``, the
+        device is ``cuda`` if torch finds one.
 
     Raises
     ------
     ConfigError
-        If the name is unknown, or torch finds no CUDA device for the setting ``cuda``.
+        If the name is unknown, or torch does not find the CUDA device.
     """
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device should be auto, cpu or cuda, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
+    numbered = re.fullmatch(r"cuda:(\d{1,3})", device)
+    if numbered is None and device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
-            "device 'cuda' was requested, but torch finds no CUDA device; use --device cpu"
+            f"device should be auto, cpu, cuda, or a numbered GPU such as cuda:1, got {device!r}"
         )
+    if device == "cpu":
+        return device
+    has_cuda = torch.cuda.is_available()
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
+        return "cuda" if has_cuda else "cpu"
+    if not has_cuda:
+        raise ConfigError(
+            f"device {device!r} was requested, but torch finds no CUDA device; use --device cpu"
+        )
+    if numbered is None:
+        return device
+    number = int(numbered[1])
+    count = torch.cuda.device_count()
+    if number >= count:
+        devices = ", ".join(["cpu", *(f"cuda:{n}" for n in range(count))])
+        raise ConfigError(
+            f"device {device!r} was requested, but this machine has the devices {devices}; choose "
+            "one of them"
+        )
+    torch.cuda.set_device(number)
+    return f"cuda:{number}"
 
 
 @contextmanager

@@ -36,6 +36,8 @@ def test_more_than_there_is_room_for_are_refused():
         ConfigError, match="device 'cuda' was requested, but the Ray cluster has no GPU"
     ):
         Room.of([(8, 0)], Actors(), "cuda")
+    with pytest.raises(ConfigError, match="device 'cuda:1' is not possible with the engine ray"):
+        Room.of([(8, 2)], Actors(), "cuda:1")
 
 
 def test_numbers_and_engines_are_checked():

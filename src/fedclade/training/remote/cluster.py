@@ -114,8 +114,14 @@ class Room:
         Raises
         ------
         ConfigError
-            If the actors do not fit, or the device is ``cuda`` and the cluster has no GPU.
+            If the actors do not fit, the device is a numbered GPU, or the device is ``cuda`` and
+            the cluster has no GPU.
         """
+        if device.startswith("cuda:"):
+            raise ConfigError(
+                f"device {device!r} is not possible with the engine ray, which assigns the GPUs of "
+                "the cluster to its actors; use --device cuda"
+            )
         gpus = int(device != "cpu" and any(gpu for _, gpu in nodes))
         if device == "cuda" and not gpus:
             raise ConfigError(
