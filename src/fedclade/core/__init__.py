@@ -105,6 +105,7 @@ from fedclade.core.events import (
     TooFew,
     Waiting,
     Withheld,
+    generalize_reason,
 )
 from fedclade.core.files import (
     OWNER_ONLY,
@@ -472,6 +473,7 @@ __all__ = [
     "fitting",
     "flat",
     "function_named",
+    "generalize_reason",
     "greater_than",
     "has_imported_names",
     "has_replied",

@@ -21,6 +21,7 @@ from fedclade.flower.network import MakeAlgorithm, ModelFor, Network
 from fedclade.runs import (
     Callback,
     Callbacks,
+    LiveLog,
     Maker,
     OnRound,
     Run,
@@ -102,12 +103,13 @@ def federate(
     check_local(settings.privacy)
     path = None if folder is None else Path(folder)
     deployment = NetworkedClients.connected_to(grid, network, path, read_declared(schema), settings)
+    followers = Callbacks(settings.followed_by(callbacks), on_round).joined(LiveLog())
     assembled = assemble_run(
         deployment,
         algorithm,
         model,
         settings,
-        callbacks=Callbacks(settings.followed_by(callbacks), on_round),
+        callbacks=followers,
         middleware=middleware,
         config=config,
         folder=path,
