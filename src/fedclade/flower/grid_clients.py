@@ -115,6 +115,11 @@ class ConnectedClients(Channel, ComingAndGoing):
         self._folder = folder
         self._wait = wait
 
+    @property
+    def present(self) -> int:
+        """Number of clients that are connected."""
+        return len(self._registry.connected)
+
     def begin(
         self, algorithm: Algorithm, state: State, this_round: Round
     ) -> tuple[State, list[Event]]:

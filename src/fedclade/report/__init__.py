@@ -17,7 +17,7 @@ from fedclade.report.figures import (
     score_figure,
     similarity_figure,
 )
-from fedclade.report.formats import NONE, count, duration, percent, shortened, significant
+from fedclade.report.formats import NONE, count, duration, percent, shortened, significant, traffic
 from fedclade.report.gains import gain_tables, with_attributes
 from fedclade.report.notebook import html_of
 from fedclade.report.plots import plot_of
@@ -82,6 +82,7 @@ __all__ = [
     "similarity_figure",
     "style",
     "tolerate_missing_figures",
+    "traffic",
     "tree_view",
     "with_attributes",
 ]
