@@ -122,8 +122,6 @@ class PrometheusExporter(Callback):
     def _create_metrics(self) -> None:
         """Create all metrics. Numbers that are unknown before the first round are NaN until then."""
         client = self._client
-        client.ProcessCollector(registry=self.registry)  # memory, processor time and open files
-
         def gauge(name: str, text: str, *labels: str, unknown: bool = False) -> Any:
             found = client.Gauge(f"fedclade_{name}", text, labels, registry=self.registry)
             if unknown:
@@ -170,6 +168,7 @@ class PrometheusExporter(Callback):
         )
         self._delta = gauge("privacy_delta", "Delta of the privacy budget", unknown=True)
         self._reasons: set[str] = set()
+        client.ProcessCollector(registry=self.registry)  # memory, processor time and open files
 
     def _count_left_out(self, record: RoundRecord) -> None:
         """Count the replies that were left out in a round, by reason."""
