@@ -159,7 +159,9 @@ def test_prometheus_and_grafana_reach_the_metrics_alone_and_have_what_they_read(
         "prometheus": ["metrics"],
         "grafana": ["metrics", "page"],
     }
-    assert [name for name, each in SERVICES.items() if "metrics" in each["networks"]] == ["superexec"]
+    assert [name for name, each in SERVICES.items() if "metrics" in each["networks"]] == [
+        "superexec"
+    ]
     for service in OBSERVERS.values():
         assert service["profiles"] == ["monitoring"]
         assert service["cap_drop"] == ["ALL"]

@@ -122,6 +122,7 @@ class PrometheusExporter(Callback):
     def _create_metrics(self) -> None:
         """Create all metrics. Numbers that are unknown before the first round are NaN until then."""
         client = self._client
+
         def gauge(name: str, text: str, *labels: str, unknown: bool = False) -> Any:
             found = client.Gauge(f"fedclade_{name}", text, labels, registry=self.registry)
             if unknown:
