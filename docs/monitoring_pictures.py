@@ -145,7 +145,6 @@ def save_terminal(lines: list[str]) -> None:
     """Save the lines of some rounds as they stand on the terminal."""
     rounds = [line for line in lines if line.startswith("round ")]
     console = Console(record=True, width=120, file=io.StringIO())
-    console.print(Text("$ flwr run . deployment --stream"))
     for line in rounds[14:28]:
         console.print(Text(line), soft_wrap=True)
     # No font is loaded from elsewhere.

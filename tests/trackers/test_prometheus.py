@@ -130,6 +130,8 @@ def test_a_port_that_is_in_use_and_an_address_of_another_machine_are_errors(expo
         RunError, match=r"192\.0\.2\.1:0: .*another address in network\.metrics_address"
     ):
         PrometheusExporter(0, "192.0.2.1")
+    with pytest.raises(RunError, match=r"127\.0\.0\.1:65536: .*choose another port"):
+        PrometheusExporter(65536)
 
 
 def test_the_port_is_free_after_it_is_closed(exporter):

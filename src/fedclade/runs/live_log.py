@@ -178,14 +178,15 @@ class FollowedRun:
 
     def progress(self) -> Progress:
         """Return the progress of the run."""
-        rounds = int(read_run_config(self.folder)["rounds"])
-        # Read first: a run that finishes meanwhile removes the file.
+        rounds = self._read_rounds()
+        # Both are read first: a run that finishes meanwhile removes the file, and then the lock.
+        is_running = is_locked(self.folder)
         metrics = read_lines(self.folder / LIVE_METRICS)
         if is_finished(self.folder):
             run = self.run()
             return Progress("finished", 0 if run is None else run.summary["rounds"], rounds)
         number = max([*self._rounds_of_checkpoints(), *(row["round"] for row in metrics)])
-        if is_locked(self.folder):
+        if is_running:
             return Progress("running", number, rounds, metrics)
         state, error = self._read_end()
         return Progress(state, number, rounds, metrics, error)
@@ -197,7 +198,10 @@ class FollowedRun:
         folder has a newer state.
         """
         finished = is_finished(self.folder)
-        version = "finished" if finished else max(self._rounds_of_checkpoints())
+        # A finished run may have been continued, for more rounds, since it was last read.
+        version = max(self._rounds_of_checkpoints())
+        if finished:
+            version = f"finished after {self._read_rounds()}"
         if version != self._read[0]:
             try:
                 run = Run.load(self.folder) if finished else load_unfinished(self.folder)
@@ -208,6 +212,10 @@ class FollowedRun:
                 return self._read[1]
             self._read = (version, run)
         return self._read[1]
+
+    def _read_rounds(self) -> int:
+        """Return the planned number of rounds."""
+        return int(read_run_config(self.folder)["rounds"])
 
     def _rounds_of_checkpoints(self) -> list[int]:
         """Return the rounds of all checkpoints, and 0."""

@@ -70,7 +70,7 @@ class PrometheusExporter(Callback):
             self._server, self._thread = self._client.start_http_server(
                 port, address, self.registry
             )
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # the latter for a port above 65535
             raise RunError(
                 f"the metrics for Prometheus cannot be served on {address}:{port}: {error}; choose "
                 "another port in network.metrics, or another address in network.metrics_address"
