@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 # Tests of a file share what they set up, so a file stays on one core; each process computes with one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
+COMPOSE := docker compose -f containers/compose.yaml --profile monitoring
+
 # Containers often forbid Python to keep what it has compiled; then each of the many processes would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo federation test test-all check docs wheel format clean
+.PHONY: help install demo federation containers test test-all check docs wheel format clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +31,16 @@ demo: install  ## the main job on handwritten digits: FedAvg, CFL, oracle and lo
 
 federation: install  ## a server and NODES=4 clients as processes on this machine, over TLS; DATA=digits or mnist
 	$(BIN)/python examples/flower/federation.py --nodes $(or $(NODES),4) --data $(or $(DATA),digits)
+
+containers:  ## build the images of containers/, and run a federation in them; needs docker compose
+	docker build --build-arg TORCH_INDEX="$(TORCH_INDEX)" -f containers/Containerfile -t fedclade .
+	docker run --rm fedclade fedclade run cfl-digits-label-swap --rounds 2 --out /tmp/first --quiet
+	$(COMPOSE) up --build --detach prometheus grafana
+	$(COMPOSE) run --rm -e RUN_CONFIG="network.metrics=9100 network.metrics_address=0.0.0.0" operator
+	$(COMPOSE) exec -T prometheus wget -qO- "http://localhost:9090/api/v1/query?query=max_over_time(fedclade_round%5B1h%5D)" \
+		| grep '"value"'
+	$(COMPOSE) exec -T grafana wget -qO- http://localhost:3000/api/health
+	$(COMPOSE) down --volumes
 
 test: install  ## the quick tests, some at a time on each core
 	$(PYTEST) -m "not slow and not long"

@@ -38,7 +38,7 @@ from fedclade_papers import EXPERIMENTS
 from tests.docs.blocks import ROOT
 
 LET_THROUGH = {
-    *("cat", "cd", "chmod", "cp", "echo", "export", "mkdir", "sleep"),
+    *("cat", "cd", "chmod", "cp", "curl", "echo", "export", "mkdir", "sleep", "tail"),
     *("openssl", "pytest", "ray", "scontrol", "sh", "ssh", "ssh-keygen", "twine"),
 }
 """Words of other programs, which no test knows the options of."""

@@ -28,9 +28,13 @@ from fedclade import Run
 
 CONTAINERS = Path(__file__).parents[2] / "containers"
 APP = CONTAINERS.parent / "examples" / "flower"
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())[
-    "services"
-]
+COMPOSITION: dict[str, Any] = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = {
+    name: service for name, service in COMPOSITION["services"].items() if "profiles" not in service
+}
+OBSERVERS: dict[str, dict[str, Any]] = {
+    name: service for name, service in COMPOSITION["services"].items() if "profiles" in service
+}
 MINE = "/var/lib/fedclade"
 
 
@@ -141,13 +145,39 @@ def test_clients_reach_the_proxy_alone_which_passes_on_the_interface_of_nodes_al
     }
     assert all(networks[name] == {"clients"} for name in nodes)
     assert networks["proxy"] == {"clients", "server"}
-    composition = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())
-    assert composition["networks"] == {"clients": {"internal": True}, "server": {"internal": True}}
+    closed = {name: {"internal": True} for name in ("clients", "server", "metrics")}
+    assert COMPOSITION["networks"] == {**closed, "page": {}}
     assert all("proxy:9092" in SERVICES[name]["command"] for name in nodes)
     config = (CONTAINERS / "nginx.conf").read_text()
     locations = dict(re.findall(r"location (\S+) \{\s*(\S+ [^;]+);", config))
     assert locations == {"/v1/fleet/": "proxy_pass https://superlink:9092", "/": "return 403"}
     assert "proxy_ssl_verify on;" in config
+
+
+def test_prometheus_and_grafana_reach_the_metrics_alone_and_have_what_they_read():
+    assert {name: service["networks"] for name, service in OBSERVERS.items()} == {
+        "prometheus": ["metrics"],
+        "grafana": ["metrics", "page"],
+    }
+    assert [name for name, each in SERVICES.items() if "metrics" in each["networks"]] == [
+        "superexec"
+    ]
+    for service in OBSERVERS.values():
+        assert service["profiles"] == ["monitoring"]
+        assert service["cap_drop"] == ["ALL"]
+        assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+", service["image"])
+        for mount in service["volumes"]:
+            assert (CONTAINERS / mount.split(":")[0]).exists()
+    assert OBSERVERS["grafana"]["ports"] == ["127.0.0.1:3000:3000"], "for this machine alone"
+    collected = yaml.safe_load((CONTAINERS / "monitoring/prometheus.yml").read_text())
+    (job,) = collected["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["superexec:9100"]}]
+    (source,) = yaml.safe_load((CONTAINERS / "monitoring/grafana/datasources.yaml").read_text())[
+        "datasources"
+    ]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    image = SERVICES["superexec"]["build"]["args"]["EXTRAS"]
+    assert "monitoring" in image.split(",")
 
 
 def test_the_image_asks_nobody_on_the_network_and_has_a_user_of_its_own():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import sys
 import threading
 import webbrowser
@@ -19,6 +20,8 @@ from fedclade import Run
 from fedclade.cli import main
 from fedclade.config import read_config
 from fedclade.core import RunInterrupted
+from fedclade.report.page import Dashboard
+from fedclade.runs import FollowedRun
 
 SMALL = """
 rounds = 3
@@ -251,6 +254,43 @@ def test_a_port_that_is_taken_is_told_before_anything_is_run(fedclade):
     assert code == 2
     assert f"error: the dashboard cannot listen on port {port}" in err
     assert not Path("result").exists()
+
+
+def test_a_live_report_is_served_until_ctrl_c(fedclade, monkeypatch):
+    fedclade("run", "small.toml", "--out", "result", "--quiet")
+    states: list[dict[str, Any]] = []
+    follow = Dashboard.follow
+
+    def look(dashboard: Dashboard, followed: FollowedRun) -> None:
+        follow(dashboard, followed)
+        connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=10)
+        connection.request("GET", "/state")
+        states.append(json.loads(connection.getresponse().read()))
+        connection.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Dashboard, "follow", look)
+    code, out, err = fedclade("report", "result", "--live", "--port", "0")
+    assert (code, err) == (0, "")
+    assert re.search(
+        r"live report: http://127\.0\.0\.1:\d+/ \(Ctrl-C ends it, but not the run\)", out
+    )
+    assert [state["status"].split(",")[0] for state in states] == ["Finished after 3 rounds"]
+    assert not Path("result/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("result", "other"), "--live shows one run, without further options, got 2 runs"),
+        (("result", "--out", "a.html"), "without further options, got --out; leave it out"),
+        (("nothing",), "nothing contains no run yet; name the run folder"),
+    ],
+)
+def test_a_live_report_is_of_one_run(fedclade, arguments, told):
+    code, _, err = fedclade("report", *arguments, "--live")
+    assert code == 2
+    assert told in " ".join(err.split())
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from fedclade.cli import app, main
 from fedclade.data import federation_from_frame, load_federation
 from fedclade.report import score_figure
 from fedclade.report.page import write_report
+from fedclade.trackers import PrometheusExporter
 
 OPTIONAL = (
     *(
@@ -39,6 +40,7 @@ OPTIONAL = (
         "optuna",
         "pandas",
         "plotly",
+        "prometheus_client",
         "ray",
         "tensorboard",
         "wandb",
@@ -119,6 +121,7 @@ def functions(run: fedclade.Run) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "notebook", lambda: run.metrics
     yield "notebook", lambda: run.clients
     yield "notebook", run.plot
+    yield "monitoring", lambda: PrometheusExporter(9100)
     yield "flower", lambda: importlib.import_module("fedclade.flower")
     for name in ("mnist", "cifar10", "femnist", "ag_news", "sent140", "tiny_shakespeare"):
         yield "data", lambda name=name: load_federation(name, clients=2)

@@ -599,6 +599,14 @@ def report(
     device: options.Device = "auto",
     trust: options.Trust = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Serve the report of a run that is on, until Ctrl-C, to browsers on this machine.",
+        ),
+    ] = False,
+    port: options.Port = PORT,
 ) -> None:
     """Write the report of a run as one HTML page, print its tables, and draw its figures again.
 
@@ -609,6 +617,9 @@ def report(
     With --references, two references are trained on the data of the run's config and stored in the
     run folder: a model of each client alone, and one model for all clients. --data-dir, --device
     and --trust are for this training, and have no effect without --references.
+
+    With --live, the report of a run is served on http://127.0.0.1:8321 instead, and shows each new
+    checkpoint; the run may be that of a network, in another process. --port is for --live only.
 
     Examples: fedclade report RUN --against FEDAVG_RUN --open; fedclade report A B C --out abc.html;
     fedclade report RUN --references --attributes sites.csv

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -35,9 +37,18 @@ from fedclade.report import (
     tree_view,
     with_attributes,
 )
-from fedclade.report.page import REPORT, RunView, comparison_page, run_labels, run_page, write_page
+from fedclade.report.page import (
+    REPORT,
+    Dashboard,
+    RunView,
+    comparison_page,
+    run_labels,
+    run_page,
+    write_page,
+)
 from fedclade.runs import (
     CONFIG,
+    FollowedRun,
     Run,
     export_adapter,
     export_model,
@@ -154,13 +165,25 @@ def report(
     device: str,
     trust: bool,
     open_it: bool,
+    live: bool,
+    port: int,
 ) -> None:
     """Carry out the command ``fedclade report``."""
     if out is not None and out.suffix != ".html":
         raise RunError(f"--out should end in .html, got {out}")
+    console = new_console()
+    if live:
+        others = {
+            "--against": against is not None,
+            "--out": out is not None,
+            "--references": references,
+            "--attributes": attributes is not None,
+        }
+        unused = [name for name, is_set in others.items() if is_set]
+        _serve_report(folders, unused, port, open_it=open_it, console=console)
+        return
     arguments.make_parent_folder(out)
     runs = _find_run_folders(folders)
-    console = new_console()
     if len(runs) == 1:
         if references:
             arguments.check_machine(device, None)
@@ -184,6 +207,35 @@ def report(
     say(console, f"report: {page}")
     if open_it:
         webbrowser.open(page.resolve().as_uri())
+
+
+POLL_SECONDS = 1.0
+"""Seconds between two looks at the folder of a run that is on."""
+
+
+def _serve_report(
+    folders: Sequence[Path], unused: Sequence[str], port: int, *, open_it: bool, console: Console
+) -> None:
+    """Serve the report of a run that is on, until Ctrl-C.
+
+    ``unused`` has the names of the given options that do not go with ``--live``.
+    """
+    if len(folders) != 1 or unused:
+        found = " and ".join(unused) or f"{len(folders)} runs"
+        raise RunError(f"--live shows one run, without further options, got {found}; leave it out")
+    (folder,) = folders
+    followed = FollowedRun(folder)
+    rounds = followed.progress().rounds
+    with (
+        suppress(KeyboardInterrupt),  # the way to end the page
+        Dashboard(folder.resolve().name, rounds, folder, port) as dashboard,
+    ):
+        say(console, f"live report: {dashboard.url} (Ctrl-C ends it, but not the run)")
+        if open_it:
+            webbrowser.open(dashboard.url)
+        while True:
+            dashboard.follow(followed)
+            time.sleep(POLL_SECONDS)
 
 
 def _train_references(folder: Path, data_dir: Path | None, device: str, *, trust: bool) -> None:

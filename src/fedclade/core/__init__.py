@@ -110,6 +110,7 @@ if TYPE_CHECKING:
         TooFew,
         Waiting,
         Withheld,
+        generalize_reason,
     )
     from fedclade.core.files import (
         OWNER_ONLY,
@@ -478,6 +479,7 @@ __all__ = [
     "fitting",
     "flat",
     "function_named",
+    "generalize_reason",
     "greater_than",
     "has_imported_names",
     "has_replied",

@@ -5,6 +5,7 @@ An event belongs to a cluster, identified by its node in the parameter tree, and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
@@ -160,6 +161,15 @@ class LeftOut(Event):
 
     query: str
     clients: Mapping[int, str]
+
+
+def generalize_reason(reason: str) -> str:
+    """Replace the numbers in a reason by ``#``, so that similar reasons are counted together.
+
+    A number that is followed by ``times`` remains, since it is the value of a setting.
+    """
+    general = re.sub(r"(?<![\d.])\d[\d.e+]*(?![\d.e+]| times)", "#", reason)
+    return re.sub(r"^(norm|norm of its buffers) #, (.*?)(, #)?$", r"\1 \2", general)
 
 
 @dataclass(frozen=True)

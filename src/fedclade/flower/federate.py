@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,6 +22,7 @@ from fedclade.flower.network import MakeAlgorithm, ModelFor, Network
 from fedclade.runs import (
     Callback,
     Callbacks,
+    LiveLog,
     Maker,
     OnRound,
     Run,
@@ -29,6 +31,7 @@ from fedclade.runs import (
     assemble_run,
     settings_from,
 )
+from fedclade.trackers import PrometheusExporter
 
 
 @checked("grid")
@@ -95,23 +98,34 @@ def federate(
     UpdateError
         If too few clients connect in time, or no client replies in a round.
     RunError, CheckpointError
-        If the folder contains another run or damaged files, or cannot be written.
+        If the folder contains another run or damaged files, or cannot be written; or the port
+        ``network.metrics`` is in use.
+    MissingExtraError
+        If ``network.metrics`` is set, and prometheus-client is not installed.
     """
     settings = settings_from(settings, options, callbacks)
     network = network or Network()
     check_local(settings.privacy)
     path = None if folder is None else Path(folder)
-    deployment = NetworkedClients.connected_to(grid, network, path, read_declared(schema), settings)
-    assembled = assemble_run(
-        deployment,
-        algorithm,
-        model,
-        settings,
-        callbacks=Callbacks(settings.followed_by(callbacks), on_round),
-        middleware=middleware,
-        config=config,
-        folder=path,
-        finish=finish,
-    )
-    finished = assembled.checkpointer.finished()
-    return assembled.run() if finished is None else finished
+    with ExitStack() as stack:
+        followers = Callbacks(settings.followed_by(callbacks), on_round).joined(LiveLog())
+        if network.metrics is not None:
+            # Before clients are waited for: a port that is in use should be reported at once.
+            exporter = PrometheusExporter(network.metrics, network.metrics_address)
+            followers = followers.joined(stack.enter_context(exporter))
+        deployment = NetworkedClients.connected_to(
+            grid, network, path, read_declared(schema), settings
+        )
+        assembled = assemble_run(
+            deployment,
+            algorithm,
+            model,
+            settings,
+            callbacks=followers,
+            middleware=middleware,
+            config=config,
+            folder=path,
+            finish=finish,
+        )
+        finished = assembled.checkpointer.finished()
+        return assembled.run() if finished is None else finished

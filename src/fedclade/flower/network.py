@@ -19,11 +19,14 @@ from fedclade.core import (
     checked,
     document_settings,
     greater_than,
+    in_range,
     one_of,
     setting,
 )
 from fedclade.flower.registration import Identity
 from fedclade.flower.secure.terms import SecureRules
+
+LogFormat = Literal["text", "json"]
 
 MakeAlgorithm = Callable[[Mapping[int, int] | None], Algorithm]
 """Function that makes an algorithm from the clients' true clusters.
@@ -52,7 +55,7 @@ class ModelFor:
 @document_settings
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Settings of the ``[network]`` section: waiting times, admission and limits of clients.
+    """Settings of the ``[network]`` section: waiting times, admission and limits of clients, log.
 
     Raises
     ------
@@ -105,6 +108,26 @@ class Network:
         at_least(1),
         doc="""Value of ``largest_norm`` of :class:`~fedclade.Aggregation` over a network, unless it
         is set there.""",
+    )
+    metrics: int | None = setting(
+        None,
+        in_range("[1, 65535]"),
+        doc="""Port on which the server offers metrics to Prometheus; needs the extra
+        ``monitoring``. If unset, it offers none.""",
+        later=True,
+    )
+    metrics_address: str = setting(
+        "127.0.0.1",
+        doc="""Address on which ``metrics`` are offered. The metrics are not encrypted, and need no
+        password, so by default only programs on the server can read them.""",
+        later=True,
+    )
+    log: LogFormat = setting(
+        "text",
+        one_of("text", "json"),
+        doc="""Format of the server's log: ``text``, or ``json`` for one JSON object in each
+        line.""",
+        later=True,
     )
     secure_aggregation: bool = setting(
         False,

@@ -6,7 +6,7 @@ all algorithms, the report, and Flower's server in vain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ from torch import nn
 from fedclade.algorithms import Algorithm, algorithm_class
 from fedclade.channel import build_middleware
 from fedclade.config import check_config
-from fedclade.core import ConfigError, ParameterTree, UntrustedNameError, checked
+from fedclade.core import ConfigError, UntrustedNameError, checked
 from fedclade.data import read_declared
 from fedclade.flower.federate import federate
 from fedclade.flower.from_config import RunConfig, read_network
-from fedclade.flower.network import MakeAlgorithm, ModelFor
+from fedclade.flower.network import LogFormat, MakeAlgorithm, ModelFor, Network
+from fedclade.flower.server_log import log_round, print_round, server_log, show_end
 from fedclade.models import model_factory
-from fedclade.report import Terminal, add_figures, count, show_run
-from fedclade.runs import Callback, Maker, Row, Run, counting, read_run_config
+from fedclade.runs import Callback, Maker, OnRound, Run, read_run_config
 
 AT_ONCE = 1e-3
 """Seconds to wait for clients when a run is finished without further training.
@@ -35,7 +35,8 @@ A small positive number, since the setting must be greater than 0.
 
 # A Flower ``ServerApp`` that runs a clustered algorithm.
 
-WIDTH = 100  # characters of a printed line: a ServerApp prints to a log, which has no width
+ON_ROUND: Mapping[LogFormat, OnRound] = {"text": print_round, "json": log_round}
+"""Function that reports a finished round, by the format of the log."""
 
 
 @checked()
@@ -67,67 +68,33 @@ def server_app(
         algorithm_class(algorithm)  # raises an error now, not in the run, if the name is unknown
     if isinstance(model, str):
         model_factory(model)
-    settings.setdefault("on_round", print_round)
+    log = (settings.get("network") or Network()).log
+    settings.setdefault("on_round", ON_ROUND[log])
 
-    def run(grid: Grid, context: Context) -> tuple[Run, Path | None]:
+    def run(grid: Grid, context: Context) -> None:
         folder = settings.get("folder")
-        run = federate(grid, algorithm, model, **settings)
-        return run, None if folder is None else Path(folder)
+        with server_log(log):
+            finished = federate(grid, algorithm, model, **settings)
+            show_end(finished, None if folder is None else Path(folder), log)
 
     return app_of(run)
 
 
-def app_of(run: Callable[[Grid, Context], tuple[Run, Path | None]]) -> ServerApp:
-    """Return a Flower ServerApp that runs a federation and prints its results.
+def app_of(run: Callable[[Grid, Context], object]) -> ServerApp:
+    """Return a Flower ServerApp that runs a federation.
 
     Parameters
     ----------
     run
-        Function that runs the federation on a grid, given Flower's context. It returns the finished
-        run, and the run folder or None.
+        Function that runs the federation on a grid, given Flower's context, and shows its results.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:  # pyright: ignore[reportUnusedFunction]  (Flower calls it)
-        show(*run(grid, context))
+        run(grid, context)
 
     return app
-
-
-def show(run: Run, folder: Path | None = None) -> None:
-    """Print the results of a run, and write figures to the run folder if there is a folder."""
-    console = Terminal(width=WIDTH, highlight=False)
-    if folder is not None:
-        add_figures(run, folder, console)
-    show_run(run, console)
-    if folder is not None:
-        console.print(f"run folder: {folder}", soft_wrap=True, markup=False)
-
-
-def print_round(row: Row, tree: ParameterTree) -> None:
-    """Print one line about a finished round.
-
-    The line has the numbers of trained clients and clusters, the score, the adjusted Rand index
-    (ARI) if true clusters are known, and the seconds.
-
-    Parameters
-    ----------
-    row
-        Row of the round in the table of rounds.
-    tree
-        Ignored: callbacks also receive the tree of clusters.
-    """
-    (metric, score), ari = counting(row), row["ari"]
-    parts = [
-        f"round {row['round']}",
-        f"{count(row['clients_trained'], 'client')} trained",
-        count(row["clusters"], "cluster"),
-        *([] if score is None else [f"{metric} {score:.3f}"]),
-        *([] if ari is None else [f"ARI {ari:.2f}"]),
-        f"{row['seconds']:.1f} s",
-    ]
-    print(", ".join(parts), flush=True)
 
 
 def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
@@ -141,11 +108,16 @@ def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
         Callbacks of the run, see :func:`fedclade.simulate`.
     """
 
-    def run(grid: Grid, context: Context) -> tuple[Run, Path]:
+    def run(grid: Grid, context: Context) -> None:
         read = RunConfig.read(context.run_config)
+        log = read.network.log
+        with server_log(log):
+            finished = start(grid, read)
+            show_end(finished, Path(read.apps.out), log)
+
+    def start(grid: Grid, read: RunConfig) -> Run:
         config = read.config
-        folder = Path(read.apps.out)
-        run = federate(
+        return federate(
             grid,
             config.built_algorithm,
             ModelFor(config.built_model, config.model["name"]),
@@ -153,13 +125,12 @@ def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
             network=read.network,
             middleware=build_middleware(config.middleware),
             callbacks=callbacks,
-            on_round=print_round,
+            on_round=ON_ROUND[read.network.log],
             config=read.as_dict(),
-            folder=folder,
+            folder=Path(read.apps.out),
             finish=read.apps.finish,
             schema=read_declared(config.data.get("schema")) if "files" in config.data else None,
         )
-        return run, folder
 
     return app_of(run)
 

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
         score_figure,
         similarity_figure,
     )
-    from fedclade.report.formats import NONE, count, duration, percent, shortened, significant
+    from fedclade.report.formats import (
+        NONE,
+        count,
+        duration,
+        percent,
+        shortened,
+        significant,
+        traffic,
+    )
     from fedclade.report.gains import gain_tables, with_attributes
     from fedclade.report.notebook import html_of
     from fedclade.report.plots import plot_of
@@ -87,6 +95,7 @@ __all__ = [
     "similarity_figure",
     "style",
     "tolerate_missing_figures",
+    "traffic",
     "tree_view",
     "with_attributes",
 ]

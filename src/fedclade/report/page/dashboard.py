@@ -1,4 +1,8 @@
-"""Dashboard: live report of a run in progress, for browsers on the same machine only."""
+"""Dashboard: live report of a run in progress, for browsers on the same machine only.
+
+The run is either in this process, which calls the dashboard after every round, or in another
+process, whose run folder the dashboard follows.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from fedclade.report.page.one_run import run_cards, run_page
 from fedclade.report.page.section import Page, cards_html, page_html, state_json
 from fedclade.report.run_view import RunView
 from fedclade.report.score import Score
-from fedclade.runs import Callback, EndRecord, RoundRecord, Run
+from fedclade.runs import Callback, EndRecord, FollowedRun, RoundRecord, Run
 
 TIMES_A_BUILD = 100
 """Pause between two builds of the page, as a multiple of the duration of a build.
@@ -81,13 +85,17 @@ class Dashboard(Callback):
         self.page = page_html(Page(name, "", [], []), live=True).encode()
         self._run: Run | None = None
         self._over = False
+        self._ended = ""
+        """How the run ended before its last round; empty for a run that is on or finished."""
+        self._progress: tuple[int, str] = (0, "")
+        """Last round, which may be later than the round of the run, and its score as a text."""
         self._built: tuple[int, str] = (0, "{}")
         """Round for which the page was last built, and the parts of this page as JSON."""
         self._built_end = False
         self._not_before = 0.0
         """Monotonic time from which on the page may be built again."""
-        self._head: tuple[Run | None, dict[str, Any]] = (None, {})
-        """Run for which the head of the page was last written, and this head."""
+        self._head: tuple[tuple[object, ...], dict[str, Any]] = ((), {})
+        """State for which the head of the page was last written, and this head."""
         self._last_request = -WATCHED
         self._building = Lock()
         self._sent = Condition()
@@ -108,7 +116,9 @@ class Dashboard(Callback):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and monotonic() - self._last_request < WATCHED:
+        # A browser also shows how a run failed; only after Ctrl-C twice it is not waited for.
+        is_waiting = kind is None or issubclass(kind, Exception)
+        if is_waiting and monotonic() - self._last_request < WATCHED:
             with self._sent:
                 self._sent.wait_for(lambda: self._sent_the_end, PATIENCE)
         self._server.shutdown()
@@ -143,9 +153,41 @@ class Dashboard(Callback):
             self.show(run)
 
     def on_end(self, record: EndRecord, /) -> None:
-        """Display the final state of a run that has finished."""
-        if record.reason == "finished" and record.run is not None:
-            self.show(record.run, over=True)
+        """Display the final state of a run, and how it ended if it did not finish."""
+        if record.reason == "finished":
+            if record.run is not None:
+                self.show(record.run, over=True)
+            return
+        number = 0 if record.run is None else record.run.summary["rounds"]
+        why = "" if record.reason == "interrupted" else str(record.error)
+        self._ended = _describe_end(record.reason, number, self._rounds, why)
+        self._run = record.run
+        self._over = True
+
+    def follow(self, followed: FollowedRun) -> None:
+        """Display the present state of a run folder; call it repeatedly while the run is on.
+
+        Parameters
+        ----------
+        followed
+            Reader of the folder. The run may belong to another process.
+        """
+        progress = followed.progress()
+        run = followed.run()
+        self._rounds = progress.rounds
+        score = ""
+        if run is not None and progress.metrics:
+            kind = Score.of_run(run)
+            value = progress.metrics[-1].get(f"{kind.name}_mean")
+            score = "" if value is None else f"{kind.label} {kind.text(value)}"
+        self._progress = (progress.round, score)
+        self._ended = ""
+        if progress.state in ("interrupted", "failed"):
+            self._ended = _describe_end(
+                progress.state, progress.round, progress.rounds, progress.error
+            )
+        if run is not None:
+            self.show(run, over=progress.state == "finished")
 
     def state(self, seen: str) -> str:
         """Return the updates of a page as JSON, for the script that runs in the browser.
@@ -160,8 +202,14 @@ class Dashboard(Callback):
         run = self._run
         over = self._over
         if run is None:
-            status = f"Waiting for the first of {self._rounds} rounds …"
-            return json.dumps({"round": 0, "status": status})
+            waiting = f"Waiting for the first of {self._rounds} rounds …"
+            if number := self._progress[0]:
+                waiting = f"Round {number} of {self._rounds}; waiting for the first evaluation …"
+            with self._sent:
+                self._sent_the_end |= over
+                self._sent.notify_all()
+            status = {"round": 0, "status": self._ended or waiting}
+            return json.dumps(status | ({"finished": True, "latest": ""} if over else {}))
         number, parts = self._build_parts(run, over)
         head = self._write_head(run, over)
         with self._sent:
@@ -200,22 +248,49 @@ class Dashboard(Callback):
 
         Repeated calls for the same state of the run return the same stored head.
         """
-        if self._head[0] is not run:
+        state = (run, over, self._ended, self._progress)
+        if self._head[0] != state:
             number = run.summary["rounds"]
-            score = Score.of_run(run)
-            mean = f"{score.label} {score.text(score.mean(run.summary))}"
-            progress = f"Round {number} of {self._rounds}"
-            if over:
-                progress = f"Finished after {number} rounds"
             head = {
                 "round": number,
-                "status": f"{progress}, {mean}",
+                "status": self._write_status(run, over=over),
                 "finished": over,
                 "latest": _write_version(number, over),
                 "cards": cards_html(run_cards(RunView(run))),
             }
-            self._head = run, head
+            self._head = state, head
         return self._head[1]
+
+    def _write_status(self, run: Run, *, over: bool) -> str:
+        """Return the line with the status of the run: its round and its mean score."""
+        number = run.summary["rounds"]
+        score = Score.of_run(run)
+        mean = f"{score.label} {score.text(score.mean(run.summary))}"
+        if self._ended:
+            return f"{self._ended} ({mean})"
+        if over:
+            return f"Finished after {number} rounds, {mean}"
+        latest, latest_score = self._progress
+        if latest <= number:
+            return f"Round {number} of {self._rounds}, {mean}"
+        now = f"Round {latest} of {self._rounds}{latest_score and f', {latest_score}'}"
+        return f"{now}; below is round {number}, the newest checkpoint"
+
+
+def _describe_end(reason: str, number: int, rounds: int, why: str) -> str:
+    """Describe the end of a run before its last round.
+
+    Parameters
+    ----------
+    reason
+        ``interrupted`` or ``failed``.
+    number, rounds
+        Number of the last round, and the planned number of rounds.
+    why
+        Message of the error that ended the run; empty for an interrupted run.
+    """
+    ended = f"{reason.capitalize()} after {number} of {rounds} rounds"
+    return f"{ended}: {why}" if why else ended
 
 
 def _write_version(number: int, over: bool) -> str:

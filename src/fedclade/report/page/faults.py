@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from fedclade.core import (
     SumClipped,
     SumRejected,
     SumUnguarded,
+    generalize_reason,
 )
 from fedclade.report.colours import series
 from fedclade.report.formats import NONE, count, number, percent, shortened
@@ -322,7 +322,7 @@ def faults_section(view: RunView) -> Section | None:
     lost: list[tuple[int, int, str]] = []
     for round_number, event in events_of(view.run.events, LeftOut):
         for client, reason in event.clients.items():
-            lost.append((round_number, client, _generalize_reason(reason)))
+            lost.append((round_number, client, generalize_reason(reason)))
     limited = [*_sum_tables(view), *_limited_tables(view)]
     if not lost and not limited:
         return None
@@ -415,7 +415,7 @@ def _limited_tables(view: RunView) -> list[Table]:
         for client, measures in event.clients.items():
             for measure in measures.split("; "):
                 by_client[client] += 1
-                by_measure[_generalize_reason(measure)] += 1
+                by_measure[generalize_reason(measure)] += 1
     if not by_client:
         return []
     rows = _list_counts(by_measure, FAULTS_LISTED)
@@ -447,12 +447,3 @@ def _sum_tables(view: RunView) -> list[Table]:
         return []
     columns = ["round", "event", "query", "clients", "details"]
     return [Table.first("Sums", columns, rows, limit=FAULTS_LISTED, noun="more sum")]
-
-
-def _generalize_reason(reason: str) -> str:
-    """Replace the numbers in a reason by ``#``, so that similar reasons are counted together.
-
-    A number that is followed by ``times`` remains, since it is the value of a setting.
-    """
-    general = re.sub(r"(?<![\d.])\d[\d.e+]*(?![\d.e+]| times)", "#", reason)
-    return re.sub(r"^(norm|norm of its buffers) #, (.*?)(, #)?$", r"\1 \2", general)

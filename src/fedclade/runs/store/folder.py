@@ -196,11 +196,13 @@ class RunFolder:
         """Return the folders of all checkpoints, the newest first."""
         if not self._folder.is_dir():
             return []
-        numbers: dict[Path, int] = {}
-        for path in self._folder.iterdir():
-            if match := _NAME.fullmatch(path.name):
-                numbers[path] = int(match[1])
-        return sorted(numbers, key=lambda path: -numbers[path])
+        paths = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(paths, key=self.round_of, reverse=True)
+
+    @staticmethod
+    def round_of(checkpoint: Path) -> int:
+        """Return the round of a checkpoint, which is part of the name of its folder."""
+        return int(checkpoint.name.removeprefix("round-"))
 
 
 def load_unfinished(folder: Path) -> Run:

@@ -101,6 +101,26 @@ def _try_lock(opened: int) -> bool:
     return True
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether a process writes to a folder: this process, or another one.
+
+    On Windows, a process that was killed counts as well. On file systems without locks, other
+    processes are not detected.
+    """
+    if _held.get(folder.resolve()) == os.getpid():
+        return True  # checked first, as closing a file releases all locks of this process on it
+    if fcntl is None:
+        return (folder / LOCK).exists()
+    try:
+        opened = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:  # no process has the lock, or the folder belongs to another user
+        return (folder / LOCK).exists()
+    try:
+        return not _try_lock(opened)
+    finally:
+        os.close(opened)
+
+
 def _busy_error(folder: Path) -> FolderInUseError:
     """Return the error for a folder to which another process, or another run, is writing."""
     return FolderInUseError(
