@@ -33,7 +33,7 @@ from fedclade.training.loop import LoopEngine
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.stacking.replay import Replay, can_record
-from fedclade.training.threads import using_threads
+from fedclade.training.threads import float32_products, using_threads
 from fedclade.training.vmap import VmapEngine
 from fedclade.training.workers import WorkersEngine, cannot_fork, cannot_work, tried
 
@@ -58,7 +58,8 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
     engine ``loop``, in each of ``rounds`` rounds, since some engines work differently in later
     rounds. The trial finds modules with layers that the engine does not support, and modules whose
     forward pass mixes the examples of a batch, which would mix the examples of several clients. The
-    trial does not use the workload's random generators.
+    trial does not use the workload's random generators. It computes float32 products without TF32,
+    even if the run uses TF32, whose rounding a deep network would amplify beyond any useful limit.
 
     Some layers in some memory layouts crash the process inside torch, so the trial runs in a forked
     process if the system and the device allow that, and otherwise in this process.
@@ -75,7 +76,8 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
     # amplify differences by rounding.
     calm = replace(small, module=without_dropout(work.module), **_by_sgd(work))
     start = monotonic()
-    expected = _by_loop(calm)
+    with float32_products(tf32=False):
+        expected = _by_loop(calm)
     limit = LONGEST + TIMES_THE_LOOP * (monotonic() - start)
 
     def attempt() -> str | None:
@@ -99,9 +101,10 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
             "not expanded to the size of the batch"
         )
 
-    if cannot_fork(work.models.device):
-        return attempt()
-    return tried(attempt, limit)
+    with float32_products(tf32=False):
+        if cannot_fork(work.models.device):
+            return attempt()
+        return tried(attempt, limit)
 
 
 def _by_sgd(work: Workload) -> dict[str, Any]:

@@ -30,7 +30,12 @@ from fedclade.training.stacking.loss import Losses
 from fedclade.training.stacking.replay import Replay, Run
 from fedclade.training.stacking.stacked_module import CannotStack, StackedModule
 from fedclade.training.stacking.stacked_parameter import BufferPool, ByExample
-from fedclade.training.threads import WORTH_SHARING_STACKED, threads_of_step, using_threads
+from fedclade.training.threads import (
+    WORTH_SHARING_STACKED,
+    allows_tf32,
+    threads_of_step,
+    using_threads,
+)
 from fedclade.training.vmap import Samples
 
 # DP-SGD of all clients in one batched program, with the forward and backward passes of the stacked
@@ -225,7 +230,9 @@ class StackedEngine:
         batches = Batches(jobs, plan, self._pool, reshuffle=spec.reshuffle)
         losses = Losses(plan, work.task, batches.all_count)
         optimizer = LocalOptimizer.of(spec, work.lr)
-        _begin(stacked, optimizer, jobs, work, edges=plan.edges)
+        # Torch's own optimizers count their steps on the CPU, which a recording would not repeat.
+        replay = self._replay if optimizer.is_plain else None
+        _begin(stacked, optimizer, jobs, work, edges=plan.edges, recorded=replay is not None)
 
         def step_by_step(step: Step, x: Tensor, y: Tensor, w: Tensor | None = None) -> Tensor:
             stacked.bind(step.start, step.stop)
@@ -236,11 +243,9 @@ class StackedEngine:
             return of_rows
 
         run: Run = step_by_step
-        # Torch's own optimizers count their steps on the CPU, which a recording would not repeat.
-        if self._replay is not None and optimizer.is_plain:
-            run = self._replay.of_round(
-                run, stacked, plan, (optimizer, batches.all_count, work.fixed)
-            )
+        if replay is not None:
+            kind = optimizer.kind_of_steps, batches.all_count, work.fixed, allows_tf32()
+            run = replay.of_round(run, stacked, plan, kind)
         # Random layers without a stacked form use the global generator, whose seed therefore
         # depends on the seeds of all clients.
         with rng.seeded_globally(_joint_seed(jobs), work.models.device), torch.enable_grad():
@@ -263,10 +268,11 @@ def _begin(
     *,
     edges: Sequence[int],
     by_example: ByExample | None = None,
+    recorded: bool = False,
 ) -> None:
     """Start local training of the clients whose models are loaded.
 
-    ``edges`` and ``by_example`` are described in :meth:`StackedModule.begin`.
+    ``edges``, ``by_example`` and ``recorded`` are described in :meth:`StackedModule.begin`.
     """
     anchors: Tensor | None = None
     if work.spec.mu:
@@ -282,6 +288,7 @@ def _begin(
         fixed=work.fixed,
         states=states,
         by_example=by_example,
+        recorded=recorded,
     )
 
 

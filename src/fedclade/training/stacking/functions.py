@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import has_torch_function_unary
 
-from fedclade.training.stacking.stacked_parameter import ByExample, StackedParameter, scaled
+from fedclade.training.stacking.stacked_parameter import ByExample, StackedParameter
 
 # Batched matrix products; small products are computed by NumPy's BLAS.
 #
@@ -232,10 +232,5 @@ class _Embedding(Function):
         grad = grads[0].reshape(len(index), -1)
         if ctx.padding is not None:
             grad = grad.masked_fill((tokens == ctx.padding).view(-1, 1), 0)
-        # The gradients of each word are summed first: if they were added to the table one by one,
-        # each addition would be rounded to the precision of the table's entries.
-        words, place = index.unique(return_inverse=True)
-        sums = grad.new_zeros(len(words), grad.shape[1]).index_add_(0, place, grad)
-        target, beta, alpha = ctx.table.receive()
-        scaled(target, beta).view(-1, grad.shape[1]).index_add_(0, words, sums, alpha=alpha)
+        ctx.table.add_rows(index, grad)
         return None, None, None, None

@@ -53,9 +53,10 @@ class Replay:
 
     A recording contains memory addresses and numbers, not tensors. A recording is valid for a step
     only if parameters, gradients, momentum, anchors and inputs are at the same addresses, and
-    clients, width of the batches and optimizer are the same. A step is recorded when it occurs
-    again in a later round with the same addresses and properties. If, for example, the step size
-    changes in every round, no step is recorded.
+    clients, width of the batches and kind of the optimizer are the same. A step is recorded when it
+    occurs again in a later round with the same addresses and properties. Step size, momentum factor
+    and μ are read from the device's memory (:class:`~fedclade.training.optimizer.Factors`), so they
+    may differ from round to round.
 
     Parameters
     ----------

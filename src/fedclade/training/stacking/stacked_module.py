@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from fedclade.core import Layout, Slot, has_same_values
 from fedclade.training.input_hooks import CastInputs, CopyInputs, SelectOutput, UnpackInputs
 from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes
-from fedclade.training.optimizer import LocalOptimizer
+from fedclade.training.optimizer import Factors, LocalOptimizer
 from fedclade.training.stacking import layers
 from fedclade.training.stacking.bands import Bands
 from fedclade.training.stacking.layers import (
@@ -140,6 +141,8 @@ class StackedModule:
         )
         self.hot_bytes = hot_bytes(module, layout)
         self._pool = BufferPool()
+        self._factors_pool = BufferPool()
+        self._factors_memory = torch.empty(0)
         self._clients = 0
         self._device = torch.device("cpu")
         self._optimizer = LocalOptimizer(0.0)
@@ -200,6 +203,8 @@ class StackedModule:
         fixed: Collection[str] = (),
         states: Sequence[Mapping[str, Tensor]] = (),
         by_example: ByExample | None = None,
+        *,
+        recorded: bool = False,
     ) -> None:
         """Start local training of the models that have been loaded.
 
@@ -221,6 +226,8 @@ class StackedModule:
             State of each client's optimizer; empty if states are not stored between rounds.
         by_example
             Collector for the gradients of single examples; None if they are not needed.
+        recorded
+            Whether steps may be recorded, and so read step size, momentum and μ from the device.
 
         Raises
         ------
@@ -238,10 +245,15 @@ class StackedModule:
         self._bands = None
         if not optimizer.is_plain:
             self._bands = Bands(optimizer, moving, edges, states)
+        factors: Factors | None = None
+        if recorded and self._trained:
+            like = self._trained[0].everyone
+            self._factors_memory = self._factors_pool.room(like, len(fields(Factors)))
+            factors = Factors.on_device(optimizer, self._factors_memory)
         for p in self._trained:
             p.held = p.slot.name in fixed
             anchor = None if anchors is None else anchors[:, p.slot.start : p.slot.stop]
-            p.begin(optimizer, anchor)
+            p.begin(optimizer, anchor, factors)
 
     def _check_by_example(self) -> None:
         """Raise CannotStack if a layer cannot compute a separate gradient for each example."""
@@ -303,7 +315,8 @@ class StackedModule:
         A recorded step is valid for these addresses only. The addresses of the batch, and of
         buffers that clients share, are not included.
         """
-        return tuple(address for p in self._parameters for address in p.addresses())
+        of_parameters = [address for p in self._parameters for address in p.addresses()]
+        return (self._factors_memory.data_ptr(), *of_parameters)
 
     def bind(self, start: int, stop: int) -> None:
         """Select the range of clients, ``start`` to ``stop``, that train in the next steps."""
