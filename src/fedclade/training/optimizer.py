@@ -302,8 +302,14 @@ class Factors:
         """
         values = cls._values(optimizer)
         memory.copy_(torch.tensor(values, dtype=memory.dtype))
-        *factors, shrinkage = memory.unbind()
-        return cls(*factors, shrinkage if optimizer.weight_decay else 1.0)
+        minus_lr, momentum, mu, minus_mu, shrinkage = memory.unbind()
+        return cls(
+            minus_lr=minus_lr,
+            momentum=momentum,
+            mu=mu,
+            minus_mu=minus_mu,
+            shrinkage=shrinkage if optimizer.weight_decay else 1.0,
+        )
 
     @staticmethod
     def _values(optimizer: LocalOptimizer) -> tuple[float, float, float, float, float]:

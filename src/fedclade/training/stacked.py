@@ -19,6 +19,8 @@ from fedclade.training.jobs import (
     Job,
     PrivateSteps,
     Workload,
+    full,
+    precision,
     refuse_half_precision,
     refuse_own_code,
     refuse_rules,
@@ -182,10 +184,11 @@ class StackedEngine:
                 "independently of the other entries, as the stacked engine requires (engine loop "
                 "supports every optimizer)"
             )
-        if work.spec.precision != "float32":
+        if work.private is not None and work.spec.precision != "float32":
             raise CannotStack(
-                "stacked layers compute in the data type of the parameters, not in "
-                f"{work.spec.precision} (local.precision), which engine loop supports"
+                "the stacked engine computes the gradients of single examples, which DP-SGD needs, "
+                f"in the data type of the parameters, not in {work.spec.precision} "
+                "(local.precision), which engine loop supports"
             )
         refuse_half_precision(work)
         module = work.module
@@ -236,7 +239,8 @@ class StackedEngine:
 
         def step_by_step(step: Step, x: Tensor, y: Tensor, w: Tensor | None = None) -> Tensor:
             stacked.bind(step.start, step.stop)
-            logits = stacked.forward(x)
+            with precision(spec, x.device):
+                logits = full(stacked.forward(x))
             of_rows, gradient = losses.of(step, logits, y, w)
             stacked.backward(logits, gradient)
             stacked.step()
@@ -244,7 +248,8 @@ class StackedEngine:
 
         run: Run = step_by_step
         if replay is not None:
-            kind = optimizer.kind_of_steps, batches.all_count, work.fixed, allows_tf32()
+            precisions = spec.precision, allows_tf32()
+            kind = optimizer.kind_of_steps, batches.all_count, work.fixed, precisions
             run = replay.of_round(run, stacked, plan, kind)
         # Random layers without a stacked form use the global generator, whose seed therefore
         # depends on the seeds of all clients.
@@ -289,6 +294,7 @@ def _begin(
         states=states,
         by_example=by_example,
         recorded=recorded,
+        rounded=work.spec.precision != "float32",
     )
 
 

@@ -327,6 +327,7 @@ def test_steps_that_resist_are_run(
         assert_alike(train(engine, task), train(StackedEngine(), task))
     assert engine.resolved == "stacked"
     assert (
-        "steps are not recorded as CUDA graphs: Sequential fails when several clients"
-        in caplog.text
+        "engine: stacked, because steps are not recorded as CUDA graphs: Sequential fails when "
+        "several clients" in caplog.text
     )
+    assert (engine.fallback or "").startswith("stacked, because steps are not recorded")

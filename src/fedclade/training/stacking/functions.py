@@ -87,9 +87,24 @@ def linear(x: Tensor, weight: StackedParameter, bias: StackedParameter | None) -
     """Apply each client's own dense layer to its rows of ``x``, ``[k·B, ..., inputs]``."""
     if has_torch_function_unary(x):
         return x.__torch_function__(linear, (type(x),), (x, weight, bias))
+    if torch.is_autocast_enabled(x.device.type):
+        return linear_by_autograd(x, delivered(weight), None if bias is None else delivered(bias))
     weight_value = weight.use()
     bias_value = None if bias is None else bias.use()
     return _Linear.apply(x, weight_value, bias_value, weight, bias)
+
+
+def linear_by_autograd(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply the linear maps of k clients to rows ``[k·B, ..., i]``, by operations of torch.
+
+    The clients' weights are ``[k, o, i]``, and the biases ``[k, o]``, for o outputs and i inputs.
+    """
+    rows = x.reshape(len(weight), -1, x.shape[-1])
+    if bias is None:
+        y = torch.bmm(rows, weight.mT)
+    else:
+        y = torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+    return y.view(*x.shape[:-1], -1)
 
 
 def embedding(tokens: Tensor, weight: StackedParameter, padding: int | None) -> Tensor:

@@ -148,6 +148,8 @@ class StackedModule:
         self._optimizer = LocalOptimizer(0.0)
         self._bands: Bands | None = None
         self._tape = Tape.of(self.module)
+        # Whether the current training uses the tape.
+        self._by_tape = self._tape is not None
 
     def load(self, models: Tensor, rows: Sequence[int]) -> None:
         """Load the models of n clients.
@@ -205,6 +207,7 @@ class StackedModule:
         by_example: ByExample | None = None,
         *,
         recorded: bool = False,
+        rounded: bool = False,
     ) -> None:
         """Start local training of the models that have been loaded.
 
@@ -228,6 +231,9 @@ class StackedModule:
             Collector for the gradients of single examples; None if they are not needed.
         recorded
             Whether steps may be recorded, and so read step size, momentum and μ from the device.
+        rounded
+            Whether forward passes are in a lower precision than the parameters, by
+            ``torch.autocast``, which acts on operations of autograd only.
 
         Raises
         ------
@@ -239,6 +245,7 @@ class StackedModule:
         for p in self._parameters:
             p.by_example = by_example
         self._optimizer = optimizer
+        self._by_tape = self._tape is not None and not rounded
         self.layout.set_training(self.module)
         self.active.seed(seeds, self._device)
         moving = [p for p in self._trained if p.slot.name not in fixed]
@@ -269,16 +276,17 @@ class StackedModule:
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs for inputs ``[k·B, ...]`` of the k clients that train."""
         self.active.rows = len(x)
-        if self._tape is not None:
+        if self._tape is not None and self._by_tape:
             try:
                 return self._tape.forward(x)
             except (NotOnTape, Exception):  # the call below raises the module's own errors again
                 self._tape = None
+                self._by_tape = False
         return self.module(x)
 
     def backward(self, logits: Tensor, gradient: Tensor) -> None:
         """Compute the gradients of all parameters, given the gradient of the outputs."""
-        if self._tape is None:
+        if self._tape is None or not self._by_tape:
             torch.autograd.backward(logits, gradient)
         else:
             self._tape.backward(gradient)
