@@ -36,8 +36,8 @@ TASKS = {"mlp-20": 20, "mlp-100": 100, "cnn-10": 10}
 WAYS = {"fedclade": ("plain module",), "pfl": ("1 process", "4 processes")}
 """Ways to run a simulator, by the name of its package."""
 
-SECONDS = 60
-"""Time after which a run counts as failed."""
+SECONDS = {"cuda": 60, "cpu": 180}
+"""Time after which a run counts as failed, by device."""
 
 
 def write_images(folder: Path) -> None:
@@ -61,7 +61,9 @@ def seconds_per_round(peer: str, task: str, way: str, data: Path, device: str) -
         "PYTHONPATH": os.pathsep.join(paths),
     }
     try:
-        done = subprocess.run(command, env=os.environ | settings, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            command, env=os.environ | settings, timeout=SECONDS[device], check=False
+        )
     except subprocess.TimeoutExpired:
         return None
     if done.returncode or not lines.exists():
