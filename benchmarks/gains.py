@@ -18,7 +18,7 @@ from time import thread_time
 from unittest.mock import patch
 
 import torch
-from engine import OwnMLP
+from engine_models import OwnMLP
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn

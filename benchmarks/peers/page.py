@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
 from typing import Any
+
+GPU = Path(__file__).resolve().parent / "gpu.jsonl"
+"""Lines of the measurements on a GPU."""
 
 CLOSE = 0.01
 """Largest difference in accuracy between simulators that do the same work."""
@@ -41,6 +47,18 @@ The columns are:
 All values are medians of at least {repeats} repeats. In each repeat, every simulator makes one run in a process of its
 own, in random order.
 
+## On a GPU
+
+The same tasks on one NVIDIA H200 (16 CPU cores, Python 3.12.3, torch 2.11.0, CUDA 13, 2026-11-26), in fedclade, with
+the plain module, and in pfl-research in one process. The clients' tensors are on the GPU in both. Each value is the
+median of the rounds of a run, and there are two runs, by turns. The lines of the measurement are in
+[`gpu.jsonl`](../benchmarks/peers/gpu.jsonl).
+
+{gpu}
+
+`benchmarks/gpu.sh` repeats the comparison on random images. Several processes of pfl-research on one GPU were not
+measured.
+
 ## What is the same for all simulators
 
 - **Data**: {images} MNIST images for each client, drawn at random.
@@ -53,7 +71,8 @@ own, in random order.
 - **Timing**: a round is timed from one global model to the next, without evaluation. One round before the timed
   rounds is not timed.
 - **Evaluation**: the same function scores the last model of every simulator on the 10,000 test images. {verdict}
-- **Machine**: {cores} CPU cores, Python {python}, torch {torch}, no GPU.
+- **Machine**: {cores} CPU cores, Python {python}, torch {torch}, no GPU, except for the table
+  of the section [On a GPU](#on-a-gpu).
 
 ## What differs
 
@@ -99,11 +118,13 @@ interrupted, run it again: it makes the runs that are missing.
 def page(results: Mapping[str, Any]) -> str:
     """Return the page."""
     tasks, settings, machine = results["tasks"], results["work"], results["machine"]
+    on_gpu = [json.loads(line) for line in GPU.read_text().splitlines()]
     rows = [row for rows in tasks.values() for row in rows.values()]
     return PAGE.format(
         tables="\n\n".join(
             table(name, mine, results["rounds"][name]) for name, mine in tasks.items()
         ),
+        gpu=gpu_table(on_gpu),
         repeats=min(row["repeats"] for row in rows),
         **settings,
         **machine,
@@ -135,6 +156,26 @@ def table(name: str, rows: Mapping[str, Any], rounds: int) -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def gpu_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of measurements on a GPU: a row for each task and repeat."""
+    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for line in lines:
+        found.setdefault(line["task"], {}).setdefault(line["peer"], []).append(line)
+    rows = [
+        "| task | fedclade, seconds per round | pfl-research, seconds per round | ratio | accuracies |",
+        "|:--|--:|--:|--:|:--|",
+    ]
+    for task, peers in found.items():
+        model, clients = task.split("-")
+        for mine, other in zip(peers["fedclade"], peers["pfl"], strict=True):
+            times = median(mine["seconds"]), median(other["seconds"])
+            rows.append(
+                f"| `{model}`, {clients} clients | {times[0]:.4f} | {times[1]:.3f} | "
+                f"{times[1] / times[0]:.3g} | {mine['accuracy']:.1%}, {other['accuracy']:.1%} |"
+            )
+    return "\n".join(rows)
 
 
 def ranged(values: tuple[float, float, float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -9,11 +10,14 @@ import threading
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
-from fedclade import ConfigError, load_federation, simulate
+from fedclade import ConfigError, Run, load_federation, simulate
 from fedclade.core import rng
-from fedclade.training import auto
+from fedclade.report import show_run
+from fedclade.report.page import RunView, run_page
+from fedclade.training import auto, threads
 from fedclade.training.auto import ENGINES, TOGETHER, build_engine, check_engine, objection
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import StackedEngine
@@ -104,10 +108,11 @@ def test_what_cannot_be_stacked_goes_to_vmap_and_the_log_says_so(batched_is_fast
     module = perceptron(Mixes())
     engine.train(task(module))
     assert engine.name == "vmap"
+    assert (engine.fallback or "").startswith("vmap, because stacked: ")
     (line,) = [
         record.message for record in caplog.records if record.name == "fedclade.training.auto"
     ]
-    assert re.match(r"stacked: .*; training with engine vmap$", line)
+    assert re.match(r"engine: vmap, because stacked: .*", line)
 
 
 @pytest.mark.parametrize("layer", [Counts, lambda: nn.Sequential(Mixes(), nn.BatchNorm1d(8))])
@@ -125,9 +130,57 @@ def test_what_cannot_be_mapped_either_goes_to_the_loop(batched_is_fastest, caplo
         record.message for record in caplog.records if record.name == "fedclade.training.auto"
     ]
     assert re.match(
-        r"stacked: .*; vmap: .*changes its buffers in training, which .*; training with engine loop$",
+        r"engine: loop, because stacked: .*; vmap: .*changes its buffers in training, which .*",
         line,
     )
+
+
+class AsWithTF32(StackedEngine):
+    """Stacked engine whose products are as coarse as TF32 where TF32 is allowed."""
+
+    def train(self, work, out=None):
+        updates, losses = super().train(work, out)
+        if threads.allows_tf32() == (True, True):
+            updates *= 1.05
+        return updates, losses
+
+
+def test_an_engine_is_checked_without_tf32_and_then_trains_with_it(batched_is_fastest, monkeypatch):
+    monkeypatch.setitem(auto.TOGETHER, "stacked", AsWithTF32)
+    engine, clients = build_engine("auto"), task(perceptron())
+    exact, _ = StackedEngine().train(clients.redrawn())
+    with threads.float32_products(tf32=True):
+        got, _ = engine.train(clients)
+        assert threads.allows_tf32() == (True, True)
+    assert (engine.name, engine.fallback) == ("stacked", None)
+    torch.testing.assert_close(got, 1.05 * exact)
+
+
+class CountsDigits(nn.Module):
+    """A module that no engine can train for several clients at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts, self.output = Counts(), nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.counts(x.flatten(1)[:, :8]).repeat(1, 8))
+
+
+def test_a_fall_back_is_a_line_of_the_summary_of_the_terminal_and_of_the_report(
+    batched_is_fastest, tmp_path
+):
+    federation = load_federation("digits", clients=5, seed=11)
+    run = simulate("fedavg", CountsDigits(), federation, rounds=1, references=False)
+    fallback = run.summary["engine_fallback"]
+    assert re.match(r"loop, because stacked: .*; vmap: .*", fallback)
+    terminal = io.StringIO()
+    show_run(run, Console(file=terminal, width=2000))
+    assert re.search(r"engine +loop, because stacked: ", terminal.getvalue())
+    cards = run_page(RunView(run)).cards
+    assert [card for card in cards if card.label == "Engine"]
+    run.save(tmp_path / "run")
+    assert Run.load(tmp_path / "run").summary["engine_fallback"] == fallback
 
 
 @pytest.mark.parametrize("name", TOGETHER)
@@ -246,7 +299,7 @@ def test_auto_trains_with_another_engine_where_one_kills_its_process(monkeypatch
     assert engine.name == "loop"
     assert torch.equal(got, LoopEngine().train(task(perceptron()))[0])
     died = "the trial process died (signal SIGABRT)"
-    assert f"stacked: {died}; vmap: {died}; training with engine loop" in caplog.text
+    assert f"engine: loop, because stacked: {died}; vmap: {died}" in caplog.text
     with pytest.raises(
         ConfigError,
         match=re.escape(f"engine 'vmap' cannot train this model: {died}; use --engine auto"),

@@ -43,6 +43,7 @@ done = fedclade.simulate(
     federation,
     # Only the engine loop calls the module in each step, so that steps can be counted.
     engine="loop" if "PEERS_STEPS" in os.environ else "auto",
+    device=work.device(),
     rounds=rounds,
     evaluate_every=rounds,
     local=fedclade.LocalTraining(epochs=1, batch_size=work.BATCH, lr=work.LR),

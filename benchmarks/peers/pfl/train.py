@@ -66,9 +66,15 @@ class Clock(TrainingProcessCallback):
 
 
 scored = Scored()
-data = FederatedDataset(
-    lambda k: Dataset(work.client(k), user_id=k), MinimizeReuseUserSampler(range(run.task.clients))
-)
+
+
+def dataset(k: int) -> Dataset:
+    """Return the examples of a client, on the device on which it trains."""
+    x, y = work.client(k)
+    return Dataset((x.to(work.device()), y.to(work.device())), user_id=k)
+
+
+data = FederatedDataset(dataset, MinimizeReuseUserSampler(range(run.task.clients)))
 local = NNTrainHyperParams(
     local_learning_rate=work.LR, local_num_epochs=1, local_batch_size=work.BATCH
 )

@@ -103,6 +103,11 @@ def client(number: int) -> tuple[Tensor, Tensor]:
     return _tensors(_array("x")[number], _array("y")[number])
 
 
+def device() -> str:
+    """Return the device on which clients train: the CPU unless the environment names another."""
+    return os.environ.get("PEERS_DEVICE", "cpu")
+
+
 def test_data() -> tuple[Tensor, Tensor]:
     """Return all 10,000 test images, and their labels."""
     return _tensors(_array("test_x"), _array("test_y"))

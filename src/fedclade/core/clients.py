@@ -206,6 +206,14 @@ class Workers(Clients):
         and uses the same engine when it is continued.
         """
 
+    @property
+    def engine_fallback(self) -> str | None:
+        """Engine that trains in place of a faster one, and the reason, as ``loop, because …``.
+
+        None if no faster engine was refused in this part of the run, or if it is unknown.
+        """
+        return None
+
     def ask(self, query: Query[R], /, sink: Sink | None = None) -> R:
         """Call the handler for the kind of the query, and return its reply."""
         if isinstance(query, TrainQuery):

@@ -541,6 +541,8 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     """
     summary = run.summary
     yield "model", f"{summary['model']}, {count(summary['rounds'], 'round')} on {summary['device']}"
+    if fallback := summary.get("engine_fallback"):
+        yield "engine", fallback
     if progress := summary.get("unfinished"):
         yield "unfinished", f"state after round {progress['round']} of {progress['of']}"
     if stopped := summary.get("stopped"):

@@ -411,7 +411,9 @@ class Checkpointer:
         if not training.history.clients:
             return None
         config = {**self.config, **backend.settled}
-        run = training.history.finish(config, training.state.tree, backend.device)
+        run = training.history.finish(
+            config, training.state.tree, backend.device, fallback=backend.workers.engine_fallback
+        )
         progress = {"round": training.number, "of": self.config["rounds"]}
         return {**run.summary, "unfinished": progress}
 

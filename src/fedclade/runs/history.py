@@ -581,6 +581,7 @@ class History:
         *,
         stopped: Stopped | None = None,
         best: KeptRound | None = None,
+        fallback: str | None = None,
     ) -> Run:
         """Return the results of the rounds so far as a :class:`~fedclade.Run`.
 
@@ -602,9 +603,15 @@ class History:
             The best round, in a run that stores its best round; None in other runs. All tables but
             the metrics then end with this round: later rows would be about clusters that are not in
             the tree. The summary counts the cost of all rounds.
+        fallback
+            Engine that trains in place of a faster one, and the reason, see
+            :attr:`Clients.engine_fallback <fedclade.core.Clients.engine_fallback>`; None if there
+            is none.
         """
         shown = self if best is None else self._cut_after(best)
-        summary = self._build_summary(config, tree, device, shown=shown, best=best)
+        summary = self._build_summary(
+            config, tree, device, shown=shown, best=best, fallback=fallback
+        )
         if stopped is not None:
             summary["stopped"] = stopped.as_dict()
         return Run(
@@ -639,12 +646,13 @@ class History:
         *,
         shown: History,
         best: KeptRound | None,
+        fallback: str | None,
     ) -> dict[str, Any]:
         """Build the content of ``summary.json``.
 
         Parameters
         ----------
-        config, tree, device, best
+        config, tree, device, best, fallback
             See :meth:`finish`.
         shown
             History whose clients and clusters are summarized: ``self``, or the history up to the
@@ -689,6 +697,8 @@ class History:
             "engine": config["engine"],
             "versions": versions(),
         }
+        if fallback is not None:
+            summary["engine_fallback"] = fallback
         if diverged := shown.divergence:
             summary["diverged"] = diverged
             # Clusters that were formed by diverged models carry no information.

@@ -100,7 +100,12 @@ def run_rounds(
     def so_far() -> Run | None:
         history = training.history
         return (
-            history.finish(config(), training.state.tree, backend.device)
+            history.finish(
+                config(),
+                training.state.tree,
+                backend.device,
+                fallback=backend.workers.engine_fallback,
+            )
             if history.clients
             else None
         )
@@ -237,6 +242,7 @@ def _build_run(backend: Backend, training: TrainingState, config: Mapping[str, A
         backend.workers.layout,
         stopped=training.stopped,
         best=training.best,
+        fallback=backend.workers.engine_fallback,
     )
     served = {"own_models": end.own_models} if end.own_models else {}
     return replace(run, kept=end.kept, summary={**run.summary, **served})

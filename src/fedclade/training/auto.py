@@ -34,7 +34,7 @@ from fedclade.training.loop import LoopEngine
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.stacking.replay import Replay, can_record
-from fedclade.training.threads import using_threads
+from fedclade.training.threads import float32_products, using_threads
 from fedclade.training.vmap import VmapEngine
 from fedclade.training.workers import WorkersEngine, cannot_fork, cannot_work, tried
 
@@ -46,6 +46,12 @@ TOLERANCE = 1e-3
 
 FINE_TOLERANCE = 1e-9
 """Largest relative difference between updates in float64."""
+
+TIMES_ROUNDING = 3
+"""Largest error of updates in a lower precision, as a multiple of the loop's error.
+
+Both errors are distances from the loop's updates in float32.
+"""
 
 LONGEST = 60.0
 TIMES_THE_LOOP = 30
@@ -59,7 +65,8 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
     engine ``loop``, in each of ``rounds`` rounds, since some engines work differently in later
     rounds. The trial finds modules with layers that the engine does not support, and modules whose
     forward pass mixes the examples of a batch, which would mix the examples of several clients. The
-    trial does not use the workload's random generators.
+    trial does not use the workload's random generators. It computes float32 products without TF32,
+    even if the run uses TF32, whose rounding a deep network would amplify beyond any useful limit.
 
     Some layers in some memory layouts crash the process inside torch, so the trial runs in a forked
     process if the system and the device allow that, and otherwise in this process.
@@ -76,7 +83,8 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
     # amplify differences by rounding.
     calm = replace(small, module=without_dropout(work.module), **_by_sgd(work))
     start = monotonic()
-    expected = _by_loop(calm)
+    with float32_products(tf32=False):
+        expected = _by_loop(calm)
     limit = LONGEST + TIMES_THE_LOOP * (monotonic() - start)
 
     def attempt() -> str | None:
@@ -85,7 +93,7 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
                 engine.train(small)
             error = max(_relative_error(engine, calm, expected) for _ in range(rounds))
             if error <= TOLERANCE or _rounding_explains(engine, calm):
-                return None
+                return _imprecision(engine, calm, expected, work.spec.precision)
         except CannotTrainTogether as reason:
             return str(reason)
         except Exception as failure:  # a user's forward may raise anything
@@ -100,9 +108,41 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
             "not expanded to the size of the batch"
         )
 
-    if cannot_fork(work.models.device):
-        return attempt()
-    return tried(attempt, limit)
+    with float32_products(tf32=False):
+        if cannot_fork(work.models.device):
+            return attempt()
+        return tried(attempt, limit)
+
+
+def _imprecision(engine: Engine, work: Workload, expected: Tensor, precision: str) -> str | None:
+    """Return the reason why an engine is too coarse in a lower precision; None if it is not.
+
+    The loop in the lower precision is the measure: it shows how much rounding alone changes the
+    updates of the model.
+
+    Parameters
+    ----------
+    engine
+        The engine, which agrees with the loop in float32.
+    work
+        Training in float32.
+    expected
+        Updates of the loop in float32.
+    precision
+        Precision of the run's forward passes.
+    """
+    if precision == "float32":
+        return None
+    coarse = replace(work, spec=replace(work.spec, precision=precision))
+    error = _relative_error(engine, coarse, expected)
+    of_loop = _relative_error(LoopEngine(), coarse, expected)
+    if error <= max(TOLERANCE, TIMES_ROUNDING * of_loop):
+        return None
+    return (
+        f"in {precision}, {type(work.module).__name__} differs more from float32 if several clients "
+        f"are trained together (relative error {error:.1e}) than if one client is trained "
+        f"({of_loop:.1e})"
+    )
 
 
 def _by_sgd(work: Workload) -> dict[str, Any]:
@@ -266,6 +306,11 @@ class ChosenEngine:
 
         It is None before the first call of :meth:`train`. Rounding depends on the engine.
         """
+        self.fallback: str | None = None
+        """Engine that trains in place of a faster one, and the reason, such as ``loop, because …``.
+
+        It is None if no engine was refused, or if the choice of an earlier part of the run is used.
+        """
         self._name = name
         self._engine = None if resolved is None else _build_by_name(resolved)
 
@@ -294,9 +339,12 @@ class ChosenEngine:
                 work.trainer is not None and lacks_code
             )
             if self._name == "auto" or is_unsupported:
-                self.resolved, self._engine = _choose_engine(work)
+                self.resolved, self._engine, reasons = _choose_engine(work)
             else:
-                self.resolved, self._engine = _find_engine(self._name, work)
+                self.resolved, self._engine, reasons = _find_engine(self._name, work)
+            if reasons:
+                self.fallback = f"{self.resolved}, because {'; '.join(reasons)}"
+                _log.warning("engine: %s", self.fallback)
         try:
             return self._engine.train(work, out)
         except EngineError as error:
@@ -305,13 +353,20 @@ class ChosenEngine:
                 raise
             forget(str(self.resolved))
             _log.warning("%s; training with engine %s from now on", error, instead)
+            self.fallback = f"{instead}, because {error}"
             self.resolved = instead
             self._engine = _build_by_name(str(instead))
             return self.train(work.redrawn(), out)
 
 
-def _choose_engine(work: Workload) -> tuple[str, Engine]:
-    """Return the name of the engine that trains a workload fastest, and the engine."""
+def _choose_engine(work: Workload) -> tuple[str, Engine, list[str]]:
+    """Choose the engine that trains a workload fastest.
+
+    Returns
+    -------
+    tuple
+        Name of the engine; the engine; and the reasons why faster engines were refused.
+    """
     engines: dict[str, Engine] = {}
     objections: list[str] = []
     # Of the engines that train clients together, only vmap supports local rules. A user's own code
@@ -326,7 +381,10 @@ def _choose_engine(work: Workload) -> tuple[str, Engine]:
             break
         objections.append(f"{name}: {reason}")
     if "stacked" in engines:
-        engines |= _build_replaying(work)
+        replaying, reason = _build_replaying(work)
+        engines |= replaying
+        if reason is not None:
+            objections.append(reason)
     if torch.get_num_threads() > 1 and len(work.jobs) > 1 and not cannot_work(work):
         engines |= _build_workers(work, stackable="stacked" in engines)
     elif (
@@ -340,15 +398,19 @@ def _choose_engine(work: Workload) -> tuple[str, Engine]:
     chosen = "loop"
     if len(engines) > 1:
         chosen = fastest(engines, work)
-    if objections:
-        _log.warning("%s; training with engine %s", "; ".join(objections), chosen.split(",")[0])
-    return chosen, engines[chosen]
+    return chosen, engines[chosen], objections
 
 
-def _find_engine(name: str, work: Workload) -> tuple[str, Engine]:
-    """Return the name of the fastest form of an engine that the user has named, and the engine.
+def _find_engine(name: str, work: Workload) -> tuple[str, Engine, list[str]]:
+    """Choose the fastest form of an engine that the user has named.
 
     A form is, for example, the engine inside worker processes.
+
+    Returns
+    -------
+    tuple
+        Name of the engine, with its form; the engine; and the reasons why faster forms were
+        refused.
 
     Raises
     ------
@@ -356,15 +418,19 @@ def _find_engine(name: str, work: Workload) -> tuple[str, Engine]:
         If the engine cannot train the workload.
     """
     engines: dict[str, Engine] = {}
+    objections: list[str] = []
     reason = None
     if name == "loop":
-        return name, LoopEngine()
+        return name, LoopEngine(), objections
     if name in TOGETHER:
         engine, reason = _try_together(name, work)
         if engine is not None:
             engines[name] = engine
             if name == "stacked":
-                engines |= _build_replaying(work)
+                replaying, not_recorded = _build_replaying(work)
+                engines |= replaying
+                if not_recorded is not None:
+                    objections.append(not_recorded)
     elif (reason := cannot_work(work)) is None:
         stackable = work.trainer is None and _try_together("stacked", work)[0] is not None
         engines = _build_workers(work, stackable)
@@ -373,7 +439,7 @@ def _find_engine(name: str, work: Workload) -> tuple[str, Engine]:
     chosen = name
     if name == "workers" or len(engines) > 1:
         chosen = fastest(engines, work)
-    return chosen, engines[chosen]
+    return chosen, engines[chosen], objections
 
 
 def _build_by_name(resolved: str) -> Engine:
@@ -403,23 +469,23 @@ def _try_together(name: str, work: Workload) -> tuple[Engine | None, str | None]
     return engine, None
 
 
-def _build_replaying(work: Workload) -> dict[str, Engine]:
+def _build_replaying(work: Workload) -> tuple[dict[str, Engine], str | None]:
     """Return a dict with the stacked engine that records its steps as CUDA graphs, by its name.
 
-    The result is empty if the device is not a GPU, if training needs random numbers or decisions
-    from the CPU (with augmentation or DP-SGD), or if a trial of the engine fails.
+    The dict is empty if the device is not a GPU, if training needs random numbers or decisions from
+    the CPU (with augmentation or DP-SGD), or if a trial of the engine fails. In the last case, the
+    second result is the reason; otherwise it is None.
     """
     # A recording contains only operations on the GPU: random numbers and decisions on the CPU, by
     # an augmentation or by DP-SGD, would be the same in every launch of the recording.
     if not can_record(work.models.device) or is_augmented(work.module) or work.private is not None:
-        return {}
+        return {}, None
     engine = StackedEngine(Replay())
     # The first round runs the steps, the second records them, the third only launches them.
     reason = objection(engine, work, rounds=3)
     if reason is not None:
-        _log.info("steps are not recorded as CUDA graphs: %s", reason)
-        return {}
-    return {REPLAYED: engine}
+        return {}, f"steps are not recorded as CUDA graphs: {reason}"
+    return {REPLAYED: engine}, None
 
 
 def _build_workers(work: Workload, stackable: bool) -> dict[str, Engine]:

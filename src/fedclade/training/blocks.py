@@ -352,6 +352,7 @@ class BlockTraining:
         if warning not in self._warned:
             self.log.warning(warning)
             self._warned.add(warning)
+            self.engine.fallback = f"loop for some clients, because {reason}"
 
 
 class BlockTrainer:

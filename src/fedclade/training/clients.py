@@ -197,6 +197,11 @@ class SimulatedClients(Workers):
         return self._engine.resolved
 
     @property
+    def engine_fallback(self) -> str | None:
+        """Engine that trains in place of a faster one, and the reason; None if there is none."""
+        return self._engine.fallback
+
+    @property
     def module(self) -> nn.Module:
         """The model's structure; the values of its parameters are arbitrary."""
         return self._module

@@ -123,6 +123,14 @@ class LocalOptimizer:
         """
         return _states(replace(self, lr=1.0))
 
+    @property
+    def kind_of_steps(self) -> LocalOptimizer:
+        """The optimizer with step size, momentum and μ replaced by 1, or by 0 if they are 0.
+
+        It is equal for optimizers whose steps consist of the same operations.
+        """
+        return replace(self, lr=1.0, momentum=float(bool(self.momentum)), mu=float(bool(self.mu)))
+
     def torch_optimizer(
         self, parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]], fused: bool = False
     ) -> optim.Optimizer:
@@ -217,12 +225,20 @@ class LocalOptimizer:
         return clipping(gradients, self.clip_norm)
 
     def step(
-        self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None
+        self,
+        factors: Factors,
+        value: Tensor,
+        gradient: Tensor,
+        *,
+        velocity: Tensor | None,
+        scales: Tensor | None,
     ) -> None:
         """Take an SGD step of k clients in place.
 
         Parameters
         ----------
+        factors
+            Step size and momentum of the step.
         value
             A parameter of each client, ``[k, ...]``.
         gradient
@@ -237,8 +253,8 @@ class LocalOptimizer:
         if self.weight_decay:
             gradient.add_(value, alpha=self.weight_decay)
         if velocity is not None:
-            gradient = velocity.mul_(self.momentum).add_(gradient)
-        value.add_(gradient, alpha=-self.lr)
+            gradient = velocity.mul_(factors.momentum).add_(gradient)
+        add_multiple(value, gradient, factors.minus_lr)
 
     def stepped(
         self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None
@@ -255,6 +271,58 @@ class LocalOptimizer:
         if velocity is not None:
             gradient = velocity.copy_(self.momentum * velocity + gradient)
         return value - self.lr * gradient
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Numbers by which the steps of plain SGD multiply tensors.
+
+    They are Python numbers, or tensors of one number on the device of the parameters. A recorded
+    step contains the values of Python numbers, but reads tensors each time that it is launched, so
+    it stays valid if their values change.
+    """
+
+    minus_lr: float | Tensor
+    momentum: float | Tensor
+    mu: float | Tensor
+    minus_mu: float | Tensor
+    shrinkage: float | Tensor
+    """Factor of the parameters in a fused step, β = 1 − lr·weight decay; 1 if nothing decays."""
+
+    @classmethod
+    def of(cls, optimizer: LocalOptimizer) -> Factors:
+        """Return the factors of an optimizer as Python numbers."""
+        return cls(*cls._values(optimizer))
+
+    @classmethod
+    def on_device(cls, optimizer: LocalOptimizer, memory: Tensor) -> Factors:
+        """Write the factors of an optimizer to memory, ``[5]``, and return views of its entries.
+
+        The shrinkage is the number 1 if parameters do not decay, so that it needs no product.
+        """
+        values = cls._values(optimizer)
+        memory.copy_(torch.tensor(values, dtype=memory.dtype))
+        minus_lr, momentum, mu, minus_mu, shrinkage = memory.unbind()
+        return cls(
+            minus_lr=minus_lr,
+            momentum=momentum,
+            mu=mu,
+            minus_mu=minus_mu,
+            shrinkage=shrinkage if optimizer.weight_decay else 1.0,
+        )
+
+    @staticmethod
+    def _values(optimizer: LocalOptimizer) -> tuple[float, float, float, float, float]:
+        shrinkage, minus_lr = optimizer.fused
+        return minus_lr, optimizer.momentum, optimizer.mu, -optimizer.mu, shrinkage
+
+
+def add_multiple(target: Tensor, values: Tensor, factor: float | Tensor) -> None:
+    """Add the product of values and a factor to a tensor in place."""
+    if isinstance(factor, Tensor):
+        target.addcmul_(values, factor)
+    else:
+        target.add_(values, alpha=factor)
 
 
 class PlainSGD:

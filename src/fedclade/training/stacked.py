@@ -19,6 +19,8 @@ from fedclade.training.jobs import (
     Job,
     PrivateSteps,
     Workload,
+    full,
+    precision,
     refuse_half_precision,
     refuse_own_code,
     refuse_rules,
@@ -30,7 +32,12 @@ from fedclade.training.stacking.loss import Losses
 from fedclade.training.stacking.replay import Replay, Run
 from fedclade.training.stacking.stacked_module import CannotStack, StackedModule
 from fedclade.training.stacking.stacked_parameter import BufferPool, ByExample
-from fedclade.training.threads import WORTH_SHARING_STACKED, threads_of_step, using_threads
+from fedclade.training.threads import (
+    WORTH_SHARING_STACKED,
+    allows_tf32,
+    threads_of_step,
+    using_threads,
+)
 from fedclade.training.vmap import Samples
 
 # DP-SGD of all clients in one batched program, with the forward and backward passes of the stacked
@@ -177,10 +184,11 @@ class StackedEngine:
                 "independently of the other entries, as the stacked engine requires (engine loop "
                 "supports every optimizer)"
             )
-        if work.spec.precision != "float32":
+        if work.private is not None and work.spec.precision != "float32":
             raise CannotStack(
-                "stacked layers compute in the data type of the parameters, not in "
-                f"{work.spec.precision} (local.precision), which engine loop supports"
+                "the stacked engine computes the gradients of single examples, which DP-SGD needs, "
+                f"in the data type of the parameters, not in {work.spec.precision} "
+                "(local.precision), which engine loop supports"
             )
         refuse_half_precision(work)
         module = work.module
@@ -225,22 +233,24 @@ class StackedEngine:
         batches = Batches(jobs, plan, self._pool, reshuffle=spec.reshuffle)
         losses = Losses(plan, work.task, batches.all_count)
         optimizer = LocalOptimizer.of(spec, work.lr)
-        _begin(stacked, optimizer, jobs, work, edges=plan.edges)
+        # Torch's own optimizers count their steps on the CPU, which a recording would not repeat.
+        replay = self._replay if optimizer.is_plain else None
+        _begin(stacked, optimizer, jobs, work, edges=plan.edges, recorded=replay is not None)
 
         def step_by_step(step: Step, x: Tensor, y: Tensor, w: Tensor | None = None) -> Tensor:
             stacked.bind(step.start, step.stop)
-            logits = stacked.forward(x)
+            with precision(spec, x.device):
+                logits = full(stacked.forward(x))
             of_rows, gradient = losses.of(step, logits, y, w)
             stacked.backward(logits, gradient)
             stacked.step()
             return of_rows
 
         run: Run = step_by_step
-        # Torch's own optimizers count their steps on the CPU, which a recording would not repeat.
-        if self._replay is not None and optimizer.is_plain:
-            run = self._replay.of_round(
-                run, stacked, plan, (optimizer, batches.all_count, work.fixed)
-            )
+        if replay is not None:
+            precisions = spec.precision, allows_tf32()
+            kind = optimizer.kind_of_steps, batches.all_count, work.fixed, precisions
+            run = replay.of_round(run, stacked, plan, kind)
         # Random layers without a stacked form use the global generator, whose seed therefore
         # depends on the seeds of all clients.
         with rng.seeded_globally(_joint_seed(jobs), work.models.device), torch.enable_grad():
@@ -263,10 +273,11 @@ def _begin(
     *,
     edges: Sequence[int],
     by_example: ByExample | None = None,
+    recorded: bool = False,
 ) -> None:
     """Start local training of the clients whose models are loaded.
 
-    ``edges`` and ``by_example`` are described in :meth:`StackedModule.begin`.
+    ``edges``, ``by_example`` and ``recorded`` are described in :meth:`StackedModule.begin`.
     """
     anchors: Tensor | None = None
     if work.spec.mu:
@@ -282,6 +293,8 @@ def _begin(
         fixed=work.fixed,
         states=states,
         by_example=by_example,
+        recorded=recorded,
+        rounded=work.spec.precision != "float32",
     )
 
 

@@ -82,6 +82,13 @@ def float32_products(tf32: bool) -> Generator[None]:
             kind.allow_tf32 = allowed
 
 
+def allows_tf32() -> tuple[bool, bool]:
+    """Return whether products of matrices, and convolutions, may be computed in TF32 on a GPU."""
+    # Torch's type stubs have neither setting, hence Any.
+    kinds: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
+    return kinds[0].allow_tf32, kinds[1].allow_tf32
+
+
 WORTH_SHARING = 5e7
 """Number of operations of a forward pass from which several threads are faster than one thread."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import pytest
@@ -20,13 +21,38 @@ from fedclade import LocalTraining
 from fedclade.training import auto
 from fedclade.training.auto import build_engine, objection
 from fedclade.training.jobs import Engine, Workload
+from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.stacking import functions, replay
 from fedclade.training.stacking.replay import Replay
-from tests.training.worlds import FEATURES, LABELS, SPECS, Tied, features, perceptron, task_of
+from fedclade.training.threads import float32_products
+from tests.training.worlds import (
+    FEATURES,
+    LABELS,
+    SPECS,
+    TOKENS,
+    Tied,
+    features,
+    perceptron,
+    task_of,
+)
 
 SIZES = (60, 60, 50, 23)
 """Of clients, with batches of 10: two full steps of all, a ragged one, two of three clients, one of two."""
+
+
+class Words(nn.Module):
+    """Embedded tokens, and a recurrent layer or a transformer over them."""
+
+    def __init__(self, body: nn.Module, padding: int | None = None) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, 8, padding_idx=padding)
+        self.body = body
+        self.output = nn.Linear(8, LABELS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.body(self.table(tokens))
+        return self.output((x[0] if isinstance(x, tuple) else x)[:, -1])
 
 
 def modules() -> dict[str, nn.Module]:
@@ -36,18 +62,30 @@ def modules() -> dict[str, nn.Module]:
         "by autograd": perceptron(nn.Linear(8, 8), nn.Sigmoid(), nn.LayerNorm(8)),
         "batch norm": perceptron(nn.BatchNorm1d(8)),
         "tied": Tied(),
+        "lstm": Words(nn.LSTM(8, 8, num_layers=2, batch_first=True), padding=0),
+        "gru": Words(nn.GRU(8, 8, batch_first=True)),
+        "transformer": Words(
+            nn.TransformerEncoderLayer(8, 2, dim_feedforward=8, dropout=0, batch_first=True)
+        ),
     }
     return {name: module.double() for name, module in found.items()}
 
 
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero")
+"""Operations whose result the CPU waits for, so that a graph cannot contain them; like unique."""
+
+
 class Tape(TorchDispatchMode):
-    """Writes down every operation with its tensors."""
+    """Writes down every operation with its tensors; refuses what no graph can contain."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        if name in WAITS or name.startswith("_unique"):
+            raise RuntimeError(f"{name}: operation not permitted when stream is capturing")
         result = func(*args, **(kwargs or {}))
         self.operations.append((func, args, kwargs or {}, result))
         return result
@@ -95,7 +133,12 @@ def _no_product_unseen(monkeypatch: pytest.MonkeyPatch):
 
 
 def task_for(name: str, spec: LocalTraining) -> Workload:
-    return task_of(modules()[name], features(SIZES, torch.float64), LABELS, spec, SIZES)
+    module = modules()[name]
+    inputs = features(SIZES, torch.float64)
+    if isinstance(module, Words):
+        draw = torch.Generator().manual_seed(2)
+        inputs = torch.randint(TOKENS, (sum(SIZES), 3), generator=draw)
+    return task_of(module, inputs, LABELS, spec, SIZES)
 
 
 def train(engine: Engine, task: Workload) -> tuple[Tensor, Tensor]:
@@ -108,15 +151,20 @@ def assert_alike(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-@pytest.mark.parametrize("name", modules())
-def test_launched_steps_give_what_steps_give(name: str, spec: LocalTraining):
-    task, recorder = task_for(name, spec), Recorder()
+CASES = [
+    *((name, kind) for name in ("by hand", "by autograd", "batch norm", "tied") for kind in SPECS),
+    *((name, kind) for name in ("lstm", "gru", "transformer") for kind in ("plain", "everything")),
+]
+"""Modules and specs; those that take longer are only with the two extremes."""
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_launched_steps_give_what_steps_give(name: str, kind: str):
+    task, recorder = task_for(name, SPECS[kind]), Recorder()
     engine, expected = StackedEngine(Replay(recorder)), train(StackedEngine(), task)
     for _ in range(4):
         assert_alike(train(engine, task), expected)
-    if not spec.mu:  # anchors, and the momentum of clipped gradients, need not lie where they lay
-        assert recorder.launched > 2 * recorder.recorded > 0
+    assert recorder.launched > 2 * recorder.recorded > 0
 
 
 def test_the_first_round_meets_steps_the_second_records_and_others_only_launch():
@@ -129,26 +177,55 @@ def test_the_first_round_meets_steps_the_second_records_and_others_only_launch()
     assert seen == [(0, 0), (2, 7), (2, 14), (2, 21)]
 
 
-def test_a_recording_is_of_one_rule_and_one_cohort():
+def test_a_recording_is_of_one_kind_of_steps_and_one_cohort():
     task, recorder = task_for("by hand", SPECS["plain"]), Recorder()
     engine = StackedEngine(Replay(recorder))
-    tasks = [
-        *(replace(task, lr=lr) for lr in (0.2, 0.2, 0.1, 0.1, 0.2)),
+    decayed = replace(SPECS["plain"], weight_decay=0.1)
+    recorded = list[int]()
+    for other in (
+        task,
+        replace(task, spec=decayed),
+        replace(task, spec=replace(decayed, momentum=0.9)),
         replace(task, jobs=task.jobs[:2]),
         task,
-        task,
-    ]
-    for task in tasks:
-        assert_alike(train(engine, task), train(StackedEngine(), task))
-    assert recorder.recorded > 2
+    ):
+        for _ in range(2):
+            assert_alike(train(engine, other), train(StackedEngine(), other))
+        recorded.append(recorder.recorded)
+    assert all(before < now for before, now in pairwise(recorded[:4]))
+    assert recorded[3] == recorded[4]
 
 
-def test_where_the_step_size_falls_nothing_is_recorded():
+@pytest.mark.parametrize(
+    ("name", "kind"), [*(("by hand", kind) for kind in SPECS), ("lstm", "everything")]
+)
+def test_one_recording_serves_all_step_sizes_momenta_and_proximal_weights(name: str, kind: str):
+    spec = SPECS[kind]
+    task, recorder = task_for(name, spec), Recorder()
+    engine = StackedEngine(Replay(recorder))
+    recorded = list[int]()
+    for number, lr in enumerate((0.4, 0.2, 0.1, 0.05)):
+        part = 1 - number / 8
+        changed = replace(
+            spec, lr=lr, mu=part * spec.mu, momentum=spec.momentum and part * spec.momentum
+        )
+        other = replace(task, spec=changed, lr=lr)
+        assert_alike(train(engine, other), train(LoopEngine(), other))
+        recorded.append(recorder.recorded)
+    assert recorded[0] == 0 < recorded[1] == recorded[3]
+    assert recorder.launched > 2 * recorder.recorded
+
+
+def test_a_recording_is_of_one_precision_of_products():
     task, recorder = task_for("by hand", SPECS["plain"]), Recorder()
     engine = StackedEngine(Replay(recorder))
-    for lr in (0.4, 0.3, 0.2, 0.1):
-        train(engine, replace(task, lr=lr))
-    assert recorder.recorded == 0
+    recorded = list[int]()
+    for tf32 in (False, True):
+        with float32_products(tf32):
+            for _ in range(3):
+                train(engine, task)
+        recorded.append(recorder.recorded)
+    assert recorded == [2, 4]
 
 
 def test_blocks_of_clients_that_take_turns_are_recorded_each():
@@ -167,8 +244,8 @@ def test_of_steps_that_are_met_only_so_many_are_remembered(monkeypatch: pytest.M
     task, recorder = task_for("by hand", SPECS["plain"]), Recorder()
     engine = StackedEngine(Replay(recorder))
     for _ in range(2):
-        for lr in (0.1, 0.2):
-            train(engine, replace(task, lr=lr))
+        for decay in (0.1, 0.2):
+            train(engine, replace(task, spec=replace(task.spec, weight_decay=decay)))
     assert recorder.recorded == 0
 
 
@@ -250,6 +327,7 @@ def test_steps_that_resist_are_run(
         assert_alike(train(engine, task), train(StackedEngine(), task))
     assert engine.resolved == "stacked"
     assert (
-        "steps are not recorded as CUDA graphs: Sequential fails when several clients"
-        in caplog.text
+        "engine: stacked, because steps are not recorded as CUDA graphs: Sequential fails when "
+        "several clients" in caplog.text
     )
+    assert (engine.fallback or "").startswith("stacked, because steps are not recorded")

@@ -280,6 +280,9 @@ def _cost_cards(summary: Mapping[str, Any]) -> list[Card]:
         Card("Traffic", traffic(up + down), f"{traffic(up)} up, {traffic(down)} down"),
         Card("Time", duration(seconds["total"]), time_note),
     ]
+    if fallback := summary.get("engine_fallback"):
+        engine, _, reason = fallback.partition(", because ")
+        cards.append(Card("Engine", engine, f"because {reason}"))
     if steps := summary.get("steps"):
         note = "" if steps["ratio"] is None else f"{steps['ratio']:.2f} × FedAvg's"
         cards.append(Card("Training steps", f"{steps['total']:,}", note))

@@ -294,7 +294,12 @@ SUMMARY = {
         "clusters": dict.fromkeys(("of_adversaries", "of_both", "adversaries_with_honest"), int),
         **{"ari_honest": (float, None), "attack_success": (float, None)},
     },
-    **{"engine?": str, "versions?": {...: str}, "class_weights?": [complex]},
+    **{
+        "engine?": str,
+        "engine_fallback?": str,
+        "versions?": {...: str},
+        "class_weights?": [complex],
+    },
 }
 """Shape of ``summary.json``, see :func:`fedclade.runs.store.contents.check_shape`."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import has_torch_function_unary
 
-from fedclade.training.stacking.stacked_parameter import ByExample, StackedParameter, scaled
+from fedclade.training.stacking.stacked_parameter import ByExample, StackedParameter
 
 # Batched matrix products; small products are computed by NumPy's BLAS.
 #
@@ -87,9 +87,24 @@ def linear(x: Tensor, weight: StackedParameter, bias: StackedParameter | None) -
     """Apply each client's own dense layer to its rows of ``x``, ``[k·B, ..., inputs]``."""
     if has_torch_function_unary(x):
         return x.__torch_function__(linear, (type(x),), (x, weight, bias))
+    if torch.is_autocast_enabled(x.device.type):
+        return linear_by_autograd(x, delivered(weight), None if bias is None else delivered(bias))
     weight_value = weight.use()
     bias_value = None if bias is None else bias.use()
     return _Linear.apply(x, weight_value, bias_value, weight, bias)
+
+
+def linear_by_autograd(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply the linear maps of k clients to rows ``[k·B, ..., i]``, by operations of torch.
+
+    The clients' weights are ``[k, o, i]``, and the biases ``[k, o]``, for o outputs and i inputs.
+    """
+    rows = x.reshape(len(weight), -1, x.shape[-1])
+    if bias is None:
+        y = torch.bmm(rows, weight.mT)
+    else:
+        y = torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+    return y.view(*x.shape[:-1], -1)
 
 
 def embedding(tokens: Tensor, weight: StackedParameter, padding: int | None) -> Tensor:
@@ -232,10 +247,5 @@ class _Embedding(Function):
         grad = grads[0].reshape(len(index), -1)
         if ctx.padding is not None:
             grad = grad.masked_fill((tokens == ctx.padding).view(-1, 1), 0)
-        # The gradients of each word are summed first: if they were added to the table one by one,
-        # each addition would be rounded to the precision of the table's entries.
-        words, place = index.unique(return_inverse=True)
-        sums = grad.new_zeros(len(words), grad.shape[1]).index_add_(0, place, grad)
-        target, beta, alpha = ctx.table.receive()
-        scaled(target, beta).view(-1, grad.shape[1]).index_add_(0, words, sums, alpha=alpha)
+        ctx.table.add_rows(index, grad)
         return None, None, None, None

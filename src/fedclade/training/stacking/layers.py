@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.training.stacking.functions import delivered, embedding, linear
+from fedclade.training.stacking.functions import delivered, embedding, linear, linear_by_autograd
 from fedclade.training.stacking.stacked_parameter import Active, StackedParameter
 
 Find = Callable[[Tensor | None], StackedParameter | None]
@@ -377,7 +377,7 @@ class StackedAttention(Stacked):
         biases: Sequence[Tensor | None] = (None, None, None)
         if self._bias is not None:
             biases = delivered(self._bias).chunk(3, 1)
-        return tuple(map(_apply_linear, (query, key, value), weights, biases))
+        return tuple(map(linear_by_autograd, (query, key, value), weights, biases))
 
     def _dropped(self, weights: Tensor) -> Tensor:
         """Apply dropout to attention weights in training mode; otherwise return them unchanged.
@@ -388,19 +388,6 @@ class StackedAttention(Stacked):
             return weights
         by_client = weights.view(self._active.count, -1, *weights.shape[1:])
         return self._active.dropout(by_client, self._p).view(weights.shape)
-
-
-def _apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Apply the linear maps of k clients to rows ``[k·B, ..., i]``.
-
-    The clients' weights are ``[k, o, i]``, and the biases ``[k, o]``, for o outputs and i inputs.
-    """
-    rows = x.reshape(len(weight), -1, x.shape[-1])
-    if bias is None:
-        y = torch.bmm(rows, weight.mT)
-    else:
-        y = torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
-    return y.view(*x.shape[:-1], -1)
 
 
 def _merge_masks(padding: Tensor | None, attention: Tensor | None, q: Tensor) -> Tensor | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from fedclade.core import Layout, Slot, has_same_values
 from fedclade.training.input_hooks import CastInputs, CopyInputs, SelectOutput, UnpackInputs
 from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes
-from fedclade.training.optimizer import LocalOptimizer
+from fedclade.training.optimizer import Factors, LocalOptimizer
 from fedclade.training.stacking import layers
 from fedclade.training.stacking.bands import Bands
 from fedclade.training.stacking.layers import (
@@ -140,11 +141,15 @@ class StackedModule:
         )
         self.hot_bytes = hot_bytes(module, layout)
         self._pool = BufferPool()
+        self._factors_pool = BufferPool()
+        self._factors_memory = torch.empty(0)
         self._clients = 0
         self._device = torch.device("cpu")
         self._optimizer = LocalOptimizer(0.0)
         self._bands: Bands | None = None
         self._tape = Tape.of(self.module)
+        # Whether the current training uses the tape.
+        self._by_tape = self._tape is not None
 
     def load(self, models: Tensor, rows: Sequence[int]) -> None:
         """Load the models of n clients.
@@ -200,6 +205,9 @@ class StackedModule:
         fixed: Collection[str] = (),
         states: Sequence[Mapping[str, Tensor]] = (),
         by_example: ByExample | None = None,
+        *,
+        recorded: bool = False,
+        rounded: bool = False,
     ) -> None:
         """Start local training of the models that have been loaded.
 
@@ -221,6 +229,11 @@ class StackedModule:
             State of each client's optimizer; empty if states are not stored between rounds.
         by_example
             Collector for the gradients of single examples; None if they are not needed.
+        recorded
+            Whether steps may be recorded, and so read step size, momentum and μ from the device.
+        rounded
+            Whether forward passes are in a lower precision than the parameters, by
+            ``torch.autocast``, which acts on operations of autograd only.
 
         Raises
         ------
@@ -232,16 +245,22 @@ class StackedModule:
         for p in self._parameters:
             p.by_example = by_example
         self._optimizer = optimizer
+        self._by_tape = self._tape is not None and not rounded
         self.layout.set_training(self.module)
         self.active.seed(seeds, self._device)
         moving = [p for p in self._trained if p.slot.name not in fixed]
         self._bands = None
         if not optimizer.is_plain:
             self._bands = Bands(optimizer, moving, edges, states)
+        factors: Factors | None = None
+        if recorded and self._trained:
+            like = self._trained[0].everyone
+            self._factors_memory = self._factors_pool.room(like, len(fields(Factors)))
+            factors = Factors.on_device(optimizer, self._factors_memory)
         for p in self._trained:
             p.held = p.slot.name in fixed
             anchor = None if anchors is None else anchors[:, p.slot.start : p.slot.stop]
-            p.begin(optimizer, anchor)
+            p.begin(optimizer, anchor, factors)
 
     def _check_by_example(self) -> None:
         """Raise CannotStack if a layer cannot compute a separate gradient for each example."""
@@ -257,16 +276,17 @@ class StackedModule:
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs for inputs ``[k·B, ...]`` of the k clients that train."""
         self.active.rows = len(x)
-        if self._tape is not None:
+        if self._tape is not None and self._by_tape:
             try:
                 return self._tape.forward(x)
             except (NotOnTape, Exception):  # the call below raises the module's own errors again
                 self._tape = None
+                self._by_tape = False
         return self.module(x)
 
     def backward(self, logits: Tensor, gradient: Tensor) -> None:
         """Compute the gradients of all parameters, given the gradient of the outputs."""
-        if self._tape is None:
+        if self._tape is None or not self._by_tape:
             torch.autograd.backward(logits, gradient)
         else:
             self._tape.backward(gradient)
@@ -303,7 +323,8 @@ class StackedModule:
         A recorded step is valid for these addresses only. The addresses of the batch, and of
         buffers that clients share, are not included.
         """
-        return tuple(address for p in self._parameters for address in p.addresses())
+        of_parameters = [address for p in self._parameters for address in p.addresses()]
+        return (self._factors_memory.data_ptr(), *of_parameters)
 
     def bind(self, start: int, stop: int) -> None:
         """Select the range of clients, ``start`` to ``stop``, that train in the next steps."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import Slot
-from fedclade.training.optimizer import LocalOptimizer, per_client
+from fedclade.training.optimizer import Factors, LocalOptimizer, add_multiple, per_client
 
 FEW_ROWS = 32
 """Largest number of rows for which a gradient, a matrix product, is added to parameters directly.
@@ -47,6 +47,8 @@ class StackedParameter:
         self._velocity: Tensor | None = None
         self._anchor: Tensor | None = None
         self._optimizer = LocalOptimizer(0.0)
+        self._factors = Factors.of(self._optimizer)
+        self._places: Tensor | None = None
         self._range = (0, 0)
         self._fused = self._used = self._touched = False
         self.by_example: ByExample | None = None
@@ -62,32 +64,55 @@ class StackedParameter:
         # autograd's knowledge, after the parameter's last use in the backward pass. Autograd must
         # not mistake this for a change of other parameters in the same memory.
         self.everyone = memory.data
-        self._gradients = self._velocity = self._anchor = None
+        self._gradients = self._velocity = self._anchor = self._places = None
 
-    def begin(self, optimizer: LocalOptimizer, anchor: Tensor | None) -> None:
+    def begin(
+        self, optimizer: LocalOptimizer, anchor: Tensor | None, factors: Factors | None = None
+    ) -> None:
         """Start local training from the current values.
 
-        ``anchor`` has the values to which the proximal term pulls the n clients, ``[n, entries]``;
-        None without a proximal term.
+        Parameters
+        ----------
+        optimizer
+            The optimizer.
+        anchor
+            Values to which the proximal term pulls the n clients, ``[n, entries]``; None without a
+            proximal term.
+        factors
+            Factors of the optimizer's steps on the device, if steps are recorded; None to take the
+            factors from ``optimizer``.
         """
         self._optimizer = optimizer
+        self._factors = Factors.of(optimizer) if factors is None else factors
         # DP-SGD adds noise after the last gradient, so its gradient cannot be fused into the step.
         fused = optimizer.can_fuse and self.by_example is None
         self._fused = fused
         self._used = False
         self._touched = False
-        self._anchor = None
+        # Anchors and momentum stay in the same memory, at whose addresses recorded steps use them.
         if anchor is not None:
-            self._anchor = anchor.reshape(self.everyone.shape)
+            anchor = anchor.reshape(self.everyone.shape)
+            if factors is not None:
+                memory = self._anchor
+                if memory is None:
+                    memory = torch.empty_like(self.everyone)
+                anchor = memory.copy_(anchor)
+        self._anchor = anchor
         if self._gradients is not None:
             self._gradients.zero_()
-        self._velocity = None
-        if optimizer.keeps_velocity:
+        if not optimizer.keeps_velocity:
+            self._velocity = None
+        elif self._velocity is None:
             self._velocity = torch.zeros_like(self.everyone)
+        else:
+            self._velocity.zero_()
 
     def addresses(self) -> tuple[int, ...]:
-        """Return the memory addresses of values, gradients, momentum and anchors; 0 if unset."""
-        tensors = self.everyone, self._gradients, self._velocity, self._anchor
+        """Return the memory addresses that a step reads or writes; 0 for memory that is unset.
+
+        They are those of values, gradients, momentum, anchors and places of table rows.
+        """
+        tensors = self.everyone, self._gradients, self._velocity, self._anchor, self._places
         return tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
 
     def bind(self, start: int, stop: int) -> None:
@@ -108,7 +133,7 @@ class StackedParameter:
         """Whether optimizer steps change this parameter in the current local training."""
         return self.trained and not self.held
 
-    def receive(self) -> tuple[Tensor, float, float]:
+    def receive(self) -> tuple[Tensor, float | Tensor, float | Tensor]:
         """Return the memory to which the gradient of the clients that train must be added.
 
         Returns
@@ -121,15 +146,49 @@ class StackedParameter:
             return self._gradient(), 0.0, 1.0  # the gradient is computed, but no step uses it
         if self._fused:
             self._used = False
-            return self.state, *self._optimizer.fused
-        beta = 1.0 if self._touched else self._optimizer.carried
+            return self.state, self._factors.shrinkage, self._factors.minus_lr
+        beta: float | Tensor = 1.0
+        if not self._touched:
+            beta = self._factors.momentum if self._optimizer.carried else 0.0
         self._touched = True
         return self._gradient(), beta, 1.0
 
     def add(self, gradient: Tensor) -> None:
         """Add a gradient of the k clients that train, ``[k, *shape]``."""
         target, beta, alpha = self.receive()
-        scaled(target, beta).add_(gradient, alpha=alpha)
+        add_multiple(scaled(target, beta), gradient, alpha)
+
+    def add_rows(self, index: Tensor, gradients: Tensor) -> None:
+        """Add gradients of rows of the k clients' tables, each of which is ``[rows, width]``.
+
+        The gradients of equal rows are summed first: if they were added to the table one by one,
+        each addition would be rounded to the precision of the table's entries. Every operation has
+        a result of a shape that is known in advance, so that nothing waits for a GPU, and steps can
+        be recorded. On a CPU, the result does not depend on the number of threads.
+
+        Parameters
+        ----------
+        index
+            Numbers of the rows in the concatenated tables of the k clients, int64 ``[n]``; a number
+            may occur several times.
+        gradients
+            Gradients of these rows, ``[n, width]``.
+        """
+        target, beta, alpha = self.receive()
+        n, width = gradients.shape
+        table = scaled(target, beta).view(-1, width)
+        # For each row of the table that occurs in the index, any one place where it occurs.
+        if self._places is None:
+            rows = self.everyone.numel() // width
+            self._places = index.new_empty(rows)
+        self._places[index] = torch.arange(n, device=index.device)
+        place = self._places.index_select(0, index)
+        # The sums are at the places of the rows; equal rows of the index have equal values below,
+        # so the order in which they are written does not matter.
+        sums = torch.ops.aten.embedding_dense_backward(gradients.contiguous(), place, n, -1, False)
+        changed = table.index_select(0, index)
+        add_multiple(changed, sums.index_select(0, place), alpha)
+        table.index_copy_(0, index, changed)
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
         """Add a gradient that is the product of ``[k, m, rows]`` and ``[k, rows, n]``.
@@ -139,9 +198,16 @@ class StackedParameter:
         """
         target, beta, alpha = self.receive()
         if target is self.state and right.shape[1] > FEW_ROWS:
-            scaled(target, beta).add_(torch.bmm(left, right), alpha=alpha)
-        else:
-            target.baddbmm_(left, right, beta=beta, alpha=alpha)
+            add_multiple(scaled(target, beta), torch.bmm(left, right), alpha)
+            return
+        # A product takes only Python numbers as factors.
+        if isinstance(beta, Tensor):
+            target.mul_(beta)
+            beta = 1.0
+        if isinstance(alpha, Tensor):
+            left = left * alpha
+            alpha = 1.0
+        target.baddbmm_(left, right, beta=beta, alpha=alpha)
 
     def complete(self) -> Tensor | None:
         """Add the gradient of the proximal term, and return the gradient ``[k, *shape]``.
@@ -154,8 +220,8 @@ class StackedParameter:
             return None
         gradient = self._gradient()
         if self._anchor is not None:
-            gradient.add_(self.state, alpha=self._optimizer.mu)
-            gradient.add_(self._anchor[slice(*self._range)], alpha=-self._optimizer.mu)
+            add_multiple(gradient, self.state, self._factors.mu)
+            add_multiple(gradient, self._anchor[slice(*self._range)], self._factors.minus_mu)
         return gradient
 
     def step(self, scales: Tensor | None) -> None:
@@ -170,7 +236,9 @@ class StackedParameter:
             velocity = None
             if self._velocity is not None:
                 velocity = self._velocity[slice(*self._range)]
-            self._optimizer.step(self.state, self._gradient(), velocity, scales)
+            self._optimizer.step(
+                self._factors, self.state, self._gradient(), velocity=velocity, scales=scales
+            )
 
     def view(self, start: int, stop: int) -> nn.Parameter:
         """Return the values of the clients ``start`` to ``stop``, as an optimizer's parameter."""
@@ -197,8 +265,13 @@ class StackedParameter:
         return self._gradients[slice(*self._range)]
 
 
-def scaled(target: Tensor, beta: float) -> Tensor:
-    """Multiply a tensor by a factor in place; with factor 0, NaN and infinity become 0 as well."""
+def scaled(target: Tensor, beta: float | Tensor) -> Tensor:
+    """Multiply a tensor by a factor in place.
+
+    With the number 0 as the factor, NaN and infinity become 0 as well.
+    """
+    if isinstance(beta, Tensor):
+        return target.mul_(beta)
     if beta == 0:
         return target.zero_()
     if beta == 1:
