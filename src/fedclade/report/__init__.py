@@ -23,6 +23,13 @@ from fedclade.report.notebook import html_of
 from fedclade.report.plots import plot_of
 from fedclade.report.progress import RunProgress, progress_bars
 from fedclade.report.score import Score, label_of
+from fedclade.report.significance import (
+    Difference,
+    PairedTest,
+    PairedTests,
+    corrected_difference,
+    holm,
+)
 from fedclade.report.suite import LEVEL, Ranks, SuiteComparison, rank_figure, rank_methods
 from fedclade.report.tables import (
     Terminal,
@@ -45,7 +52,10 @@ __all__ = [
     "NONE",
     "Comparison",
     "ComparisonRow",
+    "Difference",
     "Estimate",
+    "PairedTest",
+    "PairedTests",
     "Ranks",
     "RunProgress",
     "Score",
@@ -56,12 +66,14 @@ __all__ = [
     "cite_name",
     "cluster_table",
     "compare",
+    "corrected_difference",
     "count",
     "decision_tables",
     "dendrogram_figure",
     "duration",
     "event_table",
     "gain_tables",
+    "holm",
     "html_of",
     "label_of",
     "new_scores_table",

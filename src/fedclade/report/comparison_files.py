@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import RenderableType
+
 from fedclade.core import Displayed, RunError, checked, write_text
 from fedclade.report import style
 from fedclade.report.estimates import (
@@ -20,6 +22,7 @@ from fedclade.report.estimates import (
 )
 from fedclade.report.formats import count
 from fedclade.report.score import Score
+from fedclade.report.tables import Terminal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,6 +170,18 @@ def _interval_entries(row: ComparisonRow, score: Score, estimate: Estimate) -> d
 
 class ComparisonFiles(Displayed, ABC):
     """Base class of comparisons: output as Markdown, CSV, JSON and figures."""
+
+    @abstractmethod
+    def table(self, width: int | None = None) -> RenderableType:
+        """Return the tables of the comparison for a terminal of ``width`` characters."""
+
+    def __str__(self) -> str:
+        """Return the tables as text, as wide as the terminal: ``print(comparison)`` shows them."""
+        console = Terminal(file=io.StringIO(), color_system=None, force_terminal=False)
+        with console.capture() as captured:
+            console.print(self.table(console.width))
+        lines = [line.rstrip() for line in captured.get().strip("\n").splitlines()]
+        return "\n".join(lines)
 
     @abstractmethod
     def markdown(self) -> str:
