@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,11 +29,14 @@ from fedclade.report import (
     Comparison,
     add_figures,
     cite_name,
+    cite_runs,
     cluster_table,
     count,
     decision_tables,
     gain_tables,
+    known_citations,
     run_table,
+    save_figures,
     shortened,
     tree_view,
     with_attributes,
@@ -165,10 +170,27 @@ def describe_federation(federation: Federation) -> list[str]:
 
 def cite(
     name: Annotated[
-        str, typer.Argument(help="Name of an algorithm, data set, partition or model, or fedclade.")
+        str,
+        typer.Argument(
+            metavar="NAME|RUN",
+            help="Name of an algorithm, data set, partition or model, or fedclade; or a run folder, "
+            "or the folder of a comparison.",
+        ),
     ],
 ) -> None:
-    """Print the BibTeX entry of an algorithm, a data set or a model."""
+    """Print BibTeX entries: of an algorithm, a data set or a model, or of all that a run used.
+
+    For a run, the entries are those of fedclade, the method, the data, the privacy mechanism and
+    its accountant, secure aggregation, and so on. A name comes before a folder of the same name:
+    write ./cfl for a folder named cfl.
+
+    Examples: fedclade cite cfl; fedclade cite RUN > run.bib
+    """
+    folder = Path(name)
+    if folder.is_dir() and (name not in known_citations()):
+        runs = [Run.load(each, unfinished=True) for each in _find_run_folders([folder])]
+        typer.echo(cite_runs(runs))
+        return
     typer.echo(cite_name(name))
 
 
@@ -219,6 +241,22 @@ def report(
             help="Table with a row of attributes for each client, in which clusters may differ.",
         ),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--figures",
+            metavar="DIR",
+            help="Also write the figures to this folder as PDF, with embedded fonts, for papers.",
+        ),
+    ] = None,
+    latex: Annotated[
+        bool,
+        typer.Option(
+            "--latex",
+            help="Print the comparison as a LaTeX table, and write no page. Runs that differ only "
+            "in their seed share a row.",
+        ),
+    ] = False,
     data_dir: options.DataDir = None,
     device: options.Device = "auto",
     trust: options.Trust = False,
@@ -234,13 +272,30 @@ def report(
     run folder: a model of each client alone, and one model for all clients. --data-dir, --device
     and --trust are for this training, and have no effect without --references.
 
+    With --latex, the mean ± standard deviation over seeds of each method is printed for a paper. The
+    best mean is bold if it is significantly better than all others (docs/papers.md).
+
     Examples: fedclade report RUN --against FEDAVG_RUN --open; fedclade report A B C --out abc.html;
-    fedclade report RUN --references --attributes sites.csv
+    fedclade report RUN --references --attributes sites.csv; fedclade report A B --latex > table.tex;
+    fedclade report RUN --figures figures
     """
     if out is not None and out.suffix != ".html":
         raise RunError(f"--out should end in .html, got {out}")
+    if latex:
+        for option, value in (
+            *(("--out", out), ("--against", against), ("--attributes", attributes)),
+            *(("--references", references), ("--open", open_it)),
+        ):
+            if value:
+                raise RunError(f"--latex prints a table and writes no page; leave out {option}")
     options.make_parent_folder(out)
     runs = _find_run_folders(folders)
+    if latex:
+        comparison = _compare_by_seed(runs)
+        if figures is not None:
+            comparison.save_figures(figures)
+        typer.echo(comparison.latex(), nl=False)
+        return
     console = new_console()
     if len(runs) == 1:
         if references:
@@ -262,6 +317,9 @@ def report(
         )
     else:
         page = _report_comparison(runs, out, console)
+    if figures is not None:
+        _write_pdfs(runs, figures)
+        say(console, f"figures as PDF: {figures}")
     say(console, f"report: {page}")
     if open_it:
         webbrowser.open(page.resolve().as_uri())
@@ -370,6 +428,43 @@ def _report_comparison(folders: Sequence[Path], out: Path | None, console: Conso
     runs = {label: [view.run] for label, view in zip(run_labels(views), views, strict=True)}
     console.print(Comparison(runs).table(console.width))
     return write_page(page, target)
+
+
+def _write_pdfs(folders: Sequence[Path], target: Path) -> None:
+    """Write the figures of a run, or of the comparison of several runs, as PDF to a folder."""
+    try:
+        if len(folders) == 1:
+            save_figures(Run.load(folders[0], unfinished=True), target, "pdf")
+        else:
+            _compare_by_seed(folders).save_figures(target)
+    except OSError as error:
+        raise RunError(
+            f"cannot write the figures to {target}: {error}; name another folder with --figures"
+        ) from error
+
+
+def _compare_by_seed(folders: Sequence[Path]) -> Comparison:
+    """Return the comparison of several runs, in which runs that differ only in seed share a row.
+
+    A row has the name of its method, or, if the runs are in folders ``LABEL/seed-N`` as after
+    ``fedclade compare``, their label.
+    """
+    views = [RunView(Run.load(folder), folder=folder) for folder in folders]
+    rows: dict[tuple[str, str], list[RunView]] = {}
+    for view in views:
+        settings = {**view.run.config}
+        for key in ("seed", "engine", "stream", "checkpoint_every", "versions"):
+            settings.pop(key, None)
+        name = view.run.summary["algorithm"]
+        if view.folder is not None and re.fullmatch(r"seed-\d+", view.folder.resolve().name):
+            name = view.folder.resolve().parent.name
+        rows.setdefault((name, json.dumps(settings, sort_keys=True, default=str)), []).append(view)
+    names = [name for name, _ in rows]
+    unique = run_labels([row[0] for row in rows.values()])
+    runs: dict[str, list[Run]] = {}
+    for (name, _), label, row in zip(rows, unique, rows.values(), strict=True):
+        runs[name if names.count(name) == 1 else label] = [view.run for view in row]
+    return Comparison(runs)
 
 
 def _find_run_folders(folders: Sequence[Path]) -> list[Path]:

@@ -6,7 +6,7 @@ imported by the command line and the network.
 """
 
 from fedclade.report import style
-from fedclade.report.citations import cite_name
+from fedclade.report.citations import cite_name, known_citations
 from fedclade.report.compare_methods import compare
 from fedclade.report.comparison import Comparison
 from fedclade.report.estimates import ComparisonRow, Estimate
@@ -22,6 +22,7 @@ from fedclade.report.gains import gain_tables, with_attributes
 from fedclade.report.notebook import html_of
 from fedclade.report.plots import plot_of
 from fedclade.report.progress import RunProgress, progress_bars
+from fedclade.report.run_citations import cite_runs
 from fedclade.report.score import Score, label_of
 from fedclade.report.significance import (
     Difference,
@@ -64,6 +65,7 @@ __all__ = [
     "add_figures",
     "check_table",
     "cite_name",
+    "cite_runs",
     "cluster_table",
     "compare",
     "corrected_difference",
@@ -75,6 +77,7 @@ __all__ = [
     "gain_tables",
     "holm",
     "html_of",
+    "known_citations",
     "label_of",
     "new_scores_table",
     "new_table",

@@ -7,7 +7,7 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import RenderableType
 
@@ -202,6 +202,34 @@ class ComparisonFiles(Displayed, ABC):
     def figures(self) -> dict[str, Figure]:
         """Draw all figures of the comparison, by file name without ending."""
         return {"comparison": self.figure()}
+
+    @checked()
+    def save_figures(self, folder: str | Path, form: Literal["png", "pdf"] = "pdf") -> list[Path]:
+        """Draw the figures of the comparison to files, by default as PDF for papers.
+
+        Parameters
+        ----------
+        folder
+            Output folder; it is created if necessary.
+        form
+            Format of the files: ``png``, or ``pdf`` with embedded fonts.
+
+        Returns
+        -------
+        list of Path
+            The written files.
+
+        Raises
+        ------
+        ConfigError
+            If the runs have no metric in common.
+        MissingExtraError
+            If matplotlib is not installed.
+        """
+        figures = self.figures()
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        return [style.save(drawn, target / f"{name}.{form}") for name, drawn in figures.items()]
 
     @checked()
     def save(self, folder: str | Path, *, figure: bool = True) -> Path:
