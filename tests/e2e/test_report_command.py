@@ -119,9 +119,7 @@ def test_report_prints_a_latex_table_and_nothing_else(fedclade, runs: dict[str, 
     for seed in (1, 2):
         for name, run in runs.items():
             other = replace(
-                run,
-                summary={**run.summary, "seed": seed},
-                config={**run.config, "seed": seed},
+                run, summary={**run.summary, "seed": seed}, config={**run.config, "seed": seed}
             )
             other.save(Path("both", name, f"seed-{seed}"))
     code, out, err = fedclade("report", "both", "--latex", "--figures", "pdfs")

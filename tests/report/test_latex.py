@@ -153,7 +153,10 @@ def test_only_common_seeds_are_paired_and_lower_can_be_better(summary_run):
     [
         ("a_b & 50 % #1", r"a\_b \& 50 \% \#1"),
         (r"\input{x}", r"\textbackslash{}input\{x\}"),
-        ("$x^2$ ~<|>", r"\$x\textasciicircum{}2\$ \textasciitilde{}\textless{}\textbar{}\textgreater{}"),
+        (
+            "$x^2$ ~<|>",
+            r"\$x\textasciicircum{}2\$ \textasciitilde{}\textless{}\textbar{}\textgreater{}",
+        ),
         ("[3cm] *", "{[}3cm] {*}"),
         ("−0.3 ± 0.1 – α", r"$-$0.3 $\pm$ 0.1 -- $\alpha$"),
         ("a\nb\x1b[31m", "a b{[}31m"),

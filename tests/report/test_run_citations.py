@@ -111,7 +111,11 @@ def test_partition_and_shift_are_read_from_the_config_or_from_the_description(ci
 @pytest.mark.parametrize(
     ("config", "summary", "keys"),
     [
-        ({"aggregate": {"rule": "krum", "mixing": True}}, {}, ["blanchard2017krum", "allouah2023mixing"]),
+        (
+            {"aggregate": {"rule": "krum", "mixing": True}},
+            {},
+            ["blanchard2017krum", "allouah2023mixing"],
+        ),
         ({"server": {"optimizer": "fedyogi"}}, {}, ["reddi2021fedopt"]),
         ({"local": {"mu": 0.1}}, {}, ["li2020fedprox"]),
         ({"adversary": {"kind": "alie"}}, {}, ["baruch2019alie"]),

@@ -40,12 +40,7 @@ from fedclade.report.formats import count
 from fedclade.report.latex import latex_table
 from fedclade.report.plots import comparison_plot
 from fedclade.report.score import Score, Scored, compared_by, in_common
-from fedclade.report.significance import (
-    PairedTest,
-    PairedTests,
-    corrected_difference,
-    holm,
-)
+from fedclade.report.significance import PairedTest, PairedTests, corrected_difference, holm
 from fedclade.report.tables import new_table, wrap_heading
 from fedclade.runs import Run, data_frame
 from fedclade.tasks import gap_closed

@@ -299,8 +299,7 @@ def _head_worst_tenth(score: Score) -> str:
 
 
 def all_columns(
-    scores: Sequence[Score],
-    write: Callable[[Score, Estimate | None], str] = write_with_interval,
+    scores: Sequence[Score], write: Callable[[Score, Estimate | None], str] = write_with_interval
 ) -> Columns:
     """Return all columns of a comparison table with these metrics, the main metric first.
 

@@ -67,9 +67,7 @@ LETTER = 0.0095
 COLOURS = palette(night=False)
 
 
-def save_figures(
-    run: Run, folder: str | Path, form: Literal["png", "pdf"] = "png"
-) -> list[Path]:
+def save_figures(run: Run, folder: str | Path, form: Literal["png", "pdf"] = "png") -> list[Path]:
     """Draw the scores of a run and, if recorded, its norms, similarities and dendrogram to files.
 
     The figure of the scores is named after the metric, such as ``accuracy.png``; the other files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
@@ -141,7 +142,7 @@ def _name_of_data(section: Mapping[str, Any]) -> str:
     files = section.get("files")
     if isinstance(files, str):
         parts = PurePath(files).parts
-        for folder, name in zip(parts, parts[1:], strict=False):
+        for folder, name in pairwise(parts):
             if folder == "natural" and name in NATURAL:
                 return name
         return files

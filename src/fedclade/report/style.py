@@ -123,9 +123,7 @@ def save(figure: Figure, path: Path) -> Path:
     form = path.suffix.removeprefix(".")
     metadata = {"CreationDate": None} if form == "pdf" else None
     with rc_context(settings):
-        appear(
-            path, lambda beside: figure.savefig(beside, dpi=DPI, format=form, metadata=metadata)
-        )
+        appear(path, lambda beside: figure.savefig(beside, dpi=DPI, format=form, metadata=metadata))
     return path
 
 
