@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint
 from typing import Any, NoReturn
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from fedclade.core import ConfigError, FedcladeError, MissingExtraError, installed, loaded, shown
 
@@ -31,9 +30,9 @@ class PluggedGroup(TyperGroup):
             self.commands.setdefault(name, _failing_command(name, missing, hidden=True))
         for name in sorted(installed("commands")):
             if name not in self._own:
-                self.commands[name] = click.Command(name)  # replaced in get_command
+                self.commands[name] = TyperCommand(name)  # replaced in get_command
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command with a given name, or None if there is no such command.
 
         If another package adds the command, the package is imported.
@@ -44,7 +43,7 @@ class PluggedGroup(TyperGroup):
         return _import_command(point)
 
 
-def _import_command(point: EntryPoint) -> click.Command:
+def _import_command(point: EntryPoint) -> Any:
     """Import the command that an entry point names.
 
     If that fails, return a command that raises the error when it is called.
@@ -55,7 +54,7 @@ def _import_command(point: EntryPoint) -> click.Command:
         return _failing_command(point.name, error)
 
 
-def _as_command(name: str, value: Any) -> click.Command:
+def _as_command(name: str, value: Any) -> Any:
     """Convert a function or a Typer app into a command; raise a ConfigError for other objects."""
     if isinstance(value, typer.Typer):
         command = typer.main.get_command(value)
@@ -71,7 +70,7 @@ def _as_command(name: str, value: Any) -> click.Command:
     return typer.main.get_command(app)
 
 
-def _failing_command(name: str, error: FedcladeError, *, hidden: bool = False) -> click.Command:
+def _failing_command(name: str, error: FedcladeError, *, hidden: bool = False) -> Any:
     """Return a command that accepts any arguments and always raises the given error.
 
     The help of the command is the text of the error.
@@ -81,7 +80,7 @@ def _failing_command(name: str, error: FedcladeError, *, hidden: bool = False) -
         raise error
 
     any_arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(
+    return TyperCommand(
         name,
         callback=fail,
         context_settings=any_arguments,

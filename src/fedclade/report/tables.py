@@ -18,7 +18,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
 from rich.measure import Measurement, measure_renderables
 from rich.segment import Segment
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -95,6 +95,10 @@ class Terminal(Console):
                 yield Segment(visible(segment.text), segment.style)
 
 
+UNLIMITED = 100_000
+"""Number of characters in a line that no table fills."""
+
+
 class FittedTable(Table):
     """Table that breaks no number, however narrow the terminal is.
 
@@ -108,10 +112,14 @@ class FittedTable(Table):
         room = options.max_width
         if self.width is not None:
             room = self.width
-        measured = [_measure_cells(column, console, options) for column in self.columns]
-        if self._total([cells.maximum for cells in measured]) <= room:
+        unlimited = options.update_width(UNLIMITED)
+        if Measurement.get(console, unlimited, self).maximum <= room:
             yield from super().__rich_console__(console, options)
             return
+        measured = [
+            measure_renderables(console, unlimited, [column.header, column.footer, *column.cells])
+            for column in self.columns
+        ]
         needed: list[int] = []
         for i, (column, cells) in enumerate(zip(self.columns, measured, strict=True)):
             width = cells.maximum if column.no_wrap else cells.minimum
@@ -132,9 +140,9 @@ class FittedTable(Table):
             yield from Table.__rich_console__(part, console, options)
 
     def _total(self, widths: Sequence[int]) -> int:
-        """Return the width of a table with columns of these widths, with gaps and edges."""
-        gap = 2 if self.collapse_padding else 3
-        return sum(widths) + gap * (len(widths) - 1) + 2 * self.show_edge
+        """Return the largest width of a table with columns of these widths, gaps and edges."""
+        # Between two columns: padding at both sides, of which rich may leave one out, and a line.
+        return sum(widths) + 3 * (len(widths) - 1) + 2
 
     def _group_columns(self, needed: Sequence[int], room: int) -> list[list[int]]:
         """Return the columns of each table, as places; each table begins with the first column."""
@@ -166,12 +174,6 @@ class FittedTable(Table):
         for row, line in zip(self.rows, zip(*cells, strict=True), strict=True):
             part.add_row(*line, style=row.style, end_section=row.end_section)
         return part
-
-
-def _measure_cells(column: Column, console: Console, options: ConsoleOptions) -> Measurement:
-    """Return the width of a column's longest word and of its widest cell, without padding."""
-    entries = [column.header, column.footer, *column.cells]
-    return measure_renderables(console, options.update_width(10_000), entries)
 
 
 def new_table(title: str, **changes: Any) -> FittedTable:
