@@ -23,7 +23,7 @@ $(VENV)/installed: pyproject.toml packages/fedclade-papers/pyproject.toml constr
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e ".[dev]" -e packages/fedclade-papers
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11  # its rules need no torchvision
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11 opacus==1.6.0  # what tests use of them needs no torchvision
 	touch $@
 
 demo: install  ## the main job on handwritten digits: FedAvg, CFL, oracle and local in one table
@@ -47,6 +47,11 @@ test: install  ## the quick tests, some at a time on each core
 
 test-all: test  ## the quick tests, and then all others: real processes, long runs, whole experiments
 	$(PYTEST) -m "slow or long"
+
+.PHONY: test-bounds
+test-bounds: install  ## tests with the lowest and the newest versions of all dependencies, in new environments
+	$(BIN)/python tests/versions/check_versions.py lowest $(ARGUMENTS)
+	$(BIN)/python tests/versions/check_versions.py newest $(ARGUMENTS)
 
 check: install  ## lint, types, and the direction of imports
 	$(BIN)/ruff check .

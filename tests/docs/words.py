@@ -107,7 +107,8 @@ def check_fedclade(arguments: Sequence[str]) -> None:
         for name in given["configs"]:
             check_settings(name, changes, given["scale"])
     elif command == "cite":
-        cite_name(given["name"])
+        if not PLACEHOLDER.fullmatch(given["name"]):  # or it stands for a run folder
+            cite_name(given["name"])
     elif command == "reproduce":
         unknown = {*(given["names"] or [])} - {*EXPERIMENTS, "all"}
         assert not unknown, f"there is no experiment {unknown}"

@@ -118,6 +118,65 @@ def test_report_compares_runs_on_one_page(fedclade):
     assert Path("again.html").read_text() == first, "the folder of a comparison stands for its runs"
 
 
+def test_report_prints_a_latex_table_and_nothing_else(fedclade, runs: dict[str, Run]):
+    for seed in (1, 2):
+        for name, run in runs.items():
+            other = replace(
+                run, summary={**run.summary, "seed": seed}, config={**run.config, "seed": seed}
+            )
+            other.save(Path("both", name, f"seed-{seed}"))
+    code, out, err = fedclade("report", "both", "--latex", "--figures", "pdfs")
+    assert (code, err) == (0, "")
+    assert out.startswith("% This table needs \\usepackage{booktabs}.\n\\begin{table}\n")
+    assert out.endswith("\\end{table}\n")
+    assert "over 3 seeds" in out
+    rows = [line.split("&")[0].strip() for line in out.splitlines() if line.endswith("\\\\")]
+    assert rows == ["config", "cfl", "fedavg"]
+    assert not Path("report.html").exists()
+    assert [path.name for path in Path("pdfs").iterdir()] == ["comparison.pdf"]
+
+
+def test_cite_lists_what_runs_used_and_each_entry_once(fedclade):
+    code, out, _ = fedclade("cite", CFL)
+    assert code == 0
+    keys = [line.split("{")[1].rstrip(",") for line in out.splitlines() if line.startswith("@")]
+    assert keys == ["fedclade", "paszke2019pytorch", "sattler2021cfl", "alpaydin1998digits"]
+    code, out, _ = fedclade("cite", "both")
+    keys = [line.split("{")[1].rstrip(",") for line in out.splitlines() if line.startswith("@")]
+    assert len(keys) == len(set(keys)) == 5
+    assert "mcmahan2017fedavg" in keys
+    Path("cfl").mkdir()
+    assert fedclade("cite", "cfl")[1].startswith("@article{sattler2021cfl"), "a name comes first"
+    code, _, err = fedclade("cite", "./cfl")
+    assert code == 2
+    assert "cfl is not a run folder" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("option", ["--out a.html", f"--against {FEDAVG}", "--open"])
+def test_latex_writes_no_page(fedclade, option: str):
+    code, out, err = fedclade("report", CFL, "--latex", *option.split())
+    assert (code, out) == (2, "")
+    told = f"--latex prints a table and writes no page; leave out {option.split()[0]}"
+    assert told in " ".join(err.split())
+
+
+def test_a_run_folder_exports_its_figures_as_pdf_with_embedded_fonts(fedclade):
+    code, out, _ = fedclade("report", CFL, "--figures", "for/paper")
+    assert code == 0
+    assert "figures as PDF: for/paper" in out
+    written = {path.name: path.read_bytes() for path in Path("for/paper").iterdir()}
+    assert set(written) == {"accuracy.pdf", "norms.pdf", "similarity.pdf"}
+    for content in written.values():
+        assert content.startswith(b"%PDF")
+        assert b"/FontFile2" in content  # the program of a TrueType font
+        assert b"/Type3" not in content
+        assert b"CreationDate" not in content
+    Path("file").touch()
+    code, _, err = fedclade("report", CFL, "--figures", "file/figures")
+    assert code == 2
+    assert "cannot write the figures to file/figures" in " ".join(err.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -21,17 +21,18 @@ def found(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
     monkeypatch.setattr(requirement, "version", installed)
 
 
-@pytest.mark.parametrize("version", ["1.41", "1.41.0", "1.42.3", "1.100.0", "1.41.0.dev20260101"])
+@pytest.mark.parametrize("version", ["1.41", "1.41.0", "1.42.3", "1.42.99", "1.41.0.dev20260101"])
 def test_versions_that_it_works_with(version: str, monkeypatch: pytest.MonkeyPatch):
     found(monkeypatch, version)
     check_flower()
 
 
-@pytest.mark.parametrize("version", ["1.40.9", "0.19", "2.0.0", "3", "unknown"])
+@pytest.mark.parametrize("version", ["1.40.9", "0.19", "1.43.0", "2.0.0", "3", "unknown"])
 def test_others_are_refused_and_the_fix_named(version: str, monkeypatch: pytest.MonkeyPatch):
     found(monkeypatch, version)
     with pytest.raises(
-        ConfigError, match=rf"flwr 1.41 or later, below 2, got {version}; .* 'fedclade\[flower\]'"
+        ConfigError,
+        match=rf"flwr 1.41 or later, below 1.43, got {version}; .* 'fedclade\[flower\]'",
     ):
         check_flower()
 
@@ -48,7 +49,8 @@ def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 def test_the_package_asks_for_the_same_versions():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["flower"] == [
+        "click<8.5",
         "cryptography>=50.0",
-        "flwr>=1.41,<2",
-        "httpx>=0.28",
+        "flwr>=1.41,<1.43",
+        "httpx>=0.28.1",
     ]

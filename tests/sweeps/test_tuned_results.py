@@ -10,8 +10,9 @@ import pytest
 from scipy import stats
 
 from fedclade.core import ConfigError
+from fedclade.report import corrected_difference
 from fedclade.sweeps import SetResults, TunedResults, TunedRun, holm
-from fedclade.sweeps.tuned_results import corrected_difference, set_rows, write_p_value, write_score
+from fedclade.sweeps.tuned_results import set_rows, write_p_value, write_score
 
 SEEDS = (40, 41, 42)
 

@@ -101,6 +101,10 @@ def test_a_run_that_fails_is_said_to_have_failed(store: str):
 
 
 def test_a_store_that_cannot_be_used_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch):
+    from mlflow import environment_variables
+
+    if not hasattr(environment_variables, "MLFLOW_ALLOW_FILE_STORE"):
+        pytest.skip("this version of mlflow-skinny needs no permission to write files")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "false")
     with pytest.raises(ConfigError, match=r"MLflow cannot be used: .*MLFLOW_ALLOW_FILE_STORE"):
         MLflowTracker()

@@ -595,6 +595,22 @@ def report(
             help="Table with a row of attributes for each client, in which clusters may differ.",
         ),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--figures",
+            metavar="DIR",
+            help="Also write the figures to this folder as PDF, with embedded fonts, for papers.",
+        ),
+    ] = None,
+    latex: Annotated[
+        bool,
+        typer.Option(
+            "--latex",
+            help="Print the comparison as a LaTeX table, and write no page. Runs that differ only "
+            "in their seed share a row.",
+        ),
+    ] = False,
     data_dir: options.DataDir = None,
     device: options.Device = "auto",
     trust: options.Trust = False,
@@ -618,11 +634,15 @@ def report(
     run folder: a model of each client alone, and one model for all clients. --data-dir, --device
     and --trust are for this training, and have no effect without --references.
 
+    With --latex, the mean ± standard deviation over seeds of each method is printed for a paper. The
+    best mean is bold if it is significantly better than all others (docs/papers.md).
+
     With --live, the report of a run is served on http://127.0.0.1:8321 instead, and shows each new
     checkpoint; the run may be that of a network, in another process. --port is for --live only.
 
     Examples: fedclade report RUN --against FEDAVG_RUN --open; fedclade report A B C --out abc.html;
-    fedclade report RUN --references --attributes sites.csv
+    fedclade report RUN --references --attributes sites.csv; fedclade report A B --latex > table.tex;
+    fedclade report RUN --figures figures
     """
 
 
@@ -702,10 +722,22 @@ def list_known(
 @implemented_in("fedclade.cli.report")
 def cite(
     name: Annotated[
-        str, typer.Argument(help="Name of an algorithm, data set, partition or model, or fedclade.")
+        str,
+        typer.Argument(
+            metavar="NAME|RUN",
+            help="Name of an algorithm, data set, partition or model, or fedclade; or a run folder, "
+            "or the folder of a comparison.",
+        ),
     ],
 ) -> None:
-    """Print the BibTeX entry of an algorithm, a data set or a model."""
+    """Print BibTeX entries: of an algorithm, a data set or a model, or of all that a run used.
+
+    For a run, the entries are those of fedclade, the method, the data, the privacy mechanism and
+    its accountant, secure aggregation, and so on. A name comes before a folder of the same name:
+    write ./cfl for a folder named cfl.
+
+    Examples: fedclade cite cfl; fedclade cite RUN > run.bib
+    """
 
 
 @implemented_in("fedclade.cli.data")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint
 from typing import Any, NoReturn
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from fedclade.core import ConfigError, FedcladeError, MissingExtraError, installed, loaded, shown
 
@@ -31,9 +30,9 @@ class PluggedGroup(TyperGroup):
             self.commands.setdefault(name, _failing_command(name, missing, hidden=True))
         for name in sorted(installed("commands")):
             if name not in self._own:
-                self.commands[name] = click.Command(name)  # replaced in the methods below
+                self.commands[name] = TyperCommand(name)  # replaced in the methods below
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command with a given name, or None if there is no such command.
 
         A command that another package adds is returned without its options, and with the summary
@@ -42,11 +41,9 @@ class PluggedGroup(TyperGroup):
         point = self._find_added(cmd_name)
         if point is None:
             return super().get_command(ctx, cmd_name)
-        return click.Command(cmd_name, help=_summarize_package(point))
+        return TyperCommand(cmd_name, help=_summarize_package(point))
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command to call, and import its package if another package adds it."""
         name, command, rest = super().resolve_command(ctx, args)
         point = None if name is None else self._find_added(name)
@@ -65,7 +62,7 @@ def _summarize_package(point: EntryPoint) -> str:
     return f"{summary} (package {point.dist.name})."
 
 
-def _import_command(point: EntryPoint) -> click.Command:
+def _import_command(point: EntryPoint) -> Any:
     """Import the command that an entry point names.
 
     If that fails, return a command that raises the error when it is called.
@@ -76,7 +73,7 @@ def _import_command(point: EntryPoint) -> click.Command:
         return _failing_command(point.name, error)
 
 
-def _as_command(name: str, value: Any) -> click.Command:
+def _as_command(name: str, value: Any) -> Any:
     """Convert a function or a Typer app into a command; raise a ConfigError for other objects."""
     if isinstance(value, typer.Typer):
         command = typer.main.get_command(value)
@@ -92,7 +89,7 @@ def _as_command(name: str, value: Any) -> click.Command:
     return typer.main.get_command(app)
 
 
-def _failing_command(name: str, error: FedcladeError, *, hidden: bool = False) -> click.Command:
+def _failing_command(name: str, error: FedcladeError, *, hidden: bool = False) -> Any:
     """Return a command that accepts any arguments and always raises the given error.
 
     The help of the command is the text of the error.
@@ -102,7 +99,7 @@ def _failing_command(name: str, error: FedcladeError, *, hidden: bool = False) -
         raise error
 
     any_arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(
+    return TyperCommand(
         name,
         callback=fail,
         context_settings=any_arguments,

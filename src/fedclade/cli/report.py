@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 import webbrowser
 from collections.abc import Sequence
@@ -28,11 +30,14 @@ from fedclade.report import (
     Comparison,
     add_figures,
     cite_name,
+    cite_runs,
     cluster_table,
     count,
     decision_tables,
     gain_tables,
+    known_citations,
     run_table,
+    save_figures,
     shortened,
     tree_view,
     with_attributes,
@@ -144,6 +149,11 @@ def describe_federation(federation: Federation) -> list[str]:
 
 def cite(*, name: str) -> None:
     """Carry out the command ``fedclade cite``."""
+    folder = Path(name)
+    if folder.is_dir() and (name not in known_citations()):
+        runs = [Run.load(each, unfinished=True) for each in _find_run_folders([folder])]
+        typer.echo(cite_runs(runs))
+        return
     typer.echo(cite_name(name))
 
 
@@ -161,6 +171,8 @@ def report(
     out: Path | None,
     references: bool,
     attributes: Path | None,
+    figures: Path | None,
+    latex: bool,
     data_dir: Path | None,
     device: str,
     trust: bool,
@@ -171,6 +183,13 @@ def report(
     """Carry out the command ``fedclade report``."""
     if out is not None and out.suffix != ".html":
         raise RunError(f"--out should end in .html, got {out}")
+    if latex:
+        for option, value in (
+            *(("--out", out), ("--against", against), ("--attributes", attributes)),
+            *(("--references", references), ("--open", open_it), ("--live", live)),
+        ):
+            if value:
+                raise RunError(f"--latex prints a table and writes no page; leave out {option}")
     console = new_console()
     if live:
         others = {
@@ -178,12 +197,19 @@ def report(
             "--out": out is not None,
             "--references": references,
             "--attributes": attributes is not None,
+            "--figures": figures is not None,
         }
         unused = [name for name, is_set in others.items() if is_set]
         _serve_report(folders, unused, port, open_it=open_it, console=console)
         return
     arguments.make_parent_folder(out)
     runs = _find_run_folders(folders)
+    if latex:
+        comparison = _compare_by_seed(runs)
+        if figures is not None:
+            comparison.save_figures(figures)
+        typer.echo(comparison.latex(), nl=False)
+        return
     if len(runs) == 1:
         if references:
             arguments.check_machine(device, None)
@@ -204,6 +230,9 @@ def report(
         )
     else:
         page = _report_comparison(runs, out, console)
+    if figures is not None:
+        _write_pdfs(runs, figures)
+        say(console, f"figures as PDF: {figures}")
     say(console, f"report: {page}")
     if open_it:
         webbrowser.open(page.resolve().as_uri())
@@ -341,6 +370,43 @@ def _report_comparison(folders: Sequence[Path], out: Path | None, console: Conso
     runs = {label: [view.run] for label, view in zip(run_labels(views), views, strict=True)}
     console.print(Comparison(runs).table(console.width))
     return write_page(page, target)
+
+
+def _write_pdfs(folders: Sequence[Path], target: Path) -> None:
+    """Write the figures of a run, or of the comparison of several runs, as PDF to a folder."""
+    try:
+        if len(folders) == 1:
+            save_figures(Run.load(folders[0], unfinished=True), target, "pdf")
+        else:
+            _compare_by_seed(folders).save_figures(target)
+    except OSError as error:
+        raise RunError(
+            f"cannot write the figures to {target}: {error}; name another folder with --figures"
+        ) from error
+
+
+def _compare_by_seed(folders: Sequence[Path]) -> Comparison:
+    """Return the comparison of several runs, in which runs that differ only in seed share a row.
+
+    A row has the name of its method, or, if the runs are in folders ``LABEL/seed-N`` as after
+    ``fedclade compare``, their label.
+    """
+    views = [RunView(Run.load(folder), folder=folder) for folder in folders]
+    rows: dict[tuple[str, str], list[RunView]] = {}
+    for view in views:
+        settings = {**view.run.config}
+        for key in ("seed", "engine", "stream", "checkpoint_every", "versions"):
+            settings.pop(key, None)
+        name = view.run.summary["algorithm"]
+        if view.folder is not None and re.fullmatch(r"seed-\d+", view.folder.resolve().name):
+            name = view.folder.resolve().parent.name
+        rows.setdefault((name, json.dumps(settings, sort_keys=True, default=str)), []).append(view)
+    names = [name for name, _ in rows]
+    unique = run_labels([row[0] for row in rows.values()])
+    runs: dict[str, list[Run]] = {}
+    for (name, _), label, row in zip(rows, unique, rows.values(), strict=True):
+        runs[name if names.count(name) == 1 else label] = [view.run for view in row]
+    return Comparison(runs)
 
 
 def _find_run_folders(folders: Sequence[Path]) -> list[Path]:

@@ -17,22 +17,24 @@ from typing import TypeVar
 
 import httpx
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.common.constant import ErrorCode
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_head_values_from_object_content,
-    iterate_object_tree,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.superlink.grid import HttpGrid
 
 from fedclade.channel import Meter
 from fedclade.core import DROPPED_OUT, TOO_LATE, UpdateError
 from fedclade.flower import wire
+from fedclade.flower.flwr_internals import (
+    ConfirmMessageReceivedRequest,
+    ErrorCode,
+    HttpGrid,
+    ObjectTree,
+    PullAppMessagesRequest,
+    PullObjectRequest,
+    RuntimeHttpClient,
+    get_object_body,
+    get_object_head_values_from_object_content,
+    inflate_object_from_contents,
+    iterate_object_tree,
+)
 from fedclade.flower.signing import Request, verified, with_nonce
 from fedclade.flower.wire import Content, clean, untrusted
 
@@ -81,17 +83,6 @@ def inbox_of(grid: Grid) -> Inbox:
     For the grid of a SuperLink it is an :class:`HttpInbox`, which limits the size of each reply
     before it is fetched.
     """
-    try:
-        from flwr.superlink.grid import HttpGrid
-
-    except ImportError as error:
-        _log.warning(
-            "the internals of this version of flwr are unknown (%s), so the size of a reply can be "
-            "checked only after the whole reply is fetched; install flwr 1.41 to limit the size "
-            "before",
-            error,
-        )
-        return Inbox(grid)
     return HttpInbox(grid) if isinstance(grid, HttpGrid) else Inbox(grid)
 
 

@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import uuid4
 
-from flwr.app import Context, Message, RecordDict
-from flwr.app.error import Error
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+from fedclade.flower.flwr_internals import (
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+    Run,
+    TaskIdentity,
+    message_from_proto,
+    message_to_proto,
+)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
     from fedclade.report import style
-    from fedclade.report.citations import cite_name
+    from fedclade.report.citations import cite_name, known_citations
     from fedclade.report.compare_methods import compare
     from fedclade.report.comparison import Comparison
     from fedclade.report.estimates import ComparisonRow, Estimate
@@ -35,7 +35,15 @@ if TYPE_CHECKING:
     from fedclade.report.notebook import html_of
     from fedclade.report.plots import plot_of
     from fedclade.report.progress import RunProgress, progress_bars
+    from fedclade.report.run_citations import cite_runs
     from fedclade.report.score import Score, label_of
+    from fedclade.report.significance import (
+        Difference,
+        PairedTest,
+        PairedTests,
+        corrected_difference,
+        holm,
+    )
     from fedclade.report.suite import LEVEL, Ranks, SuiteComparison, rank_figure, rank_methods
     from fedclade.report.tables import (
         add_figures,
@@ -58,7 +66,10 @@ __all__ = [
     "NONE",
     "Comparison",
     "ComparisonRow",
+    "Difference",
     "Estimate",
+    "PairedTest",
+    "PairedTests",
     "Ranks",
     "RunProgress",
     "Score",
@@ -67,15 +78,19 @@ __all__ = [
     "add_figures",
     "check_table",
     "cite_name",
+    "cite_runs",
     "cluster_table",
     "compare",
+    "corrected_difference",
     "count",
     "decision_tables",
     "dendrogram_figure",
     "duration",
     "event_table",
     "gain_tables",
+    "holm",
     "html_of",
+    "known_citations",
     "label_of",
     "new_scores_table",
     "new_table",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import EntryPoint
 from importlib.resources import files
 from textwrap import dedent
@@ -20,13 +21,25 @@ CITATIONS: Mapping[str, Sequence[str]] = {
     "tiny_shakespeare": ("karpathy2015charrnn",),
     "femnist": ("caldas2018leaf",),
     "sent140": ("go2009sent140", "caldas2018leaf"),
+    "heart": ("janosi1989heart",),
+    "student": ("cortez2008student",),
+    "tcga_brca": ("duterrail2022flamby",),
+    "exam": ("goldstein1993exam",),
+    "parkinsons": ("tsanas2010parkinsons",),
+    "landmine": ("xue2007landmine",),
+    "wisdm": ("kwapisz2011wisdm",),
     "synthetic": ("li2020fedprox", "duan2020fedgroup"),
     "label_swap": ("sattler2021cfl",),
     "label_permutation": ("sattler2021cfl",),
     "pathological": ("mcmahan2017fedavg",),
     "shards": ("mcmahan2017fedavg",),
+    "dirichlet": ("yurochkin2019bayesian",),
+    "power_law": ("li2020fedprox",),
+    "rotation": ("ghosh2020ifca",),
+    "anda": ("fenoglio2025flux",),
     "mlp": ("mcmahan2017fedavg",),
     "cnn": ("briggs2020flhc",),
+    "lenet": ("lecun1998mnist",),
     "cifar_cnn": ("sattler2021cfl",),
 }
 """Keys of BibTeX entries in ``citations.bib``, by name of a data set, partition, shift or model.
@@ -69,6 +82,15 @@ def cite_name(name: str) -> str:
     return dedent(citation).strip()
 
 
+def known_citations() -> set[str]:
+    """Return all names that :func:`cite_name` knows, without names with an import path."""
+    names = {*CITATIONS, *ALGORITHMS}
+    for kind in KINDS:
+        if kind != "commands":
+            names.update(installed(kind))
+    return names
+
+
 def _load_cited(name: str) -> object:
     """Load a component by name from an installed package, or by an import path ``module:name``."""
     entry_points: dict[str, EntryPoint] = {}
@@ -102,17 +124,23 @@ def _read_entries(citations: Sequence[str]) -> str:
 
     Each citation is either a BibTeX entry itself (it contains ``@``) or a key in ``citations.bib``.
     """
+    return "\n\n".join(read_entry(citation) for citation in citations)
+
+
+def read_entry(citation: str) -> str:
+    """Return the BibTeX entry of a citation: a key in ``citations.bib``, or an entry itself."""
     entries = _read_bibliography()
-    for citation in citations:
-        is_entry = "@" in citation
-        if not is_entry and citation not in entries:
-            raise ConfigError(
-                unknown("BibTeX key", citation, entries)
-                + "; a citation should be a key in fedclade's citations.bib or a BibTeX entry"
-            )
-    return "\n\n".join(entries.get(citation) or dedent(citation).strip() for citation in citations)
+    if citation in entries:
+        return entries[citation]
+    if "@" not in citation:
+        raise ConfigError(
+            unknown("BibTeX key", citation, entries)
+            + "; a citation should be a key in fedclade's citations.bib or a BibTeX entry"
+        )
+    return dedent(citation).strip()
 
 
+@cache
 def _read_bibliography() -> Mapping[str, str]:
     """Return the BibTeX entries of the file ``citations.bib`` by their keys."""
     text = files("fedclade.report").joinpath("citations.bib").read_text(encoding="utf-8")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.markup import escape
 from rich.table import Table
 
-from fedclade.core import ConfigError, checked, shown
+from fedclade.core import ConfigError, checked, require, shown, unknown
 from fedclade.report.comparison_files import (
     ComparisonFiles,
     comparison_figure,
@@ -22,6 +24,7 @@ from fedclade.report.estimates import (
     BASELINES,
     DISPENSABLE,
     NUMBERS,
+    ORACLE,
     SCORED,
     WORDS,
     ComparisonRow,
@@ -30,10 +33,14 @@ from fedclade.report.estimates import (
     chosen_heading,
     honest_heading,
     note_of_chosen,
+    write_with_interval,
+    write_with_std,
 )
 from fedclade.report.formats import count
+from fedclade.report.latex import latex_table
 from fedclade.report.plots import comparison_plot
 from fedclade.report.score import Score, Scored, compared_by, in_common
+from fedclade.report.significance import PairedTest, PairedTests, corrected_difference, holm
 from fedclade.report.tables import new_table, wrap_heading
 from fedclade.runs import Run, data_frame
 from fedclade.tasks import gap_closed
@@ -178,6 +185,168 @@ class Comparison(ComparisonFiles):
         table = markdown_table(list(columns), rows, WORDS)
         return f"**{self.title}**\n\n{table}\n\n{self.note}\n"
 
+    @checked()
+    def latex(
+        self,
+        *,
+        spread: Literal["std", "interval"] = "std",
+        bold: Literal["significant", "best", "none"] = "significant",
+        columns: Sequence[str] | None = None,
+        label: str = "tab:comparison",
+    ) -> str:
+        r"""Return the comparison as a table for a paper, in LaTeX with the package booktabs.
+
+        All special characters of labels and names are escaped. Numbers have the same decimals as in
+        :meth:`table`.
+
+        Parameters
+        ----------
+        spread
+            Number after ±: the standard deviation over the seeds (n − 1 in the denominator), or
+            half the width of the mean's 95 % interval.
+        bold
+            ``significant``: the best mean of the main metric is bold only if it is better than all
+            others by :meth:`paired_tests`, at a level of 5 % for all tests together. ``best``: the
+            best mean is bold, without a test. ``none``: nothing is bold. The oracle, which is given
+            the true clusters, is never bold, and need not be beaten.
+        columns
+            Headings of the columns to write, in this order, as in :attr:`columns`, such as
+            ``["config", "accuracy, %", "ARI"]``; all columns by default.
+        label
+            Label of the table for ``\ref``.
+
+        Raises
+        ------
+        ConfigError
+            If an option is not one of its choices, a column is unknown, or the label has other
+            characters than letters, digits and ``: . / + - _``.
+        """
+        is_label = re.fullmatch(r"[\w:./+-]+", label, re.ASCII) is not None
+        spreads, choices = ("std", "interval"), ("significant", "best", "none")
+        require(
+            ("spread", spread, spread in spreads, f"one of {', '.join(spreads)}"),
+            ("bold", bold, bold in choices, f"one of {', '.join(choices)}"),
+            ("label", label, is_label, "letters, digits and the characters : . / + - _"),
+        )
+        writers = self._choose_columns(write_with_std if spread == "std" else write_with_interval)
+        if columns is None:
+            if len({len(row.seeds) for row in self.rows}) == 1:  # stated in the caption
+                del writers["seeds"]
+        else:
+            for name in columns:
+                if name not in writers:
+                    raise ConfigError(unknown("column", name, writers))
+            writers = {name: writers[name] for name in columns}
+        cells = [self._write_cells(write) for write in writers.values()]
+        winner = self._find_bold(bold)
+        heading = self.scores[0].heading
+        return latex_table(
+            list(writers),
+            list(zip(*cells, strict=True)),
+            caption=self._caption(spread, bold),
+            label=label,
+            left=tuple(WORDS),
+            bold=[(i, heading) for i, row in enumerate(self.rows) if row.label == winner],
+        )
+
+    def _find_bold(self, bold: str) -> str | None:
+        """Return the label of the configuration whose score is bold, if any; see :meth:`latex`."""
+        score = self.scores[0]
+        means: dict[str, float] = {}
+        for row in self.rows:
+            estimate = row.scores[score.name]
+            if row.algorithm != ORACLE and estimate is not None:
+                means[row.label] = score.sign * estimate.mean
+        if bold == "none" or not means:
+            return None
+        if bold == "significant":
+            return self.paired_tests().winner(list(means))
+        return max(means, key=lambda label: means[label])
+
+    def _caption(self, spread: str, bold: str) -> str:
+        """Return the caption of the table in LaTeX: data, seeds, and what ± and bold mean."""
+        numbers = [len(row.seeds) for row in self.rows]
+        seeds = count(max(numbers), "seed")
+        if min(numbers) < max(numbers):
+            seeds = f"{min(numbers)} to {seeds}"
+        what = "standard deviation" if spread == "std" else "95 % interval of the mean"
+        sentences = [f"{self._data}.", f"Mean ± {what} over {seeds}."]
+        if bold == "significant":
+            sentences.append(
+                "Bold: significantly better than all others (paired t-test over seeds, p < 0.05 "
+                "after Holm's correction)."
+            )
+        elif bold == "best":
+            sentences.append("Bold: best mean, without a test.")
+        if "gap closed" in self._columns and any(row.gap_closed for row in self.rows):
+            sentences.append("Gap closed: 0 is FedAvg, 1 the oracle.")
+        return " ".join(sentences)
+
+    @checked()
+    def paired_tests(self, against: str | None = None, test_to_train: float = 0.0) -> PairedTests:
+        """Test which configurations differ in the main metric, by their runs with the same seeds.
+
+        Two configurations are compared by the differences of their scores for each seed that both
+        were run with, on the same data: by the two-sided paired t-test, whose p-values are
+        corrected for the number of tests by Holm's procedure. Pairs with fewer than two common
+        seeds have no p-value, and are not counted. With few seeds, only large differences are
+        significant. The tests generalize over seeds, not over data sets.
+
+        Parameters
+        ----------
+        against
+            Label of a configuration, with which all others are compared. By default, each pair of
+            configurations is tested.
+        test_to_train
+            Number of test rows as a multiple of training rows, such as 0.25, for seeds that split
+            the same rows in different ways. Their scores are not independent, so the test is then
+            the corrected resampled t-test (Nadeau and Bengio 2003). With 0, seeds count as
+            independent, as in the intervals of the table.
+
+        Returns
+        -------
+        PairedTests
+            The tests, with ``.table()`` and ``.as_dicts()``.
+
+        Raises
+        ------
+        ConfigError
+            If no configuration has the label ``against``, or ``test_to_train`` is negative.
+        """
+        require(("test_to_train", test_to_train, test_to_train >= 0, "at least 0"))
+        labels = list(self.runs)
+        if against is None:
+            pairs = list(combinations(labels, 2))
+        elif against in labels:
+            pairs = [(against, label) for label in labels if label != against]
+        else:
+            raise ConfigError(unknown("configuration", against, labels))
+        score = self.scores[0]
+        tests: list[PairedTest] = []
+        p_values: dict[tuple[str, str], float] = {}
+        for first, second in pairs:
+            own, others = self._scores_by_seed(first), self._scores_by_seed(second)
+            values = [score.sign * (own[key] - others[key]) for key in own if key in others]
+            if not values:
+                continue
+            difference = corrected_difference(values, test_to_train)
+            tests.append(PairedTest(first, second, len(values), difference))
+            if difference.p_value is not None:
+                p_values[first, second] = difference.p_value
+        corrected = holm(p_values)
+        tests = [replace(test, p_value=corrected.get((test.first, test.second))) for test in tests]
+        return PairedTests(score, tests, test_to_train)
+
+    def _scores_by_seed(self, label: str) -> dict[tuple[Any, ...], float]:
+        """Return the main scores of a configuration's runs, by seed and data."""
+        score = self.scores[0]
+        scores: dict[tuple[Any, ...], float] = {}
+        for run in self.runs[label]:
+            mean = score.mean(run.summary) if score.is_of(run.summary) else None
+            if mean is not None:
+                scores[run.summary["seed"], run.summary["data"]] = mean
+        return scores
+
     def csv(self) -> str:
         """Return the mean results as CSV, one line for each configuration.
 
@@ -297,9 +466,16 @@ class Comparison(ComparisonFiles):
 
     @cached_property
     def _columns(self) -> dict[str, Callable[[ComparisonRow], str]]:
-        """Functions that write the cells of each shown column, by heading.
+        """Functions that write the cells of each shown column, by heading."""
+        return self._choose_columns(write_with_interval)
+
+    def _choose_columns(
+        self, write: Callable[[Score, Estimate | None], str]
+    ) -> dict[str, Callable[[ComparisonRow], str]]:
+        """Return functions that write the cells of each shown column, by heading.
 
         Columns without information are left out, such as the data if all rows have the same data.
+        ``write`` writes a mean score with its spread over seeds.
         """
         rows = self.rows
         is_superfluous = {
@@ -311,10 +487,8 @@ class Comparison(ComparisonFiles):
             "rounds to target": all(row.rounds_to_target is None for row in rows),
             "traffic to target": all(row.bytes_to_target is None for row in rows),
         }
-        columns = all_columns(self.scores)
-        return {
-            name: write for name, write in columns.items() if not is_superfluous.get(name, False)
-        }
+        columns = all_columns(self.scores, write)
+        return {name: each for name, each in columns.items() if not is_superfluous.get(name, False)}
 
     @property
     def _data(self) -> str:

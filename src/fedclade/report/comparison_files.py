@@ -7,7 +7,9 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import RenderableType
 
 from fedclade.core import Displayed, RunError, checked, write_text
 from fedclade.report import style
@@ -20,6 +22,7 @@ from fedclade.report.estimates import (
 )
 from fedclade.report.formats import count
 from fedclade.report.score import Score
+from fedclade.report.tables import Terminal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -169,6 +172,18 @@ class ComparisonFiles(Displayed, ABC):
     """Base class of comparisons: output as Markdown, CSV, JSON and figures."""
 
     @abstractmethod
+    def table(self, width: int | None = None) -> RenderableType:
+        """Return the tables of the comparison for a terminal of ``width`` characters."""
+
+    def __str__(self) -> str:
+        """Return the tables as text, as wide as the terminal: ``print(comparison)`` shows them."""
+        console = Terminal(file=io.StringIO(), color_system=None, force_terminal=False)
+        with console.capture() as captured:
+            console.print(self.table(console.width))
+        lines = [line.rstrip() for line in captured.get().strip("\n").splitlines()]
+        return "\n".join(lines)
+
+    @abstractmethod
     def markdown(self) -> str:
         """Return the tables of the comparison as Markdown, each with a title."""
 
@@ -187,6 +202,34 @@ class ComparisonFiles(Displayed, ABC):
     def figures(self) -> dict[str, Figure]:
         """Draw all figures of the comparison, by file name without ending."""
         return {"comparison": self.figure()}
+
+    @checked()
+    def save_figures(self, folder: str | Path, form: Literal["png", "pdf"] = "pdf") -> list[Path]:
+        """Draw the figures of the comparison to files, by default as PDF for papers.
+
+        Parameters
+        ----------
+        folder
+            Output folder; it is created if necessary.
+        form
+            Format of the files: ``png``, or ``pdf`` with embedded fonts.
+
+        Returns
+        -------
+        list of Path
+            The written files.
+
+        Raises
+        ------
+        ConfigError
+            If the runs have no metric in common.
+        MissingExtraError
+            If matplotlib is not installed.
+        """
+        figures = self.figures()
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        return [style.save(drawn, target / f"{name}.{form}") for name, drawn in figures.items()]
 
     @checked()
     def save(self, folder: str | Path, *, figure: bool = True) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import stdev
 from typing import Any, TypeAlias
 
 from fedclade.report.formats import duration, number, traffic
@@ -12,6 +13,9 @@ from fedclade.tasks import mean_and_interval
 
 BASELINES = ("fedavg", "local", "oracle")
 """Algorithms that serve as references for all other algorithms in a comparison."""
+
+ORACLE = "oracle"
+"""Algorithm that is given the true clusters, and is therefore neither ranked nor tested."""
 
 CHOSEN = (
     "Chosen round: test score of the round that is best on validation data; all other numbers are "
@@ -89,6 +93,11 @@ class Estimate:
     def half_width(self) -> float | None:
         """Half the width of the mean's 95 % interval (Student's t); None for a single value."""
         return mean_and_interval(self.values)[1]
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation of the values (n − 1 in the denominator); None for a single value."""
+        return stdev(self.values) if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -181,11 +190,19 @@ def write_score(score: Score, estimate: Estimate | None) -> str:
 
 def write_with_interval(score: Score, estimate: Estimate | None) -> str:
     """Return a mean score as text, followed by half the width of its interval: ``78.5 ± 1.2``."""
-    if estimate is None or estimate.half_width is None:
+    return _write_with_spread(score, estimate, None if estimate is None else estimate.half_width)
+
+
+def write_with_std(score: Score, estimate: Estimate | None) -> str:
+    """Return a mean score as text, followed by its standard deviation over seeds: ``78.5 ± 0.9``."""
+    return _write_with_spread(score, estimate, None if estimate is None else estimate.std)
+
+
+def _write_with_spread(score: Score, estimate: Estimate | None, spread: float | None) -> str:
+    """Return a mean score as text, followed by ``spread`` with as many decimals, if it is known."""
+    if estimate is None or spread is None:
         return write_score(score, estimate)
-    return (
-        f"{score.digits(estimate.mean)} ± {score.digits(estimate.half_width, like=estimate.mean)}"
-    )
+    return f"{score.digits(estimate.mean)} ± {score.digits(spread, like=estimate.mean)}"
 
 
 def with_number(
@@ -281,24 +298,31 @@ def _head_worst_tenth(score: Score) -> str:
     return "worst tenth, %" if score.share else "worst tenth"
 
 
-def all_columns(scores: Sequence[Score]) -> Columns:
-    """Return all columns of a comparison table with these metrics, the main metric first."""
+def all_columns(
+    scores: Sequence[Score], write: Callable[[Score, Estimate | None], str] = write_with_interval
+) -> Columns:
+    """Return all columns of a comparison table with these metrics, the main metric first.
+
+    ``write`` writes a mean score with its spread over seeds.
+    """
     first, *others = scores
     columns: dict[str, Callable[[ComparisonRow], str]] = {
         **WORDS,
         "seeds": lambda row: str(len(row.seeds)),
-        first.heading: _make_score_writer(first),
-        chosen_heading(first): lambda row: write_with_interval(first, row.chosen),
-        honest_heading(first): lambda row: write_with_interval(first, row.honest),
+        first.heading: _make_score_writer(first, write),
+        chosen_heading(first): lambda row: write(first, row.chosen),
+        honest_heading(first): lambda row: write(first, row.honest),
         "backdoor": lambda row: write_mean(row.attack_success, 2),
         _head_worst_tenth(first): lambda row: write_score(first, row.worst10),
     }
     for score in others:
-        columns[score.heading] = _make_score_writer(score)
+        columns[score.heading] = _make_score_writer(score, write)
     columns.update(COLUMNS)
     return columns
 
 
-def _make_score_writer(score: Score) -> Callable[[ComparisonRow], str]:
-    """Return a function that writes the mean score of a row by one metric, with its interval."""
-    return lambda row: with_number(row, score, write_with_interval)
+def _make_score_writer(
+    score: Score, write: Callable[[Score, Estimate | None], str]
+) -> Callable[[ComparisonRow], str]:
+    """Return a function that writes the mean score of a row by one metric, with its spread."""
+    return lambda row: with_number(row, score, write)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -67,7 +67,7 @@ LETTER = 0.0095
 COLOURS = palette(night=False)
 
 
-def save_figures(run: Run, folder: str | Path) -> list[Path]:
+def save_figures(run: Run, folder: str | Path, form: Literal["png", "pdf"] = "png") -> list[Path]:
     """Draw the scores of a run and, if recorded, its norms, similarities and dendrogram to files.
 
     The figure of the scores is named after the metric, such as ``accuracy.png``; the other files
@@ -79,6 +79,8 @@ def save_figures(run: Run, folder: str | Path) -> list[Path]:
         Finished run.
     folder
         Output folder; it is created if necessary.
+    form
+        Format of the files: ``png``, or ``pdf`` with embedded fonts, for papers.
 
     Returns
     -------
@@ -103,7 +105,7 @@ def save_figures(run: Run, folder: str | Path) -> list[Path]:
     written: list[Path] = []
     for name, figure in figures.items():
         if figure is not None:
-            written.append(style.save(figure, target / f"{name}.png"))
+            written.append(style.save(figure, target / f"{name}.{form}"))
     return written
 
 

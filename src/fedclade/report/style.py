@@ -111,8 +111,19 @@ def diverging_map() -> Colormap:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure to a PNG file; an existing file is replaced atomically."""
-    appear(path, lambda beside: figure.savefig(beside, dpi=DPI, format="png"))
+    """Write a figure to a file; an existing file is replaced atomically.
+
+    The ending of the path decides the format: ``.png``, or ``.pdf`` with embedded fonts.
+    """
+    from matplotlib import rc_context
+
+    # TrueType fonts (42) are embedded as fonts; publishers refuse the default, Type 3. Without a
+    # date, equal figures are equal files.
+    settings: dict[Any, Any] = {"pdf.fonttype": 42}
+    form = path.suffix.removeprefix(".")
+    metadata = {"CreationDate": None} if form == "pdf" else None
+    with rc_context(settings):
+        appear(path, lambda beside: figure.savefig(beside, dpi=DPI, format=form, metadata=metadata))
     return path
 
 

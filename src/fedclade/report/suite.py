@@ -36,6 +36,7 @@ from fedclade.report.comparison_files import (
 )
 from fedclade.report.estimates import (
     BASELINES,
+    ORACLE,
     ComparisonRow,
     Estimate,
     with_number,
@@ -402,10 +403,6 @@ def _write_figure(figures: Mapping[str, float], label: str) -> str:
     if label not in figures:
         return ""
     return number(figures[label], 1)
-
-
-ORACLE = "oracle"
-"""Algorithm that is given the true clusters, and is therefore not ranked."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement, measure_renderables
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -62,7 +64,88 @@ HEADING_WIDTH = 10
 """Number of characters beyond which headings of tables are broken at spaces."""
 
 
-def new_table(title: str, **changes: Any) -> Table:
+UNLIMITED = 100_000
+"""Number of characters in a line that no table fills."""
+
+
+class FittedTable(Table):
+    """Table that breaks no number, however narrow the terminal is.
+
+    ``rich`` narrows the columns of a table that is wider than the terminal, and breaks numbers over
+    lines. This table is instead split into several tables below each other if its columns do not
+    fit side by side. Each of them begins with the first column, which names the rows.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the table, as several tables if it is wider than the terminal."""
+        room = options.max_width
+        if self.width is not None:
+            room = self.width
+        unlimited = options.update_width(UNLIMITED)
+        if Measurement.get(console, unlimited, self).maximum <= room:
+            yield from super().__rich_console__(console, options)
+            return
+        measured = [
+            measure_renderables(console, unlimited, [column.header, column.footer, *column.cells])
+            for column in self.columns
+        ]
+        needed: list[int] = []
+        for i, (column, cells) in enumerate(zip(self.columns, measured, strict=True)):
+            width = cells.maximum if column.no_wrap else cells.minimum
+            if column.justify == "left":  # names and sentences, which may be broken
+                width = min(width, room // 3 if i else room // 2)
+            needed.append(width)
+        groups = self._group_columns(needed, room)
+        for place, group in enumerate(groups):
+            widths = {i: needed[i] for i in group}
+            spare = room - self._total(list(widths.values()))
+            for i in group:
+                more = min(max(0, spare), max(0, measured[i].maximum - widths[i]))
+                widths[i] += more
+                spare -= more
+            part = self._take_columns(widths)
+            part.title = self.title if place == 0 else None
+            part.caption = self.caption if place == len(groups) - 1 else None
+            yield from Table.__rich_console__(part, console, options)
+
+    def _total(self, widths: Sequence[int]) -> int:
+        """Return the largest width of a table with columns of these widths, gaps and edges."""
+        # Between two columns: padding at both sides, of which rich may leave one out, and a line.
+        return sum(widths) + 3 * (len(widths) - 1) + 2
+
+    def _group_columns(self, needed: Sequence[int], room: int) -> list[list[int]]:
+        """Return the columns of each table, as places; each table begins with the first column."""
+        groups = [[0]]
+        for i in range(1, len(needed)):
+            widths = [needed[j] for j in (*groups[-1], i)]
+            if len(groups[-1]) > 1 and self._total(widths) > room:
+                groups.append([0])
+            groups[-1].append(i)
+        return groups
+
+    def _take_columns(self, widths: Mapping[int, int]) -> Table:
+        """Return a table with some of the columns, by place, each with the given width."""
+        part = copy(self)
+        part.columns = []
+        part.rows = []
+        cells: list[list[RenderableType]] = []
+        for i, width in widths.items():
+            column = self.columns[i]
+            part.add_column(
+                column.header,
+                column.footer,
+                justify=column.justify,
+                no_wrap=column.no_wrap,
+                overflow=column.overflow,
+                width=width,
+            )
+            cells.append(list(column.cells))
+        for row, line in zip(self.rows, zip(*cells, strict=True), strict=True):
+            part.add_row(*line, style=row.style, end_section=row.end_section)
+        return part
+
+
+def new_table(title: str, **changes: Any) -> FittedTable:
     """Return an empty table in the common style; ``changes`` are arguments of ``rich.Table``."""
     look: dict[str, Any] = {
         "box": box.SIMPLE_HEAD,
@@ -72,7 +155,7 @@ def new_table(title: str, **changes: Any) -> Table:
         "caption_justify": "left",
     }
     look.update(changes)
-    return Table(title=Text(title, style="bold") if title else None, **look)
+    return FittedTable(title=Text(title, style="bold") if title else None, **look)
 
 
 def wrap_heading(name: str, width: int = HEADING_WIDTH) -> str:

@@ -16,83 +16,31 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, stdev
+from statistics import fmean
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from fedclade.core import ConfigError
-from fedclade.report import LEVEL, Ranks, new_table, rank_methods
+from fedclade.report import (
+    LEVEL,
+    Difference,
+    Ranks,
+    corrected_difference,
+    holm,
+    new_table,
+    rank_methods,
+)
 from fedclade.sweeps.tuned import TunedRun
 
 BASELINE = "fedavg"
 """Method whose costs are the unit of the other methods' costs."""
 
 TEST_TO_TRAIN = 0.2 / 0.64
-"""Number of test rows as a multiple of training rows.
+"""Number of test rows as a multiple of training rows, which all seeds of a data set share.
 
 A fifth of a client's rows is test data, and a fifth of the rest is validation data.
 """
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Difference of two methods' mean scores on one data set, over the seeds of both.
-
-    A positive number means that the first method is better.
-    """
-
-    mean: float
-    half_width: float | None
-    """Half of the 95 % interval; None with fewer than two seeds."""
-    p_value: float | None
-    """p-value of the hypothesis that the methods are equal; None with fewer than two seeds."""
-
-
-def corrected_difference(
-    differences: Sequence[float], test_to_train: float = TEST_TO_TRAIN
-) -> Difference:
-    """Return the mean of paired differences with the corrected resampled t-test.
-
-    The variance of the mean of n differences is estimated as (1/n + test_to_train) times their
-    variance, instead of 1/n times, since all seeds share the same rows.
-
-    Parameters
-    ----------
-    differences
-        Difference of the two methods' scores for each seed.
-    test_to_train
-        Number of test rows as a multiple of training rows.
-    """
-    mean = fmean(differences)
-    n = len(differences)
-    if n < 2:
-        return Difference(mean, None, None)
-    from scipy.stats import t  # imported here because the import is slow
-
-    error = stdev(differences) * math.sqrt(1 / n + test_to_train)
-    half_width = float(t.ppf(0.975, n - 1)) * error
-    if error == 0:
-        return Difference(mean, 0.0, 1.0 if mean == 0 else 0.0)
-    return Difference(mean, half_width, 2 * float(t.sf(abs(mean) / error, n - 1)))
-
-
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return p-values that are corrected for the number of tests by Holm's procedure.
-
-    The smallest of n p-values is multiplied by n, the next one by n - 1, and so on; no corrected
-    p-value is smaller than the one before, or larger than 1 (Holm 1979).
-
-    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
-    {'a': 0.03, 'c': 0.06, 'b': 0.06}
-    """
-    corrected: dict[str, float] = {}
-    largest = 0.0
-    ordered = sorted(p_values.items(), key=lambda item: item[1])
-    for place, (name, p_value) in enumerate(ordered):
-        largest = max(largest, min(1.0, (len(ordered) - place) * p_value))
-        corrected[name] = largest
-    return corrected
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +122,7 @@ class SetResults:
         """Return how much better a method is than another one; None if they share no seed."""
         own, others = self.scores(method), self.scores(other)
         pairs = [self.sign * (own[seed] - others[seed]) for seed in sorted(own.keys() & others)]
-        return corrected_difference(pairs) if pairs else None
+        return corrected_difference(pairs, TEST_TO_TRAIN) if pairs else None
 
     @cached_property
     def p_values(self) -> Mapping[str, float]:

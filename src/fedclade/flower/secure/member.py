@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
-from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from torch import Tensor
 
 from fedclade.core import FedcladeError, UpdateError, Updates
 from fedclade.flower import wire
+from fedclade.flower.flwr_internals import create_shares
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure import adverts as advertising
 from fedclade.flower.secure.adverts import Advert, digest_of_list

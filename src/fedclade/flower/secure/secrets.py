@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import UpdateError
+from fedclade.flower.flwr_internals import combine_shares
 from fedclade.flower.secure.encoding import DIGEST_BYTES, digest, encode, transcript
 from fedclade.flower.secure.rotation import Rotation
 
