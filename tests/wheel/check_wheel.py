@@ -28,6 +28,8 @@ from packaging.utils import parse_sdist_filename, parse_wheel_filename
 ROOT = Path(__file__).parents[2]
 MARKER = "<!-- test: wheel -->"
 """Where a page has it, the commands are those of the first block after it, else those of its first block."""
+RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
+"""A link of a README that only the repository can follow."""
 LONGEST = 10
 """Lines that lead from pip to a report are fewer."""
 LARGEST = 2_000_000
@@ -71,6 +73,7 @@ LIBRARY = Distribution(
         "LICENSE",
         "README.md",
         "SECURITY.md",
+        "hatch_build.py",
         "pyproject.toml",
     ),
     folders=frozenset({"configs", "examples", "src"}),
@@ -80,7 +83,7 @@ PAPERS = Distribution(
     ROOT / "packages/fedclade-papers",
     "fedclade_papers",
     in_wheel=("fedclade_papers/py.typed", "fedclade_papers/cfl/experiments.toml"),
-    in_sources=("LICENSE", "README.md", "pyproject.toml"),
+    in_sources=("LICENSE", "README.md", "hatch_build.py", "pyproject.toml"),
     folders=frozenset({"src"}),
 )
 
@@ -159,6 +162,11 @@ def check_metadata(distribution: Distribution, wheel: Path, sources: Path, tag: 
         metadata[0].description_content_type == "text/markdown", "the description is not Markdown"
     )
     check(not tag or str(version) == tag, f"the version is {version}, and the tag {tag}")
+    relative = RELATIVE_LINK.findall(metadata[0].description or "")
+    check(
+        not tag or not relative,
+        f"a package index cannot follow the links {relative[:3]}: set FEDCLADE_REPOSITORY_URL",
+    )
     extras = set(metadata[0].provides_extra or [])
     check(distribution.extras <= extras, f"extras are {extras}")
 
