@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 
 from fedclade.core import FedcladeError
 from tests.docs import setups
-from tests.docs.blocks import PAGES, Block, blocks_in, blocks_of
+from tests.docs.blocks import PAGES, ROOT, Block, blocks_in, blocks_of
 from tests.docs.configs import check_toml
 from tests.docs.shell import commands
 from tests.docs.story import agrees, check_printed, reading_in
@@ -28,6 +29,15 @@ def check_shell(text: str) -> None:
         check_command(command)
 
 
+def check_diff(text: str) -> None:
+    """Check that a diff still fits to the files of the repository."""
+    command = ["git", "apply", "--check", "--recount", "-"]
+    done = subprocess.run(
+        command, cwd=ROOT, input=text, capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stderr
+
+
 def check_braces(text: str) -> None:
     assert re.sub(r"[^{}]", "", text).count("{") == text.count("}")
 
@@ -37,7 +47,9 @@ LANGUAGES: Mapping[str, Callable[[str], object]] = {
     "console": lambda text: check_shell(
         "\n".join(re.findall(r"^\$ (.*)", text, flags=re.MULTILINE))
     ),
+    "diff": check_diff,
     "json": json.loads,
+    "markdown": lambda text: None,
     "nginx": check_braces,
     "python": ast.parse,
     "sh": check_shell,
@@ -88,6 +100,7 @@ WRONG = [
     ("toml", "[local]\nspeed = 3", "speed"),
     ("toml", '[project.entry-points."fedclade.teas"]\nx = "y:z"', "no group of entry points"),
     ("python", "1 +", "invalid syntax"),
+    ("diff", "--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-no such line\n+x\n", "README.md"),
     ("json", "{,}", "property name"),
 ]
 

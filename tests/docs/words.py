@@ -39,7 +39,7 @@ from tests.docs.blocks import ROOT
 
 LET_THROUGH = {
     *("cat", "cd", "chmod", "cp", "echo", "export", "mkdir", "sleep"),
-    *("openssl", "pytest", "ray", "scontrol", "sh", "ssh", "ssh-keygen", "twine"),
+    *("openssl", "pytest", "sed", "ray", "scontrol", "sh", "ssh", "ssh-keygen", "twine"),
 }
 """Words of other programs, which no test knows the options of."""
 
