@@ -15,11 +15,12 @@ from tests.docs.blocks import ROOT, Block, blocks_in
 
 COPIED = ("benchmarks", "configs", "docs", "examples", "packages", "results", "src", "tests")
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+STARTS = re.split(
+    r"^### Worked example: a (.*)\n", TEXT.partition("\n## Principles")[0], flags=re.MULTILINE
+)
 EXAMPLES = {
     name: [*blocks_in("CONTRIBUTING.md", section)]
-    for name, section in re.findall(
-        r"^### Worked example: a (.*)\n((?:.*\n)+?)(?=^##)", TEXT, flags=re.MULTILINE
-    )
+    for name, section in zip(STARTS[1::2], STARTS[2::2], strict=True)
 }
 
 
