@@ -68,6 +68,8 @@ def check(block: Block, folder: Path) -> None:
     checked = LANGUAGES[block.language]
     if block.language == "toml" and "parse" in block.marks:
         checked = tomllib.loads
+    if block.language == "sh" and "example" in block.marks:
+        checked = commands  # they name what the example adds
     with reading_in(folder) as patch:
         if (name := block.marks.get("setup")) and not {"run", "slow"} & set(block.marks):
             getattr(setups, name)({}, patch)
