@@ -53,7 +53,7 @@ wheel: install  ## build the wheels, and use them in an environment that has not
 
 sbom: install  ## list what fedclade[all] installs, with licences, in sbom.cdx.json (CycloneDX)
 	rm -rf build/sbom && $(PYTHON) -m venv build/sbom/all && $(PYTHON) -m venv build/sbom/tool
-	build/sbom/all/bin/python -m pip install --quiet -c constraints.txt ".[all]"
+	build/sbom/all/bin/python -m pip install --quiet --constraint=constraints.txt ".[all]"
 	build/sbom/tool/bin/python -m pip install --quiet $(CYCLONEDX)
 	build/sbom/tool/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library \
 		--output-reproducible --output-file sbom.cdx.json build/sbom/all/bin/python

@@ -1,9 +1,10 @@
 """Build the wheels and source archives, and use the wheels as a newcomer does: in an environment with nothing else.
 
 `python tests/wheel/check_wheel.py`, or `make wheel`. In turn: the archives of fedclade and of fedclade-papers are
-built; their metadata and contents are what a package index and a user expect; the core alone works, and says what needs
-which extra (``core_only.py``); the wheels of ``examples/plugins`` run beside it; with fedclade-papers added,
-``fedclade reproduce`` works; with ``[report]`` added, the first shell commands of docs/quick-start.md lead to a report.
+built; their metadata and contents are what a package index and a user expect; the Python of the README runs; the core
+alone works, and says what needs which extra (``core_only.py``); the wheels of ``examples/plugins`` run beside it; with
+fedclade-papers added, ``fedclade reproduce`` works; with ``[report]`` added, the first shell commands of
+docs/quick-start.md lead to a report.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ def main() -> None:
         wheel = checked_wheel(LIBRARY, out, tag)
         papers = checked_wheel(PAPERS, out, tag)
         python = environment_with(wheel, work / "environment")
+        first_run(python, folder(work / "first"))
         step("use the core")
         run([python, ROOT / "tests/wheel/core_only.py"], folder(work / "core"))
         run([python.with_name("fedclade"), "--version"], work)
@@ -206,6 +208,17 @@ def environment_with(wheel: Path, where: Path) -> Path:
     python = where / "bin/python"
     run([python, "-m", "pip", "install", wheel], where)
     return python
+
+
+def first_run(python: Path, work: Path) -> None:
+    """Run the first Python of the README, which leaves a run folder."""
+    step("run the Python of the README")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    if block is None:
+        sys.exit("check_wheel.py: README.md has no Python")
+    run([python, "-c", block[1]], work, quiet=True)
+    check((work / "runs/first/summary.json").is_file(), "the README's run has left no summary")
 
 
 def use_plugins(python: Path, work: Path) -> None:
