@@ -6,11 +6,13 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 COMPOSE := docker compose -f containers/compose.yaml --profile monitoring
+# Writes the list of packages of a release. It has an environment of its own, since nothing else needs it.
+CYCLONEDX := cyclonedx-bom==7.5.0
 
 # Containers often forbid Python to keep what it has compiled; then each of the many processes would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo federation containers test test-all check docs wheel format clean
+.PHONY: help install demo federation containers test test-all check docs wheel sbom format clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +66,13 @@ docs: install  ## the site, in site/; a warning is an error; with FEDCLADE_DOCS_
 
 wheel: install  ## build the wheels, and use them in an environment that has nothing else
 	$(BIN)/python tests/wheel/check_wheel.py $(ARGUMENTS)
+
+sbom: install  ## list what fedclade[all] installs, with licences, in sbom.cdx.json (CycloneDX)
+	rm -rf build/sbom && $(PYTHON) -m venv build/sbom/all && $(PYTHON) -m venv build/sbom/tool
+	build/sbom/all/bin/python -m pip install --quiet --constraint=constraints.txt ".[all]"
+	build/sbom/tool/bin/python -m pip install --quiet $(CYCLONEDX)
+	build/sbom/tool/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library \
+		--output-reproducible --output-file sbom.cdx.json build/sbom/all/bin/python
 
 format: install  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections import Counter
 from importlib.metadata import entry_points, version
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ from fedclade_papers.command import reproduce
 from fedclade_papers.result import Result
 
 ROOT = Path(__file__).parents[1]
+_hook = spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+assert _hook is not None
+assert _hook.loader is not None
+_module = module_from_spec(_hook)
+_hook.loader.exec_module(_module)
+with_absolute_links = _module.with_absolute_links
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAPERS = tomllib.loads((ROOT / "packages/fedclade-papers/pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -60,6 +67,57 @@ def test_both_distributions_have_the_same_version_python_licence_and_lower_bound
     library, *others = PAPERS["dependencies"]
     assert Requirement(library).specifier.contains(PROJECT["version"])
     assert set(others) <= set(PROJECT["dependencies"])
+
+
+def test_both_distributions_have_the_same_hook_for_their_readme():
+    hooks = [path / "hatch_build.py" for path in (ROOT, ROOT / "packages/fedclade-papers")]
+    assert hooks[0].read_bytes() == hooks[1].read_bytes()
+    for project in (PROJECT, PAPERS):
+        assert project["dynamic"] == ["readme", "urls"]
+
+
+@pytest.mark.parametrize("folder", ["", "packages/fedclade-papers"])
+def test_the_links_of_a_readme_lead_to_files_of_the_repository_at_the_tag(folder: str):
+    text = (ROOT / folder / "README.md").read_text(encoding="utf-8")
+    url = "https://example.org/fedclade"
+    written = with_absolute_links(text, url, "v1.2.3", folder)
+    links = re.findall(r"\]\(([^)\s]+)\)", written)
+    assert len(links) == len(re.findall(r"\]\(([^)\s]+)\)", text)) > 0
+    for link in links:
+        assert link.startswith("https://")
+        if link.startswith(url):
+            path = re.fullmatch(rf"{url}/(?:blob|raw)/v1\.2\.3/([^#]+)(?:#.+)?", link)
+            assert path, link
+            assert (ROOT / path[1]).exists(), link
+
+
+def test_an_image_of_a_readme_is_the_raw_file_and_other_links_stay():
+    text = "![a](docs/a.png) [b](b.md#c) [d](https://e.org) [f](#g)"
+    assert with_absolute_links(text, "https://h.org/x", "v1", "") == (
+        "![a](https://h.org/x/raw/v1/docs/a.png) [b](https://h.org/x/blob/v1/b.md#c) "
+        "[d](https://e.org) [f](#g)"
+    )
+
+
+def test_every_version_of_the_changelog_has_a_summary():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    title, *versions = re.split(r"^## ", text, flags=re.MULTILINE)
+    assert title.startswith("# Changelog")
+    for entry in versions:
+        heading, summary = entry.partition("\n### ")[0].split("\n", 1)
+        assert re.match(r"\d+\.\d+\.\d+ \((\d{4}-\d\d-\d\d|not released yet)\)$", heading), heading
+        assert len(summary.split()) > 20, heading
+    assert versions[0].startswith(PROJECT["version"])
+
+
+def test_a_release_is_signed_before_it_is_published_without_a_password():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    signing = [step.get("uses", "").split("@")[0] for step in jobs["sign"]["steps"]]
+    assert signing[-2:] == ["actions/attest-build-provenance", "actions/attest-sbom"]
+    assert jobs["sign"]["permissions"] == {"attestations": "write", "id-token": "write"}
+    assert jobs["publish"]["needs"] == "sign"
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert "password" not in str(jobs["publish"])
 
 
 def test_the_command_reproduce_is_an_entry_point_of_the_papers():

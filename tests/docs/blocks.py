@@ -9,6 +9,7 @@ name. A comment on the line before a block, such as ``<!-- test: slow, setup = f
 ``slow``           as ``run``, but only in the slow tests; with everything that needs it
 ``parse``          Python, or TOML that is not fedclade's, is only parsed
 ``setup = NAME``   first, the function of that name in ``setups.py`` makes what the reader is told to have
+``example``        a part of a worked example, which ``test_worked_examples.py`` applies and runs
 ``prints``         a text is what the block before it prints; it is as slow; ``prints = COMMAND``: what this prints
 ================== =====================================================================================================
 """
@@ -34,7 +35,7 @@ PAGES = sorted(
     )
     for path in ROOT.glob(pattern)
 )
-MARKS = ("run", "slow", "parse", "setup", "prints")
+MARKS = ("run", "slow", "parse", "setup", "prints", "example")
 FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})(.*)$")
 TITLE = re.compile(r'title="([^"]+)"')
 COMMENT = re.compile(r"<!-- test: (.*) -->")

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedclade
@@ -31,6 +32,17 @@ def plugins(names: Names, patch: pytest.MonkeyPatch) -> None:
     """Have the packages of ``examples/plugins`` as if they were installed."""
     for project in (ROOT / "examples" / "plugins").glob("*/pyproject.toml"):
         _install(project.parent, patch)
+
+
+def pfllib(names: Names, patch: pytest.MonkeyPatch) -> None:
+    """Have files as PFLlib writes them, of three clients."""
+    draw = np.random.default_rng(0)
+    for part, rows in (("train", 30), ("test", 10)):
+        folder = Path("dataset/MNIST", part)
+        folder.mkdir(parents=True)
+        for client in range(3):
+            content = {"x": draw.normal(size=(rows, 1, 28, 28)), "y": np.arange(rows) % 10}
+            np.savez_compressed(folder / f"{client}.npz", data=content)
 
 
 def _install(package: Path, patch: pytest.MonkeyPatch) -> None:

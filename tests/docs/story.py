@@ -52,6 +52,8 @@ class Story:
 
 def runs(block: Block) -> bool:
     """Whether a block does something in the story of its page, rather than being only looked at."""
+    if "example" in block.marks:
+        return False
     ran = block.language in SHELLS and ("run" in block.marks or block.is_slow)
     python = block.language == "python" and "parse" not in block.marks
     return ran or python or block.file is not None or "prints" in block.marks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 
 from fedclade.core import FedcladeError
 from tests.docs import setups
-from tests.docs.blocks import PAGES, Block, blocks_in, blocks_of
+from tests.docs.blocks import PAGES, ROOT, Block, blocks_in, blocks_of
 from tests.docs.configs import check_toml
 from tests.docs.shell import commands
 from tests.docs.story import agrees, check_printed, reading_in
@@ -26,6 +27,15 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 def check_shell(text: str) -> None:
     for command in commands(text):
         check_command(command)
+
+
+def check_diff(text: str) -> None:
+    """Check that a diff still fits to the files of the repository."""
+    command = ["git", "apply", "--check", "--recount", "-"]
+    done = subprocess.run(
+        command, cwd=ROOT, input=text, capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stderr
 
 
 def check_braces(text: str) -> None:
@@ -44,6 +54,7 @@ LANGUAGES: Mapping[str, Callable[[str], object]] = {
     ),
     "diff": check_diff,
     "json": json.loads,
+    "markdown": lambda text: None,
     "nginx": check_braces,
     "python": ast.parse,
     "sh": check_shell,
@@ -62,6 +73,8 @@ def check(block: Block, folder: Path) -> None:
     checked = LANGUAGES[block.language]
     if block.language == "toml" and "parse" in block.marks:
         checked = tomllib.loads
+    if block.language == "sh" and "example" in block.marks:
+        checked = commands  # they name what the example adds
     with reading_in(folder) as patch:
         if (name := block.marks.get("setup")) and not {"run", "slow"} & set(block.marks):
             getattr(setups, name)({}, patch)
@@ -94,6 +107,7 @@ WRONG = [
     ("toml", "[local]\nspeed = 3", "speed"),
     ("toml", '[project.entry-points."fedclade.teas"]\nx = "y:z"', "no group of entry points"),
     ("python", "1 +", "invalid syntax"),
+    ("diff", "--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-no such line\n+x\n", "README.md"),
     ("json", "{,}", "property name"),
 ]
 

@@ -1,9 +1,10 @@
 """Build the wheels and source archives, and use the wheels as a newcomer does: in an environment with nothing else.
 
 `python tests/wheel/check_wheel.py`, or `make wheel`. In turn: the archives of fedclade and of fedclade-papers are
-built; their metadata and contents are what a package index and a user expect; the core alone works, and says what needs
-which extra (``core_only.py``); the wheels of ``examples/plugins`` run beside it; with fedclade-papers added,
-``fedclade reproduce`` works; with ``[report]`` added, the first shell commands of docs/quick-start.md lead to a report.
+built; their metadata and contents are what a package index and a user expect; the Python of the README runs; the core
+alone works, and says what needs which extra (``core_only.py``); the wheels of ``examples/plugins`` run beside it; with
+fedclade-papers added, ``fedclade reproduce`` works; with ``[report]`` added, the first shell commands of
+docs/quick-start.md lead to a report.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from packaging.utils import parse_sdist_filename, parse_wheel_filename
 ROOT = Path(__file__).parents[2]
 MARKER = "<!-- test: wheel -->"
 """Where a page has it, the commands are those of the first block after it, else those of its first block."""
+RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
+"""A link of a README that only the repository can follow."""
 LONGEST = 10
 """Lines that lead from pip to a report are fewer."""
 LARGEST = 2_000_000
@@ -71,6 +74,7 @@ LIBRARY = Distribution(
         "LICENSE",
         "README.md",
         "SECURITY.md",
+        "hatch_build.py",
         "pyproject.toml",
     ),
     folders=frozenset({"configs", "examples", "src"}),
@@ -80,7 +84,7 @@ PAPERS = Distribution(
     ROOT / "packages/fedclade-papers",
     "fedclade_papers",
     in_wheel=("fedclade_papers/py.typed", "fedclade_papers/cfl/experiments.toml"),
-    in_sources=("LICENSE", "README.md", "pyproject.toml"),
+    in_sources=("LICENSE", "README.md", "hatch_build.py", "pyproject.toml"),
     folders=frozenset({"src"}),
 )
 
@@ -107,6 +111,7 @@ def main() -> None:
         wheel = checked_wheel(LIBRARY, out, tag)
         papers = checked_wheel(PAPERS, out, tag)
         python = environment_with(wheel, work / "environment")
+        first_run(python, folder(work / "first"))
         step("use the core")
         run([python, ROOT / "tests/wheel/core_only.py"], folder(work / "core"))
         run([python.with_name("fedclade"), "--version"], work)
@@ -159,6 +164,11 @@ def check_metadata(distribution: Distribution, wheel: Path, sources: Path, tag: 
         metadata[0].description_content_type == "text/markdown", "the description is not Markdown"
     )
     check(not tag or str(version) == tag, f"the version is {version}, and the tag {tag}")
+    relative = RELATIVE_LINK.findall(metadata[0].description or "")
+    check(
+        not tag or not relative,
+        f"a package index cannot follow the links {relative[:3]}: set FEDCLADE_REPOSITORY_URL",
+    )
     extras = set(metadata[0].provides_extra or [])
     check(distribution.extras <= extras, f"extras are {extras}")
 
@@ -198,6 +208,17 @@ def environment_with(wheel: Path, where: Path) -> Path:
     python = where / "bin/python"
     run([python, "-m", "pip", "install", wheel], where)
     return python
+
+
+def first_run(python: Path, work: Path) -> None:
+    """Run the first Python of the README, which leaves a run folder."""
+    step("run the Python of the README")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    if block is None:
+        sys.exit("check_wheel.py: README.md has no Python")
+    run([python, "-c", block[1]], work, quiet=True)
+    check((work / "runs/first/summary.json").is_file(), "the README's run has left no summary")
 
 
 def use_plugins(python: Path, work: Path) -> None:

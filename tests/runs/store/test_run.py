@@ -295,15 +295,15 @@ def test_the_tree_of_1000_clients_with_600000_parameters_and_sketches_of_1024_is
     assert torch.equal(read_tree(tmp_path / "tree").nodes[6].cached[7], sketch.apply(one[0]))
 
 
-FORMAT_1 = Path(__file__).parent / "format-1"
+FORMAT_1 = Path(__file__).parents[2] / "data" / "old_runs" / "format-1"
 SUM_OF_ITS_ROOT = 1.7563740517944098
 
 
 def test_a_folder_of_format_1_is_read_correctly():
-    """``tests/runs/store/format-1`` was made by the last commit that wrote format 1, with
+    """``tests/data/old_runs/format-1`` was made by the last commit that wrote format 1, with
 
     ``simulate(CFL(eps2=1e-3, split_rounds=(2,)), linear(), federation_of([0, 1, 0, 1]),
-    local=LocalTraining(batch_size=10), rounds=3, engine="loop").save("tests/runs/store/format-1")``.
+    local=LocalTraining(batch_size=10), rounds=3, engine="loop").save("tests/data/old_runs/format-1")``.
     """
     run = Run.load(FORMAT_1)
     assert (run.summary["format"], run.summary["rounds"], run.config["seed"]) == (1, 3, 0)
