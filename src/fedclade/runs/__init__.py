@@ -40,6 +40,7 @@ from fedclade.runs.history import (
 )
 from fedclade.runs.models import (
     Maker,
+    decide_network_stream,
     decide_stream,
     initial_models,
     model_name,
@@ -147,6 +148,7 @@ __all__ = [
     "column_of",
     "counting",
     "data_frame",
+    "decide_network_stream",
     "decide_stream",
     "diverged_clients",
     "evaluate",
