@@ -355,10 +355,7 @@ def _scale_down(updates: Updates, factors: Tensor) -> Updates:
         by = factors[row].to(deltas)
         deltas[row, :D] *= by[0]
         deltas[row, D:] *= by[1]
-    return updates.with_columns(
-        norms=updates.norms * of_parameters,
-        shortened=of_parameters,
-    )
+    return updates.with_columns(norms=updates.norms * of_parameters, shortened=of_parameters)
 
 
 def _continues_own_models(query: TrainQuery) -> bool:

@@ -756,7 +756,9 @@ class GridClients(Workers):
         # the query's clients, grouped by the model from which they started: the updates of a
         # cluster then follow each other, and the cluster need not copy them.
         if sink is None:
-            by_model = sorted(zip(query.models.start, range(len(query.ids)), query.ids, strict=True))
+            by_model = sorted(
+                zip(query.models.start, range(len(query.ids)), query.ids, strict=True)
+            )
             place_of = {client: place for place, (*_, client) in enumerate(by_model)}
             buffer = UpdateBuffer(len(query.ids), length, query.models.vectors)
             for client, reply in replies:

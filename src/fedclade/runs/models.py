@@ -77,9 +77,7 @@ def decide_network_stream(
     )
     is_large = max(joined, EXPECTED_CLIENTS) * bytes_each > LARGEST_STORED
     whenever_possible = is_large and not compares
-    return decide_stream(
-        settings, algorithm, joined * bytes_each, budget, remote=whenever_possible
-    )
+    return decide_stream(settings, algorithm, joined * bytes_each, budget, remote=whenever_possible)
 
 
 def decide_stream(

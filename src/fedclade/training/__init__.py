@@ -14,7 +14,12 @@ from fedclade.training.batch_rule import smallest_batch_for
 from fedclade.training.clients import SimulatedClients
 from fedclade.training.input_hooks import unpack_inputs, with_hooks_for, with_input_hooks
 from fedclade.training.jobs import PrivateSteps
-from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
+from fedclade.training.memory import (
+    default_memory,
+    memory_bytes,
+    return_freed_memory,
+    updates_at_once,
+)
 from fedclade.training.remote import Actors, Cluster, RayClients, Setup, actors_from, here, taken_by
 from fedclade.training.row_scores import INTERVAL_KINDS, ClientRows
 from fedclade.training.store import OPTIMIZER, OWN_MODEL, PERSONAL, ClientStore
@@ -44,6 +49,7 @@ __all__ = [
     "here",
     "memory_bytes",
     "note_unsent_buffers",
+    "return_freed_memory",
     "smallest_batch_for",
     "taken_by",
     "unpack_inputs",
