@@ -253,3 +253,13 @@ def test_texts_of_others_are_cut_and_cleaned():
 def test_a_local_training_goes_there_and_back():
     spec = LocalTraining(epochs=3, lr=0.25, clip_norm=2.0)
     assert LocalTraining(**Content({"spec": wire.to_json(spec)}).json("spec")) == spec
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_vector_may_have_the_memory_of_its_message(copies, recwarn: pytest.WarningsRecorder):
+    data = np.arange(3, dtype="<f4").tobytes()
+    vector = wire.read_vector(data, (3,), torch.float32, "a model", copies=copies)
+    assert vector.tolist() == [0, 1, 2]
+    shares = np.shares_memory(vector.numpy(), np.frombuffer(data, np.uint8))
+    assert shares is (not copies)
+    assert not recwarn.list
