@@ -52,6 +52,7 @@ from fedclade.core.local import LocalTraining
 from fedclade.flower import LocalNode, Network, client_app, federate
 from fedclade.flower.local_grid import LocalGrid
 from fedclade.models import build_model
+from fedclade.runs.settings import Stream
 
 CLIENTS, HIDDEN, ROUNDS = 60, 629, 5
 CLIENT_HIDDEN, CLIENT_EXAMPLES = 6290, 30
@@ -73,7 +74,7 @@ class Case:
     """One run of a server: the method, and whether the server stores all updates."""
 
     method: Callable[[], Algorithm]
-    stream: bool | str
+    stream: Stream
     sketches: int = 0  # numbers of a sketch; 0 to compare whole updates
 
 
@@ -159,7 +160,7 @@ class FlowerClients:
     def __call__(self, message: Message, context: Context) -> Message:
         """Reply to a message with a model of the client's own, or with a loss."""
         start = process_time()
-        content = {"metrics": MetricRecord({"num-examples": 100, "loss": 1.0})}
+        content: dict[str, Any] = {"metrics": MetricRecord({"num-examples": 100, "loss": 1.0})}
         if message.metadata.message_type == "train":
             client = int(context.node_config["partition-id"])
             update = self._scripted._update(client)  # pyright: ignore[reportPrivateUsage]
@@ -259,7 +260,7 @@ def replay_messages(encoding: str, hidden: int, folder: str, count: int) -> Meas
     before = reset_peak()
     app = app_of(encoding, hidden)
     with tempfile.TemporaryDirectory() as own_folder:
-        node = {"partition-id": 0, "folder": own_folder}
+        node: dict[str, Any] = {"partition-id": 0, "folder": own_folder}
         context = Context(1, 1, node, RecordDict(), {})
         for place in range(count):
             message = read_message(Path(folder, f"{place}.message"))
