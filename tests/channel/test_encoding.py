@@ -16,6 +16,7 @@ from fedclade.channel.encoding import (
     BLOCK,
     DENSE_ENCODINGS,
     ENCODINGS,
+    PIECE,
     SPARSITY,
     ErrorFeedback,
     decode,
@@ -267,3 +268,20 @@ def test_one_update_that_is_not_finite_does_not_spoil_the_next():
         1,
         -1,
     ]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("further", [0, 1, BLOCK + 1])
+def test_the_pieces_of_a_long_update_are_encoded_as_updates_of_their_own(encoding, further):
+    vector = drawn(0, 2 * PIECE + further + 5)  # of which 5 are buffers
+    received = there_and_back(vector, encoding, len(vector) - 5)
+    pieces = [there_and_back(piece, encoding) for piece in vector[:-5].split(PIECE)]
+    assert torch.equal(received, torch.cat([*pieces, vector[-5:]]))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_residual_of_a_long_update_is_all_that_was_lost(encoding):
+    vector = drawn(1, PIECE + 3)
+    feedback = ErrorFeedback(encoding, len(vector), len(vector))
+    feedback.encode(vector)
+    assert torch.equal(feedback.residual, vector - there_and_back(vector, encoding))

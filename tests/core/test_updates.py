@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedclade.core.errors import UpdateError
-from fedclade.core.updates import CONVERTED_AT_A_TIME, Sums, Updates, row_norms
+from fedclade.core.updates import CONVERTED_AT_A_TIME, LONGEST_CONVERTED, Sums, Updates, row_norms
 
 
 def received(deltas, ids=(4, 7), number=3) -> Updates:
@@ -103,11 +103,43 @@ def test_norms_are_of_the_parameters_alone():
     assert updates.norms.dtype == torch.float64
 
 
-@pytest.mark.parametrize("columns", [1, 3, CONVERTED_AT_A_TIME // 2 - 1, CONVERTED_AT_A_TIME + 1])
+@pytest.mark.parametrize(
+    "columns", [1, 3, CONVERTED_AT_A_TIME // 2 - 1, CONVERTED_AT_A_TIME + 1, LONGEST_CONVERTED + 3]
+)
 def test_row_norms_are_exact_however_long_the_rows(columns):
-    rows = torch.randn(5, columns, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(5, columns, generator=generator)
     expected = rows.double().square().sum(1).sqrt()
     torch.testing.assert_close(row_norms(rows), expected, rtol=1e-12, atol=0)
+    centre = torch.randn(columns, generator=generator)
+    distances = (rows - centre).double().square().sum(1).sqrt()
+    torch.testing.assert_close(row_norms(rows, centre), distances, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 9])
+def test_row_norms_have_the_bits_of_the_norms_of_single_rows(rows):
+    matrix = torch.randn(rows, CONVERTED_AT_A_TIME // 4, generator=torch.Generator().manual_seed(0))
+    each = [torch.linalg.vector_norm(row.double()[None], dim=1) for row in matrix]
+    assert torch.equal(row_norms(matrix), torch.cat(each))
+
+
+def test_there_may_be_no_rows_to_measure():
+    assert row_norms(torch.zeros(0, 3)).tolist() == []
+    assert row_norms(torch.zeros(0, 3), torch.ones(3)).tolist() == []
+
+
+def test_selected_rows_are_copied_only_if_others_lie_between_them():
+    deltas = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    updates = Updates.received((0, 1, 2), [10, 10, 10], deltas, 2, torch.zeros(3), 1)
+    assert updates.deltas is not None
+    behind = updates.select([1, 2])
+    assert behind.required_deltas.tolist() == [[3, 4], [5, 6]]
+    assert behind.required_deltas.data_ptr() == updates.deltas[1:].data_ptr()
+    apart = updates.select([0, 2])
+    assert apart.required_deltas.tolist() == [[1, 2], [5, 6]]
+    assert apart.required_deltas.data_ptr() != updates.deltas.data_ptr()
+    turned = updates.select([2, 1])
+    assert turned.required_deltas.tolist() == [[5, 6], [3, 4]]
 
 
 def test_rows_without_entries_have_norm_zero():

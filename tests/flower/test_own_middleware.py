@@ -43,3 +43,21 @@ def test_it_changes_updates_at_either_end():
     for where in ("of_clients", "of_server"):
         doubled = model_of(**{where: [Doubling()]})
         torch.testing.assert_close(doubled - initial, 2 * moved)
+
+
+class Restarting(Middleware):
+    """Lets clients train from a model of zeros, which it writes into the received model."""
+
+    queries = (TrainQuery,)
+
+    def before(self, query):
+        query.models.vectors.zero_()
+        return query
+
+
+def test_it_may_change_a_received_model_in_place():
+    initial = model_of(of_server=[Freezing()])
+    from_zeros = model_of(of_clients=[Restarting()])
+    assert torch.isfinite(from_zeros).all()
+    assert not torch.equal(from_zeros, initial)  # as no update would come if the message changed
+    assert not torch.equal(from_zeros, model_of())

@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from fedclade.flower.grid_clients import UpdateBuffer
+from fedclade.flower.exchange import AT_ONCE
+from fedclade.flower.grid_clients import LARGEST_BUFFER, UpdateBuffer, streamed_at_once
 from fedclade.flower.replies import UpdateReply
 
 MODELS = torch.zeros(1, 3)
@@ -69,3 +70,19 @@ def test_losses_that_clients_keep_to_themselves_are_nan_and_no_reason_to_leave_t
     assert updates.ids == (10, 30)
     assert math.isnan(updates.losses[0])
     assert updates.losses[1] == 0.5
+
+
+def test_rows_without_an_update_are_closed_up_in_place():
+    buffer = UpdateBuffer(4, 3, MODELS)
+    buffer.put(40, answer(4.0), 3)
+    buffer.put(20, answer(2.0), 1)
+    updates = buffer.checked(PARAMETERS, 1)
+    assert updates.ids == (20, 40)
+    assert updates.required_deltas.tolist() == [[2.0] * 3, [4.0] * 3]
+
+
+def test_a_stream_collects_few_updates_and_few_bytes():
+    assert streamed_at_once(0) == AT_ONCE
+    assert streamed_at_once(LARGEST_BUFFER // AT_ONCE) == AT_ONCE
+    assert streamed_at_once(LARGEST_BUFFER // 3) == 3
+    assert streamed_at_once(10 * LARGEST_BUFFER) == 1

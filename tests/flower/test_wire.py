@@ -307,3 +307,13 @@ def test_a_model_is_hashed_once_for_all_messages_that_contain_it(monkeypatch: py
         content = wire.record({"what": "train"}, {"model": arrays[node % 2]})
         assert Message(content, node, "train").object_id
     assert sum(size > 5000 for size in hashed) == 2  # one chunk for each model
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_vector_may_have_the_memory_of_its_message(copies, recwarn: pytest.WarningsRecorder):
+    data = np.arange(3, dtype="<f4").tobytes()
+    vector = wire.read_vector(data, (3,), torch.float32, "a model", copies=copies)
+    assert vector.tolist() == [0, 1, 2]
+    shares = np.shares_memory(vector.numpy(), np.frombuffer(data, np.uint8))
+    assert shares is (not copies)
+    assert not recwarn.list

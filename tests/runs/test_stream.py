@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from fedclade import CFL, Aggregation, FedAvg, LocalTraining, Signature
+from fedclade import CFL, IFCA, Aggregation, FedAvg, LocalTraining, Signature
 from fedclade.algorithms import Algorithm
 from fedclade.channel import CentralPrivacy
-from fedclade.runs.models import decide_stream
+from fedclade.runs.models import (
+    EXPECTED_CLIENTS,
+    LARGEST_STORED,
+    decide_network_stream,
+    decide_stream,
+)
 from fedclade.runs.settings import RunSettings
 
 BUDGET = 4000
@@ -86,3 +91,35 @@ def test_the_warning_says_how_much_there_is_and_how_much_there_may_be(
         "the updates of all clients take 3.0 GB of memory, but the run is limited to 2.0 GB"
         in caplog.text
     )
+
+
+LARGE = LARGEST_STORED // EXPECTED_CLIENTS + 1
+"""Bytes of an update above which the server of a network streams, with few clients."""
+
+
+@pytest.mark.parametrize(
+    ("streams", "algorithm", "settings", "joined", "bytes_each"),
+    [
+        pytest.param(True, FedAvg(), {}, 2, LARGE, id="large-updates"),
+        pytest.param(False, FedAvg(), {}, 2, LARGE - 1, id="small-updates"),
+        pytest.param(True, FedAvg(), {}, 2 * EXPECTED_CLIENTS, LARGE - 1, id="many-clients"),
+        pytest.param(True, CFL(), PROJECTED, 2, LARGE, id="projections"),
+        pytest.param(False, CFL(), {}, 2, LARGE, id="whole-updates-are-compared"),
+        pytest.param(False, FedAvg(), {"stream": False}, 2, LARGE, id="false"),
+        pytest.param(False, IFCA(clusters=2), {}, 2, LARGE, id="opposed-updates-are-left-out"),
+        pytest.param(
+            True,
+            IFCA(clusters=2),
+            {"aggregate": Aggregation(leave_out_opposed=False)},
+            2,
+            LARGE,
+            id="opposed-updates-stay",
+        ),
+    ],
+)
+def test_the_server_of_a_network_streams_large_updates(
+    streams: bool, algorithm: Algorithm, settings: dict[str, Any], joined: int, bytes_each: int
+):
+    settings = RunSettings(local=LocalTraining(), **settings)
+    found = decide_network_stream(settings, algorithm, joined, bytes_each, budget=10**12)
+    assert found is streams

@@ -27,6 +27,7 @@ decodes to entries that are all not finite, which the receiver's own check detec
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ from fedclade.core import ConfigError, UpdateError, appear, unknown, write_tenso
 
 BLOCK = 256
 """Number of parameters that share a scale: 4 bytes of scale for 256 or 512 bytes of codes."""
+
+PIECE = 2**10 * BLOCK
+"""Number of parameters that are encoded or decoded at a time, which bounds the memory in use."""
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 """Smallest scale, for a block of zeros or of numbers below float32's full precision."""
@@ -113,12 +117,17 @@ def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
     if encoding not in _CODES:
         return _bytes_of(vector)
     dtype, largest = _CODES[encoding]
-    blocks = pad(parameters, (0, -n_parameters % BLOCK)).view(-1, BLOCK)
-    scales = (blocks.abs().amax(dim=1, keepdim=True) / largest).clamp_min(_SMALLEST)
-    scaled = (blocks / scales).flatten()[:n_parameters]
-    # The cast to float16 rounds halves to even, too.
-    coded = (scaled if dtype.is_floating_point else scaled.round()).to(dtype)
-    return b"".join(map(_bytes_of, (scales.flatten(), coded, buffers)))
+    all_scales: list[bytes] = []
+    all_codes: list[bytes] = []
+    for some in parameters.split(PIECE):
+        blocks = pad(some, (0, -len(some) % BLOCK)).view(-1, BLOCK)
+        scales = (blocks.abs().amax(dim=1, keepdim=True) / largest).clamp_min(_SMALLEST)
+        scaled = (blocks / scales).flatten()[: len(some)]
+        # The cast to float16 rounds halves to even, too.
+        codes = (scaled if dtype.is_floating_point else scaled.round()).to(dtype)
+        all_scales.append(_bytes_of(scales.flatten()))
+        all_codes.append(_bytes_of(codes))
+    return b"".join([*all_scales, *all_codes, _bytes_of(buffers)])
 
 
 def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
@@ -154,12 +163,28 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
         return _decode_largest(data, size, n_parameters)
     if encoding not in _CODES:
         return _tensor_of(data, torch.float32)
+    vector = torch.empty(size, dtype=torch.float32)
+    for start, piece in _decoded_pieces(data, encoding, n_parameters):
+        vector[start : start + len(piece)] = piece
+    return vector
+
+
+def _decoded_pieces(data: bytes, encoding: str, n_parameters: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield the entries of an encoded update in pieces, each with the index of its first entry.
+
+    The encoding is ``float16`` or ``int8``, and ``data`` has the length that belongs to it.
+    """
     dtype, _ = _CODES[encoding]
+    view = memoryview(data)
     split = 4 * _count_blocks(n_parameters)
     end = split + dtype.itemsize * n_parameters
-    scales = _tensor_of(data[:split], torch.float32).repeat_interleave(BLOCK)[:n_parameters]
-    parameters = _tensor_of(data[split:end], dtype).to(torch.float32) * scales
-    return torch.cat([parameters, _tensor_of(data[end:], torch.float32)])
+    for start in range(0, n_parameters, PIECE):
+        stop = min(start + PIECE, n_parameters)
+        codes = view[split + dtype.itemsize * start : split + dtype.itemsize * stop]
+        scales = view[4 * (start // BLOCK) : 4 * _count_blocks(stop)]
+        scale = _tensor_of(scales, torch.float32).repeat_interleave(BLOCK)[: stop - start]
+        yield start, _tensor_of(codes, dtype).to(torch.float32).mul_(scale)
+    yield n_parameters, _tensor_of(view[end:], torch.float32)
 
 
 def _decode_largest(data: bytes, size: int, n_parameters: int) -> Tensor:
@@ -238,9 +263,15 @@ class ErrorFeedback:
 
     def encode(self, update: Tensor) -> bytes:
         """Encode an update ``[S]`` plus the residual as bytes, and store the new residual."""
-        meant = update.detach().to("cpu", torch.float32) + self.residual
+        # All steps are in place: a client has little memory besides its model.
+        meant = self.residual.add_(update.detach().to("cpu", torch.float32))
         data = encode(meant, self._encoding, self._n_parameters)
-        self._store_residual(meant - decode(data, len(meant), self._encoding, self._n_parameters))
+        if self._encoding not in _CODES:  # nothing is lost
+            self._store_residual(torch.zeros_like(meant))
+            return data
+        for start, piece in _decoded_pieces(data, self._encoding, self._n_parameters):
+            meant[start : start + len(piece)] -= piece
+        self._store_residual(meant)
         return data
 
     def _store_residual(self, residual: Tensor) -> None:
@@ -275,7 +306,7 @@ def _bytes_of(tensor: Tensor) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _tensor_of(data: bytes, dtype: torch.dtype) -> Tensor:
+def _tensor_of(data: bytes | memoryview, dtype: torch.dtype) -> Tensor:
     """Return the tensor of numbers that little-endian bytes encode."""
     there = np.dtype(str(dtype).removeprefix("torch.")).newbyteorder("<")
     array = np.frombuffer(data, there)

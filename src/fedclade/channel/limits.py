@@ -336,6 +336,9 @@ class Limiting(Middleware):
 def _scale_down(updates: Updates, factors: Tensor) -> Updates:
     """Scale down the updates whose norms exceed a limit.
 
+    The rows of these updates are changed in place: a reply that is on its way has no other user,
+    and a copy of all updates would double the memory of the server.
+
     Parameters
     ----------
     updates
@@ -347,13 +350,12 @@ def _scale_down(updates: Updates, factors: Tensor) -> Updates:
         return updates
     D = updates.n_parameters
     deltas = updates.required_deltas
-    by = factors.to(deltas)
     of_parameters = factors[:, 0]
-    return updates.with_columns(
-        deltas=torch.cat([deltas[:, :D] * by[:, :1], deltas[:, D:] * by[:, 1:]], 1),
-        norms=updates.norms * of_parameters,
-        shortened=of_parameters,
-    )
+    for row in (factors < 1).any(dim=1).nonzero().flatten().tolist():
+        by = factors[row].to(deltas)
+        deltas[row, :D] *= by[0]
+        deltas[row, D:] *= by[1]
+    return updates.with_columns(norms=updates.norms * of_parameters, shortened=of_parameters)
 
 
 def _continues_own_models(query: TrainQuery) -> bool:

@@ -282,6 +282,13 @@ REJECTED_SUM = "sum rejected"
 CONVERTED_AT_A_TIME = 2**17
 """Number of entries converted to float64 at a time: 1 MiB, which fits into a processor's cache."""
 
+LONGEST_CONVERTED = 2**20
+"""Number of entries of a longer row that are converted to float64 at a time: 8 MiB.
+
+The norm of a row with at most this many entries is one sum, whose rounding therefore does not
+depend on the other rows.
+"""
+
 
 @dataclass(frozen=True, eq=False)
 class Sums:
@@ -720,7 +727,8 @@ class Updates:
     def select(self, members: Sequence[int]) -> Updates:
         """Return the updates of some clients, in the order of the ids in ``members``.
 
-        Clients that have not replied are skipped.
+        Clients that have not replied are skipped. If the rows of the clients follow each other, the
+        columns of the result are views of these rows, without a copy.
 
         Raises
         ------
@@ -743,7 +751,7 @@ class Updates:
                 )
         return Updates(
             ids=tuple(self._ids_of_rows(rows)),
-            columns={name: column[rows] for name, column in self.columns.items()},
+            columns={name: _take_rows(column, rows) for name, column in self.columns.items()},
             common=replace(self.common, sums=sums),
             left_out=left_out,
             limited={client: what for client, what in self.limited.items() if client in named},
@@ -822,6 +830,17 @@ class Updates:
         return [self.ids[row] for row in rows.tolist()]
 
 
+def _take_rows(column: Tensor, rows: Tensor) -> Tensor:
+    """Return some rows of a column ``[n, ...]``: a view if they follow each other, else a copy."""
+    if len(rows) == 0:
+        return column[:0]
+    first = int(rows[0])
+    last = first + len(rows)
+    if torch.equal(rows, torch.arange(first, last)):
+        return column[first:last]
+    return column[rows]
+
+
 def _joined_sums(mine: Sums | None, theirs: Sums | None) -> Sums | None:
     """Return the concatenated sums of two disjoint sets of clients; None if one set has no sums."""
     if mine is None or theirs is None:
@@ -870,8 +889,26 @@ def row_norms(rows: Tensor, from_: Tensor | None = None) -> Tensor:
 
     If a vector ``from_ [m]`` is given, the result is the distance of each row from this vector.
     """
-    at_once = max(1, CONVERTED_AT_A_TIME // max(1, rows.shape[1]))
-    parts = (some if from_ is None else some - from_ for some in rows.split(at_once))
-    return torch.cat(
-        [torch.linalg.vector_norm(some, dim=1, dtype=torch.float64) for some in parts]
-    ).cpu()
+    n, m = rows.shape
+    if m > LONGEST_CONVERTED:
+        starts: Sequence[Tensor | None] = [None] * -(-m // LONGEST_CONVERTED)
+        if from_ is not None:
+            starts = from_.split(LONGEST_CONVERTED)
+        parts = [
+            row_norms(some, start)
+            for some, start in zip(rows.split(LONGEST_CONVERTED, dim=1), starts, strict=True)
+        ]
+        return torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    at_once = max(1, min(n, CONVERTED_AT_A_TIME // max(1, m)))
+    # All memory is allocated once. If every conversion allocated its own, the small result of the
+    # one before would lie in the gap that the conversion left, and the next would not fit into it.
+    norms = torch.empty(n, dtype=torch.float64, device=rows.device)
+    converted = torch.empty(at_once, m, dtype=torch.float64, device=rows.device)
+    differences = None if from_ is None else rows.new_empty(at_once, m)
+    for start in range(0, n, at_once):
+        some = rows[start : start + at_once]
+        if from_ is not None and differences is not None:
+            some = torch.sub(some, from_, out=differences[: len(some)])
+        exact = converted[: len(some)].copy_(some)
+        torch.linalg.vector_norm(exact, dim=1, out=norms[start : start + at_once])
+    return norms.cpu()

@@ -48,7 +48,7 @@ from fedclade.flower.wire import LONGEST_LOG_LINE, Content, clean, refusal
 from fedclade.models import LoRA, Parts, Preset
 from fedclade.runs import Maker, check_inputs_apart
 from fedclade.tasks import Task, build_task
-from fedclade.training import choose_device
+from fedclade.training import choose_device, return_freed_memory
 
 # Malicious client in a network, for experiments on the robustness of a federation.
 
@@ -354,6 +354,7 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
             # Flower would send the error's type and text, which may contain data, to the server.
             _log.exception("an unexpected error occurred while the client computed a reply")
             answered = unsigned(refusal(FAILED), message)
+        return_freed_memory()
         return Message(answered, reply_to=message)
 
     app = ClientApp()

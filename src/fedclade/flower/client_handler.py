@@ -100,7 +100,13 @@ from fedclade.runs import (
     with_targets_for,
 )
 from fedclade.tasks import FittedTask, Task
-from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers, unpack_inputs
+from fedclade.training import (
+    PrivateSteps,
+    SimulatedClients,
+    note_unsent_buffers,
+    return_freed_memory,
+    unpack_inputs,
+)
 
 # Model and sketches, which a client builds itself. A sketch is a random projection of an update, by
 # which the server compares clients.
@@ -927,6 +933,7 @@ class ClientHandler:
         if in_parts and content.get("what", str) == "train":
             sketch = self._sketch(content)
         updates = self._trained(content, state, sketch, remembers=self._remembers)
+        return_freed_memory()  # the gradients, before the update is encoded
         mixture = models_of_mixture(content)
         # With several splits of the data, signatures follow the update in the vector, so the vector
         # is encoded in float32.
@@ -1095,8 +1102,15 @@ class ClientHandler:
         return Channel(self._trainer.workers, *self._shields, *self._client_side(sketch), *own)
 
     def _models(self, content: Content, names: Sequence[str]) -> Tensor:
-        """Read the models with these names from a query, ``[K, S]``: one row per name."""
-        models = [read_model(content, name, self._layout) for name in names]
-        if not models:
-            return torch.empty(0, self._layout.size, dtype=self._layout.dtype)
-        return torch.stack(models)
+        """Read the models with these names from a query, ``[K, S]``: one row per name.
+
+        A single model has the memory of the message, which takes as much memory as the model. The
+        user's middleware might change it in place, and then receives a copy.
+        """
+        if len(names) == 1:
+            copies = bool(self._own_middleware)
+            return read_model(content, names[0], self._layout, copies=copies)[None]
+        models = torch.empty(len(names), self._layout.size, dtype=self._layout.dtype)
+        for row, name in enumerate(names):
+            models[row] = read_model(content, name, self._layout, copies=False)
+        return models

@@ -65,7 +65,7 @@ from fedclade.runs import (
     RunSettings,
     ServerEnd,
     clip_by_default,
-    decide_stream,
+    decide_network_stream,
     initial_models,
     model_name,
     store_gains,
@@ -401,8 +401,13 @@ class NetworkedClients(Deployment):
             if settings.memory is None
             else memory_bytes(settings.memory)
         )
-        size = len(joined) * layout.size * self._initial.itemsize
-        streams = network.secure_aggregation or decide_stream(settings, algorithm, size, budget)
+        streams = network.secure_aggregation or decide_network_stream(
+            settings,
+            algorithm,
+            joined=len(joined),
+            bytes_each=layout.size * self._initial.itemsize,
+            budget=budget,
+        )
         limits = settings.aggregate.limits(
             untrusted=True, largest_weight=network.largest_weight, largest_norm=network.largest_norm
         )

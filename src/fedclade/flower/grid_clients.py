@@ -303,7 +303,8 @@ class UpdateBuffer:
     def checked(self, n_parameters: int, number: int) -> Updates:
         """Check the collected updates, and return the usable ones in the order of their rows.
 
-        Losses that clients withhold are NaN.
+        Losses that clients withhold are NaN. The buffer must not be used afterwards, since the
+        result has its memory.
 
         Parameters
         ----------
@@ -313,9 +314,11 @@ class UpdateBuffer:
             Number of the round.
         """
         rows = sorted(self._reply_of)
-        deltas = self._deltas
-        if not self.full:
-            deltas = deltas[rows]
+        # Rows without an update are closed up in place, since a copy would take as much memory.
+        for place, row in enumerate(rows):
+            if place != row:
+                self._deltas[place] = self._deltas[row]
+        deltas = self._deltas[: len(rows)]
         replies = [self._reply_of[row] for row in rows]
         ids = [client for client, *_ in replies]
         sizes = [size for _, size, _ in replies]
@@ -337,6 +340,18 @@ class UpdateBuffer:
             return updates
         hidden = torch.tensor([client in withheld for client in updates.ids], dtype=torch.bool)
         return updates.with_columns(losses=updates.losses.masked_fill(hidden, torch.nan))
+
+
+LARGEST_BUFFER = 2**24
+"""Bytes of the updates that a server which streams collects before it adds them up: 16 MiB.
+
+A single update may be larger.
+"""
+
+
+def streamed_at_once(size: int) -> int:
+    """Return the number of updates of ``size`` bytes that are collected before they are summed."""
+    return max(1, min(AT_ONCE, LARGEST_BUFFER // max(1, size)))
 
 
 T = TypeVar("T")
@@ -759,20 +774,29 @@ class GridClients(Workers):
             incomplete batch.
         """
         length, _ = self._reply_sizes(query)
-        # The rows have the order of the query's clients, since results must not depend on the order
-        # in which replies arrive.
+        # Results must not depend on the order in which replies arrive. So the rows have the order of
+        # the query's clients, grouped by the model from which they started: the updates of a
+        # cluster then follow each other, and the cluster need not copy them.
         if sink is None:
-            place_of = {client: place for place, client in enumerate(query.ids)}
+            by_model = sorted(
+                zip(query.models.start, range(len(query.ids)), query.ids, strict=True)
+            )
+            place_of = {client: place for place, (*_, client) in enumerate(by_model)}
             buffer = UpdateBuffer(len(query.ids), length, query.models.vectors)
             for client, reply in replies:
                 buffer.put(client, reply, place_of[client])
             return self._checked(buffer, query, left_out)
-        buffer = UpdateBuffer(AT_ONCE, length, query.models.vectors)
+        rows = streamed_at_once(length * query.models.vectors.itemsize)
+        buffer: UpdateBuffer | None = None
         for client, reply in replies:
+            if buffer is None:
+                buffer = UpdateBuffer(rows, length, query.models.vectors)
             buffer.put(client, reply)
             if buffer.full:
                 sink(self._checked(buffer, query, {}))
-                buffer = UpdateBuffer(AT_ONCE, length, query.models.vectors)
+                buffer = None  # frees its memory before the next buffer is allocated
+        if buffer is None:
+            buffer = UpdateBuffer(0, length, query.models.vectors)
         return self._checked(buffer, query, left_out)
 
     def _checked(

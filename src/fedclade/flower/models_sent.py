@@ -145,8 +145,11 @@ def encoded_models(
     }
 
 
-def read_model(content: Content, name: str, layout: Layout) -> Tensor:
+def read_model(content: Content, name: str, layout: Layout, *, copies: bool = True) -> Tensor:
     """Read a model from a query, ``[S]``, and decode it if the query names an encoding.
+
+    Without ``copies``, a model that is not encoded has the memory of the message, and must not be
+    changed.
 
     Raises
     ------
@@ -158,7 +161,8 @@ def read_model(content: Content, name: str, layout: Layout) -> Tensor:
     if "download" in content.values:
         encoding = content.get("download", str)
     if encoding == "float32":
-        return wire.read_vector(data, (layout.size,), layout.dtype, f"model {name!r}")
+        what = f"model {name!r}"
+        return wire.read_vector(data, (layout.size,), layout.dtype, what, copies=copies)
     if encoding not in DENSE_ENCODINGS:
         raise UpdateError(
             f"the models of the query have the unknown encoding {wire.shown(encoding)}, expected "

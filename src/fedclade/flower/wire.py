@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -234,7 +235,9 @@ def raw_vectors(models: Tensor, rows: Iterable[int]) -> dict[int, Array]:
     return {row: raw_vector(models[row]) for row in dict.fromkeys(rows) if row != OWN}
 
 
-def read_vector(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> Tensor:
+def read_vector(
+    data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: str, *, copies: bool = True
+) -> Tensor:
     """Return a received vector as a tensor.
 
     Parameters
@@ -247,6 +250,9 @@ def read_vector(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: s
         Expected type of the entries.
     name
         Description of the vector, for the error.
+    copies
+        Whether the tensor has memory of its own. If not, it has the memory of ``data`` where that
+        is possible, and must not be changed.
 
     Raises
     ------
@@ -259,9 +265,10 @@ def read_vector(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: s
             f"{name} has {len(data)} bytes, expected {expected} for shape {shape} of {dtype}"
         )
     little = torch.empty((), dtype=dtype).numpy().dtype.newbyteorder("<")
-    return torch.from_numpy(np.frombuffer(data, little).astype(little.newbyteorder("="))).view(
-        shape
-    )
+    array = np.frombuffer(data, little).astype(little.newbyteorder("="), copy=copies)
+    with warnings.catch_warnings():  # torch warns of memory that must not be changed
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array).view(shape)
 
 
 def digest(data: bytes) -> str:

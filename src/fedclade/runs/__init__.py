@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fedclade.runs.live_log import EVENTS, LIVE_METRICS, FollowedRun, LiveLog, Progress
     from fedclade.runs.models import (
         Maker,
+        decide_network_stream,
         decide_stream,
         initial_models,
         model_name,
@@ -158,6 +159,7 @@ __all__ = [
     "column_of",
     "counting",
     "data_frame",
+    "decide_network_stream",
     "decide_stream",
     "diverged_clients",
     "evaluate",

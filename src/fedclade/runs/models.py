@@ -37,7 +37,47 @@ SHARE_OF_UPDATES = 4
 With ``stream = "auto"``, a run streams if the updates of all clients take more than this limit.
 """
 
+LARGEST_STORED = 2**26
+"""Bytes of updates above which the server of a network streams if it can, whatever its memory.
+
+These are 64 MiB. With fewer the memory does not matter, and the run has the same results as a
+simulation, bit by bit.
+"""
+
+EXPECTED_CLIENTS = 100
+"""Smallest number of clients that the server of a network assumes to choose whether it streams.
+
+Further clients may join during the run, and the choice holds for the whole run.
+"""
+
 _log = logging.getLogger(__name__)
+
+
+def decide_network_stream(
+    settings: RunSettings, algorithm: Algorithm, joined: int, bytes_each: int, budget: int
+) -> bool:
+    """Decide whether the server of a network streams.
+
+    With ``stream = "auto"``, it streams if the algorithm, the signatures and the aggregation rule
+    permit it, and the updates of :data:`EXPECTED_CLIENTS` clients, or of those that have joined if
+    they are more, take more than :data:`LARGEST_STORED` bytes. A run that leaves out updates that
+    oppose others compares single updates, so it streams only above the limit of a simulation.
+
+    Parameters
+    ----------
+    settings, algorithm, budget
+        As in :func:`decide_stream`.
+    joined
+        Number of clients at the start.
+    bytes_each
+        Size of an update, in bytes.
+    """
+    compares = settings.aggregate.looks_for_opposed(
+        untrusted=True, clients_choose=algorithm.requires.clients_choose
+    )
+    is_large = max(joined, EXPECTED_CLIENTS) * bytes_each > LARGEST_STORED
+    whenever_possible = is_large and not compares
+    return decide_stream(settings, algorithm, joined * bytes_each, budget, remote=whenever_possible)
 
 
 def decide_stream(
@@ -58,8 +98,9 @@ def decide_stream(
     budget
         Memory that the run may occupy, in bytes.
     remote
-        Whether updates are computed by Ray actors. With ``auto``, the run then streams whenever the
-        algorithm, the signatures and the aggregation rule permit it.
+        Whether updates are computed by Ray actors, or are large and come over a network. With
+        ``auto``, the run then streams whenever the algorithm, the signatures and the aggregation
+        rule permit it.
     """
     if settings.is_central:
         return True

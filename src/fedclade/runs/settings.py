@@ -111,7 +111,8 @@ class TopSettings:
         Signatures must then be projected if the algorithm compares them. The setting changes
         results by rounding only. ``auto``: true if the algorithm permits it, and the updates of all
         clients would take more than a quarter of ``memory``, or come from the actors of engine
-        ``ray``.""",
+        ``ray``; over a network also if the updates of 100 clients, or of all if there are more,
+        would take more than 64 MiB.""",
     )
     checkpoint_every: Every = setting(
         "auto",

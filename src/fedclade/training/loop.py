@@ -298,6 +298,7 @@ def train(
             optimizer.step()
             # Weighted by size, since the last batch may be smaller: the mean is over examples.
             losses.append(loss.detach() * len(batch))
+        optimizer.zero_grad(set_to_none=True)  # frees the gradients before the update takes memory
     layout.check_unsent(module)
     if state is not None:
         state.clear()
