@@ -40,11 +40,11 @@ engines() {
 rm -f "$out"/*.md
 if [ "${SMOKE:-0}" = 1 ]; then
     device=cpu
-    part agreement 200 "$python" benchmarks/agreement.py --models mclr --engines loop stacked
-    engines engines 200 --models mclr --clients 3 --repeats 1 --quick
-    engines engines-bfloat16 200 --models mclr --clients 3 --repeats 1 --quick --precision bfloat16
-    part peers 200 "$python" benchmarks/gpu_runs.py peers "$out/peers.md" --device cpu --quick
-    part cfl 200 "$python" benchmarks/gpu_runs.py cfl "$out/run.md" --device cpu --quick
+    part agreement 600 "$python" benchmarks/agreement.py --models mclr --engines loop stacked
+    engines engines 600 --models mclr --clients 3 --repeats 1 --quick
+    engines engines-bfloat16 600 --models mclr --clients 3 --repeats 1 --quick --precision bfloat16
+    part peers 600 "$python" benchmarks/gpu_runs.py peers "$out/peers.md" --device cpu --quick
+    part cfl 600 "$python" benchmarks/gpu_runs.py cfl "$out/run.md" --device cpu --quick
 else
     device=cuda
     part agreement 130 "$python" benchmarks/agreement.py --device cuda

@@ -15,7 +15,7 @@ import argparse
 from time import thread_time
 
 import torch
-from engine import SUBJECTS
+from engine import LR, SUBJECTS
 from torch.profiler import ProfilerActivity, profile
 
 from fedclade import LocalTraining
@@ -40,10 +40,10 @@ def main() -> None:
     inputs, targets = SUBJECTS["lstm"].examples(max(BATCHES.values()), "cpu")
 
     def train(batch_size: int, examples: int) -> None:
-        spec = LocalTraining(batch_size=batch_size, lr=0.05)
+        spec = LocalTraining(batch_size=batch_size, lr=LR)
         data = inputs[:examples], targets[:examples]
         draws = torch.Generator().manual_seed(0)
-        loop.train(module, layout, model, data, spec, spec.lr, FittedTask(), draws)
+        loop.train(module, layout, model, data, spec, LR, FittedTask(), draws)
 
     print("| batch | samples/s of CPU time | in the LSTM's kernels, ms per sample | in all else |")
     print("|--:|--:|--:|--:|")
