@@ -279,7 +279,7 @@ class ErrorFeedback:
         expected = self.residual.shape
         if residual.shape != expected:
             why = f"it should have shape {tuple(expected)}, got {tuple(residual.shape)}"
-        elif bad := int((~torch.isfinite(residual)).sum()):
+        elif bad := sum(int((~some.isfinite()).sum()) for some in residual.split(PIECE)):
             why = f"{bad} of {len(residual)} entries are not finite"
         else:
             self.residual = residual.to(torch.float32)
