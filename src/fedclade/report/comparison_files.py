@@ -22,7 +22,7 @@ from fedclade.report.estimates import (
 )
 from fedclade.report.formats import count
 from fedclade.report.score import Score
-from fedclade.report.tables import Terminal
+from fedclade.report.terminal import Terminal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedclade.report.tables import visible
+from fedclade.report.terminal import visible
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
