@@ -15,7 +15,7 @@ from fedclade.flower import flwr_internals
 
 FILE = Path(flwr_internals.__file__)
 SOURCE = FILE.parents[1]
-PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
+PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
 
 
 @cache

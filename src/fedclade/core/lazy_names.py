@@ -9,11 +9,11 @@ is defined. The block stays the only list of the names and their modules.
 from __future__ import annotations
 
 import ast
-import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
+from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -25,8 +25,8 @@ def lazy_names(package: str) -> Callable[[str], Any]:
     Parameters
     ----------
     package
-        Full name of the package. Its ``__init__.py`` imports the names, in the form ``from MODULE
-        import NAME``, in a block ``if TYPE_CHECKING:``.
+        Full name of the package, or of a single module. Its file (``__init__.py``) imports the
+        names, in the form ``from MODULE import NAME``, in a block ``if TYPE_CHECKING:``.
 
     Returns
     -------
@@ -70,15 +70,17 @@ def _import_submodule(package: str, name: str) -> ModuleType:
     """Import a submodule of a package; raise an AttributeError if the package has no such name."""
     path = f"{package}.{name}"
     # Python and its tools ask every module for names such as __path__.
-    if name.startswith("__") or find_spec(path) is None:
+    is_special = name.startswith("__")
+    if is_special or not hasattr(sys.modules[package], "__path__") or find_spec(path) is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     return import_module(path)
 
 
 def _read_modules(package: str) -> Iterator[tuple[str, str]]:
     """Yield each name that a package imports for type checkers only, and its module."""
-    source = pkgutil.get_data(package, "__init__.py") or b""
-    for statement in ast.parse(source).body:
+    loader = getattr(find_spec(package), "loader", None)
+    source = loader.get_source(package) if isinstance(loader, InspectLoader) else None
+    for statement in ast.parse(source or "").body:
         if not isinstance(statement, ast.If) or ast.unparse(statement.test) != "TYPE_CHECKING":
             continue
         for imported in statement.body:

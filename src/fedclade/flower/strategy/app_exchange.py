@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedclade.channel import Meter
 from fedclade.core import DROPPED_OUT, TOO_LATE, UpdateError
 from fedclade.flower.exchange import AT_ONCE, FIRST_PAUSE, LONGEST_PAUSE, UNREACHED, Inbox
+from fedclade.flower.flwr_internals import ErrorCode
 from fedclade.flower.wire import clean
 
 UNLIMITED = 2**62

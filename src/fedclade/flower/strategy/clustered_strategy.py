@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from fedclade.algorithms import Algorithm
 from fedclade.channel import Meter, Middleware
 from fedclade.core import ConfigError, RunError, require, shown
+from fedclade.flower.flwr_internals import aggregate_metricrecords
 from fedclade.flower.strategy.app_clients import MessageFormat
 from fedclade.flower.strategy.app_deployment import AppDeployment, AppOptions, MakeModels
 from fedclade.flower.strategy.app_exchange import AppExchange

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
-from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from fedclade.core import FedcladeError, LeftOut, Node, ParameterTree, RunError
+from fedclade.flower.flwr_internals import aggregate_metricrecords
 from fedclade.flower.strategy.app_deployment import AppDeployment
 from fedclade.flower.strategy.array_model import ArrayModel
 from fedclade.runs import Callback, RoundRecord
