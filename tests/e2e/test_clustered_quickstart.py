@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("default_signals")]
 def test_the_true_clusters_are_found_over_a_superlink(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nothing of fedclade is in the ClientApp, which has no torch either."""
+    """The ClientApp is as Flower publishes it, without anything of fedclade."""
     app = tmp_path / "app"
     shutil.copytree(EXAMPLE / "quickstarts" / "sklearn", app)
     monkeypatch.chdir(tmp_path)  # the ServerApp saves the run in its working folder
