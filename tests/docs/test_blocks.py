@@ -31,7 +31,7 @@ def check_shell(text: str) -> None:
 
 def check_diff(text: str) -> None:
     """Check that a diff fits to the files of the repository, or, without file names, its marks."""
-    if not text.startswith("diff --git "):
+    if not re.search(r"^--- a/", text, flags=re.MULTILINE):
         assert all(line[:1] in ("", "+", "-", " ") for line in text.splitlines())
         return
     command = ["git", "apply", "--check", "--recount", "-"]

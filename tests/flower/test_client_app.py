@@ -22,7 +22,7 @@ from fedclade.flower import LocalGrid, LocalNode, client_app, server_app, wire
 from fedclade.flower.client_app import MOST_READY, app_for, node_settings
 from fedclade.flower.policy import Policy
 from fedclade.flower.private_replies import BUDGET_SPENT
-from fedclade.flower.server_from_config import show
+from fedclade.flower.server_log import show_end
 from fedclade.flower.signing import with_nonce
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
@@ -237,7 +237,7 @@ def test_a_run_of_private_clients_is_reported_without_their_losses(tmp_path: Pat
     assert reasons(run, of_training=True) == {}
     kept = Run.load(folder)
     assert [row["train_loss"] for row in kept.metric_rows] == [None] * 3
-    show(kept, folder)
+    show_end(kept, folder)
     assert list((folder / "figures").iterdir())
 
 

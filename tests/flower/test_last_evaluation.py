@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedclade.cli.app import app as cli
 from fedclade.flower import LocalGrid
-from fedclade.flower.server_from_config import show
+from fedclade.flower.server_log import show_end
 from fedclade.flower.signing import key_of
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
@@ -64,12 +64,12 @@ def test_a_client_that_is_late_or_lies_in_the_last_evaluation_ends_nothing(
     grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
     spoil_evaluations(grid, BAD, first, change)
     run = federated(grid, CFL_OF_TWO, rounds=ROUNDS, folder=folder)
-    show(run, folder)
+    show_end(run, folder)
     assert sorted(row["client"] for row in run.client_rows if row["round"] == ROUNDS) == [0, 1, 3]
     assert sorted(run.tree.leaf_of) == [0, 1, 2, 3]
     assert math.isfinite(run.summary["accuracy"]["mean"])
     # a run that goes on ends as well
-    show(federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder))
+    show_end(federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder))
     command("report", folder)
 
 
@@ -85,7 +85,7 @@ def test_nobody_who_tells_how_it_fares_ends_nothing(
     for client in range(4):
         spoil_evaluations(grid, client, 1, late)
     run = federated(grid, CFL_OF_TWO, rounds=ROUNDS, folder=folder)
-    show(run, folder)
+    show_end(run, folder)
     assert run.client_rows == []
     assert run.summary["accuracy"]["mean"] is None
     assert "no score: no client was evaluated" in capsys.readouterr().out
@@ -95,6 +95,6 @@ def test_nobody_who_tells_how_it_fares_ends_nothing(
     }
     assert json.loads((folder / "summary.json").read_text())["rounds"] == ROUNDS
     # a run that goes on ends as well
-    show(federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder))
-    show(Run.load(folder))
+    show_end(federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder))
+    show_end(Run.load(folder))
     command("report", folder)

@@ -66,9 +66,7 @@ def grid_of(tables: Sequence[Mapping[str, list[Any]]], **options: Any) -> LocalG
 
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        import_module("fedclade.flower.server_from_config"), "add_figures", lambda *_: None
-    )
+    monkeypatch.setattr(import_module("fedclade.flower.server_log"), "add_figures", lambda *_: None)
 
 
 def run_config(missing: str, **more: Any) -> dict[str, Any]:

@@ -89,9 +89,7 @@ def grid_of_frames(*frames: Any, **settings: Any) -> LocalGrid:
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch):
     """A server app draws figures at the end, which these tests do not look at."""
-    monkeypatch.setattr(
-        import_module("fedclade.flower.server_from_config"), "add_figures", lambda *_: None
-    )
+    monkeypatch.setattr(import_module("fedclade.flower.server_log"), "add_figures", lambda *_: None)
 
 
 def accuracy(run: Run) -> float:

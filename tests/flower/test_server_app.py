@@ -11,7 +11,7 @@ from fedclade.algorithms import CFL
 from fedclade.core import ConfigError
 from fedclade.core.tree import ParameterTree
 from fedclade.flower import server_app
-from fedclade.flower.server_from_config import print_round
+from fedclade.flower.server_log import print_round
 from fedclade.runs.store import Run
 from tests.flower.grids import FOUR, LOCAL, grid_of, network_of
 from tests.tiny import federation_of, linear, perceptron

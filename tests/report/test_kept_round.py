@@ -10,7 +10,8 @@ from fedclade import CFL, Callback, EarlyStopping, LocalTraining, Run, simulate
 from fedclade.report import Comparison
 from fedclade.report.estimates import CHOSEN, KEPT
 from fedclade.report.page import Dashboard, write_report
-from fedclade.report.terminal import Terminal, facts, tree_view
+from fedclade.report.tables import facts, tree_view
+from fedclade.report.terminal import Terminal
 from tests.runs.test_stopping import scripted
 from tests.tiny import federation_of, linear
 

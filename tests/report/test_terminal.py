@@ -15,7 +15,7 @@ from rich.text import Text
 from fedclade.cli import main
 from fedclade.cli.options import new_console
 from fedclade.core.errors import RunError
-from fedclade.flower.server_from_config import show
+from fedclade.flower.server_log import show_end
 from fedclade.report import RunProgress, cluster_table, show_run
 from fedclade.report.page import RunView, run_page
 from fedclade.report.terminal import Terminal, visible
@@ -61,7 +61,7 @@ def test_text_in_other_scripts_is_left_alone():
 
 def test_the_console_of_the_commands_and_of_the_server_are_such(make_run, capsys):
     assert isinstance(new_console(), Terminal)
-    show(named(make_run(), EVIL))
+    show_end(named(make_run(), EVIL))
     out = capsys.readouterr().out
     assert SHOWN in out
     assert "\x1b" not in out

@@ -147,7 +147,7 @@ def _known(row: Row) -> dict[str, Any]:
     }
 
 
-def show_end(run: Run, folder: Path | None, log_format: LogFormat) -> None:
+def show_end(run: Run, folder: Path | None = None, log_format: LogFormat = "text") -> None:
     """Print or log the results of a finished run, and write figures to its folder, if any."""
     console = Terminal(width=WIDTH, highlight=False)
     if log_format == "json":

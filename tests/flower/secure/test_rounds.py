@@ -509,7 +509,15 @@ def test_what_a_client_sends_beside_its_masks_does_not_depend_on_its_data():
             for name, value in reply.values.items()
             if name not in ("instance", "signature")
         }
-        assert fixed.keys() == {"protocol", "what", "round", "query", "purpose", "model"}
+        assert fixed.keys() == {
+            "protocol",
+            "fedclade",
+            "what",
+            "round",
+            "query",
+            "purpose",
+            "model",
+        }
         seen.append((fixed, {name: len(data) for name, data in reply.vectors.items()}))
     assert seen[0] == seen[1]
 
