@@ -14,7 +14,7 @@ from flwr.app import Context, Message, RecordDict
 
 from fedclade.algorithms import CFL, IFCA, Algorithm, FedAvg, FedRep
 from fedclade.channel.accounting import Budget, Ledger
-from fedclade.channel.encoding import ENCODINGS
+from fedclade.channel.encoding import DENSE_ENCODINGS
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.data import DataSchema
@@ -190,7 +190,7 @@ def test_a_broken_client_does_not_keep_the_others_from_running():
     }
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", DENSE_ENCODINGS)
 def test_however_updates_travel_the_clusters_are_the_right_ones(encoding: str, tmp_path: Path):
     federation = federation_of(FOUR, sizes=[80] * 4)
     grid = grid_of(federation, encoding=encoding)
