@@ -46,6 +46,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "pandas": ("tests/data/test_frames.py", "tests/report/test_comparison.py"),
     "pillow": ("tests/data/test_images.py",),
     "plotly": ("tests/report/test_plots.py",),
+    "prometheus-client": ("tests/trackers/test_prometheus.py",),
     "pyarrow": ("tests/data/test_folder.py", "tests/runs/store"),
     "ray": ("tests/training/remote/test_packing.py", "tests/training/remote/test_cluster.py"),
     "rich": ("tests/report/test_tables.py", "tests/report/test_terminal.py"),
