@@ -51,9 +51,9 @@ test-all: test  ## the quick tests, and then all others: real processes, long ru
 	$(PYTEST) -m "slow or long"
 
 .PHONY: test-bounds
+BOUNDS := lowest newest
 test-bounds: install  ## tests with the lowest and the newest versions of all dependencies, in new environments
-	$(BIN)/python tests/versions/check_versions.py lowest $(ARGUMENTS)
-	$(BIN)/python tests/versions/check_versions.py newest $(ARGUMENTS)
+	for which in $(BOUNDS); do $(BIN)/python tests/versions/check_versions.py $$which $(ARGUMENTS) || exit 1; done
 
 check: install  ## lint, types, and the direction of imports
 	$(BIN)/ruff check .

@@ -94,6 +94,15 @@ def test_report_writes_a_page_beside_its_run(fedclade, monkeypatch: pytest.Monke
     assert Run.load(CFL).summary["rounds"] == 3, "the folder is still read"
 
 
+@pytest.mark.parametrize("latex", [[], ["--latex"]])
+def test_figures_in_a_folder_that_cannot_be_made_are_an_error(fedclade, latex: list[str]):
+    Path("file").touch()
+    code, _, err = fedclade("report", CFL, FEDAVG, *latex, "--figures", "file/figures")
+    assert code == 2
+    assert "error: cannot write the figures to file/figures: " in err
+    assert "Traceback" not in err
+
+
 def test_report_takes_newcomers_along(fedclade):
     row = {"name": "a newcomer", "path": [0], "fits": True, "margin": None}
     row |= dict.fromkeys(("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned"), 0.5)

@@ -230,3 +230,20 @@ def test_print_shows_the_table(four_seeds, capsys, monkeypatch):
     assert out.startswith("Comparison of 4 configurations, 4 seeds each\n")
     assert re.search(r"^ ?cfl +80\.8 ± 1\.5 ", out, re.MULTILINE)
     assert repr(four_seeds) == "Comparison(fedavg, cfl, ifca, oracle)"
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_a_run_that_diverged_is_neither_tested_nor_best(summary_run):
+    infinite = float("inf")
+    scores = {"ifca": [infinite, 0.9], "cfl": [0.8, 0.7], "fedavg": [infinite, -infinite]}
+    comparison = Comparison(
+        {
+            name: [summary_run(name, score, seed=seed) for seed, score in enumerate(values)]
+            for name, values in scores.items()
+        }
+    )
+    assert cells(comparison.latex(), "ifca")[1] == "inf"
+    assert cells(comparison.latex(), "fedavg")[1] == "--"
+    assert cells(comparison.latex(bold="best"), "cfl")[1] == r"\textbf{75.0 $\pm$ 7.1}"
+    assert [test.p_value for test in comparison.paired_tests()] == [None, None, None]
+    assert comparison.paired_tests().table().row_count == 3

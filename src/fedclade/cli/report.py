@@ -6,8 +6,8 @@ import json
 import re
 import time
 import webbrowser
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import typer
@@ -207,7 +207,8 @@ def report(
     if latex:
         comparison = _compare_by_seed(runs)
         if figures is not None:
-            comparison.save_figures(figures)
+            with _naming_figures(figures):
+                comparison.save_figures(figures)
         typer.echo(comparison.latex(), nl=False)
         return
     if len(runs) == 1:
@@ -374,11 +375,18 @@ def _report_comparison(folders: Sequence[Path], out: Path | None, console: Conso
 
 def _write_pdfs(folders: Sequence[Path], target: Path) -> None:
     """Write the figures of a run, or of the comparison of several runs, as PDF to a folder."""
-    try:
+    with _naming_figures(target):
         if len(folders) == 1:
             save_figures(Run.load(folders[0], unfinished=True), target, "pdf")
         else:
             _compare_by_seed(folders).save_figures(target)
+
+
+@contextmanager
+def _naming_figures(target: Path) -> Generator[None]:
+    """Raise a RunError if the figures cannot be written to the folder of ``--figures``."""
+    try:
+        yield
     except OSError as error:
         raise RunError(
             f"cannot write the figures to {target}: {error}; name another folder with --figures"

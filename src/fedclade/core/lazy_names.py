@@ -8,12 +8,11 @@ is defined. The block stays the only list of the names and their modules.
 
 from __future__ import annotations
 
-import ast
+import dis
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
-from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -58,6 +57,10 @@ def lazy_names(package: str) -> Callable[[str], Any]:
             if not is_submodule or modules().get(name, package) == package:
                 super().__setattr__(name, value)
 
+        def __dir__(self) -> Iterable[str]:
+            """Return also the names that are not imported yet, for completion in a console."""
+            return {*super().__dir__(), *vars(self).get("__all__", ())}
+
     sys.modules[package].__class__ = Package
     return import_name
 
@@ -70,20 +73,24 @@ def _import_submodule(package: str, name: str) -> ModuleType:
     """Import a submodule of a package; raise an AttributeError if the package has no such name."""
     path = f"{package}.{name}"
     # Python and its tools ask every module for names such as __path__.
-    is_special = name.startswith("__")
-    if is_special or not hasattr(sys.modules[package], "__path__") or find_spec(path) is None:
+    cannot_be_module = name.startswith("__") or not name.isidentifier()
+    if cannot_be_module or not hasattr(sys.modules[package], "__path__") or find_spec(path) is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     return import_module(path)
 
 
 def _read_modules(package: str) -> Iterator[tuple[str, str]]:
-    """Yield each name that a package imports for type checkers only, and its module."""
-    loader = getattr(find_spec(package), "loader", None)
-    source = loader.get_source(package) if isinstance(loader, InspectLoader) else None
-    for statement in ast.parse(source or "").body:
-        if not isinstance(statement, ast.If) or ast.unparse(statement.test) != "TYPE_CHECKING":
-            continue
-        for imported in statement.body:
-            if isinstance(imported, ast.ImportFrom) and imported.module is not None:
-                for alias in imported.names:
-                    yield alias.asname or alias.name, imported.module
+    """Yield each name that a package imports by ``from MODULE import NAME``, and its module.
+
+    The imports are read from the compiled file, which contains also those for type checkers only.
+    Unlike the source, it is always present, also in an application that ships no sources.
+    """
+    loader: Any = getattr(find_spec(package), "loader", None)
+    if not hasattr(loader, "get_code"):
+        raise ImportError(f"the names of {package} cannot be read: {loader} has no compiled code")
+    module = ""
+    for instruction in dis.get_instructions(loader.get_code(package)):
+        if instruction.opname == "IMPORT_NAME":
+            module = instruction.argval
+        elif instruction.opname == "IMPORT_FROM":
+            yield instruction.argval, module

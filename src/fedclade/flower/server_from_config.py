@@ -33,8 +33,6 @@ AT_ONCE = 1e-3
 A small positive number, since the setting must be greater than 0.
 """
 
-# A Flower ``ServerApp`` that runs a clustered algorithm.
-
 ON_ROUND: Mapping[LogFormat, OnRound] = {"text": print_round, "json": log_round}
 """Function that reports a finished round, by the format of the log."""
 

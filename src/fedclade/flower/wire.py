@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from reprlib import repr as shown
 from typing import Any, TypeVar, cast
 
@@ -25,11 +24,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fedclade.core import OWN, Layout, UpdateError
+from fedclade.core import OWN, Layout, UpdateError, version_of
 
 PROTOCOL = 11  # version of the message format; server and clients must have the same version
 # Version of fedclade, which every message states. Versions with the same format work together.
-RELEASE = version("fedclade")
+RELEASE = version_of("fedclade")
 # Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format.
 RAW = "fedclade.raw"
 # Characters of a JSON value; a data spec and a local training take a few hundred.

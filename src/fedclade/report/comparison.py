@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.markup import escape
@@ -255,7 +256,7 @@ class Comparison(ComparisonFiles):
         means: dict[str, float] = {}
         for row in self.rows:
             estimate = row.scores[score.name]
-            if row.algorithm != ORACLE and estimate is not None:
+            if row.algorithm != ORACLE and estimate is not None and isfinite(estimate.mean):
                 means[row.label] = score.sign * estimate.mean
         if bold == "none" or not means:
             return None

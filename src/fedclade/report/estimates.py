@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from statistics import stdev
 from typing import Any, TypeAlias
 
@@ -96,8 +97,13 @@ class Estimate:
 
     @property
     def std(self) -> float | None:
-        """Standard deviation of the values (n − 1 in the denominator); None for a single value."""
-        return stdev(self.values) if len(self.values) > 1 else None
+        """Standard deviation of the values (n − 1 in the denominator).
+
+        None for a single value, or if a value is not finite, as after a run that diverged.
+        """
+        if len(self.values) < 2 or not all(map(isfinite, self.values)):
+            return None
+        return stdev(self.values)
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ class Difference:
 
     mean: float
     half_width: float | None
-    """Half of the 95 % interval; None with fewer than two seeds."""
+    """Half of the 95 % interval; None with fewer than two seeds, or if a score is not finite."""
     p_value: float | None
-    """p-value of the hypothesis that the methods are equal; None with fewer than two seeds."""
+    """p-value of the hypothesis that the methods are equal; None where the interval is None."""
 
 
 def corrected_difference(differences: Sequence[float], test_to_train: float = 0.0) -> Difference:
@@ -51,6 +51,8 @@ def corrected_difference(differences: Sequence[float], test_to_train: float = 0.
         Number of test rows as a multiple of training rows, if all seeds draw their test rows from
         the same rows; otherwise 0.
     """
+    if not all(map(math.isfinite, differences)):  # a run diverged
+        return Difference(math.nan, None, None)
     mean = fmean(differences)
     n = len(differences)
     if n < 2:

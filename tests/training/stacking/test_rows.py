@@ -67,3 +67,14 @@ def test_the_number_of_threads_changes_nothing():
             parameter.add_rows(index, gradients)
         found.append(parameter.everyone)
     assert torch.equal(*found)
+
+
+def test_anchors_of_the_caller_are_only_read():
+    """A recorded training that follows one without recordings copies its anchors elsewhere."""
+    rule = LocalOptimizer(0.3, mu=0.1)
+    values = torch.zeros(CLIENTS, ROWS, WIDTH)
+    parameter = tables(rule, values)
+    anchors = torch.ones(CLIENTS, ROWS, WIDTH)
+    parameter.begin(rule, anchors)
+    parameter.begin(rule, torch.zeros_like(anchors), Factors.on_device(rule, torch.empty(5)))
+    assert torch.equal(anchors, torch.ones_like(anchors))

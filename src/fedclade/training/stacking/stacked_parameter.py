@@ -46,6 +46,7 @@ class StackedParameter:
         self._gradients: Tensor | None = None
         self._velocity: Tensor | None = None
         self._anchor: Tensor | None = None
+        self._anchor_memory: Tensor | None = None
         self._optimizer = LocalOptimizer(0.0)
         self._factors = Factors.of(self._optimizer)
         self._places: Tensor | None = None
@@ -64,7 +65,8 @@ class StackedParameter:
         # autograd's knowledge, after the parameter's last use in the backward pass. Autograd must
         # not mistake this for a change of other parameters in the same memory.
         self.everyone = memory.data
-        self._gradients = self._velocity = self._anchor = self._places = None
+        self._gradients = self._velocity = self._places = None
+        self._anchor = self._anchor_memory = None
 
     def begin(
         self, optimizer: LocalOptimizer, anchor: Tensor | None, factors: Factors | None = None
@@ -90,14 +92,11 @@ class StackedParameter:
         self._used = False
         self._touched = False
         # Anchors and momentum stay in the same memory, at whose addresses recorded steps use them.
-        if anchor is not None:
-            anchor = anchor.reshape(self.everyone.shape)
-            if factors is not None:
-                memory = self._anchor
-                if memory is None:
-                    memory = torch.empty_like(self.everyone)
-                anchor = memory.copy_(anchor)
-        self._anchor = anchor
+        self._anchor = None if anchor is None else anchor.reshape(self.everyone.shape)
+        if self._anchor is not None and factors is not None:
+            if self._anchor_memory is None:
+                self._anchor_memory = torch.empty_like(self.everyone)
+            self._anchor = self._anchor_memory.copy_(self._anchor)
         if self._gradients is not None:
             self._gradients.zero_()
         if not optimizer.keeps_velocity:
