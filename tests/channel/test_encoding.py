@@ -270,7 +270,7 @@ def test_one_update_that_is_not_finite_does_not_spoil_the_next():
     ]
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", DENSE_ENCODINGS)
 @pytest.mark.parametrize("further", [0, 1, BLOCK + 1])
 def test_the_pieces_of_a_long_update_are_encoded_as_updates_of_their_own(encoding, further):
     vector = drawn(0, 2 * PIECE + further + 5)  # of which 5 are buffers

@@ -266,11 +266,11 @@ class ErrorFeedback:
         # All steps are in place: a client has little memory besides its model.
         meant = self.residual.add_(update.detach().to("cpu", torch.float32))
         data = encode(meant, self._encoding, self._n_parameters)
-        if self._encoding not in _CODES:  # nothing is lost
-            self._store_residual(torch.zeros_like(meant))
-            return data
-        for start, piece in _decoded_pieces(data, self._encoding, self._n_parameters):
-            meant[start : start + len(piece)] -= piece
+        if self._encoding in _CODES:
+            for start, piece in _decoded_pieces(data, self._encoding, self._n_parameters):
+                meant[start : start + len(piece)] -= piece
+        else:
+            meant -= decode(data, len(meant), self._encoding, self._n_parameters)
         self._store_residual(meant)
         return data
 
