@@ -58,6 +58,10 @@ def lazy_names(package: str) -> Callable[[str], Any]:
             if not is_submodule or modules().get(name, package) == package:
                 super().__setattr__(name, value)
 
+        def __dir__(self) -> list[str]:
+            """List all public names, also before their first use, for completion in a shell."""
+            return sorted({*super().__dir__(), *modules()})
+
     sys.modules[package].__class__ = Package
     return import_name
 
