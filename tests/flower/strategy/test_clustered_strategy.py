@@ -297,6 +297,19 @@ def test_rcfl_needs_the_line_that_selects_a_part():
     assert clusters(strategy) == TRUE
 
 
+def test_rcfl_separates_clients_although_one_is_disconnected():
+    """The round is not taken for one that trains only a sample of the clients."""
+    grid = grid_of(app_of(selects_parts=True))
+
+    class Leaving(Callback):
+        def on_round(self, record: RoundRecord) -> None:
+            grid.nodes[105].connected = False
+
+    strategy = ClusteredStrategy("rcfl", callbacks=[Leaving()])
+    strategy.start(grid, initial_arrays(), num_rounds=3)
+    assert [leaf.members for leaf in strategy.run.tree.leaves] == [(0, 2, 4), (1, 3)]
+
+
 def test_a_run_with_a_folder_continues(tmp_path):
     folder = tmp_path / "run"
     grid = grid_of(app_of())
