@@ -29,7 +29,7 @@ from fedclade import (
 )
 from fedclade.algorithms.registry import METHODS, build_algorithm
 from fedclade.core import ModelError, UpdateError
-from fedclade.flower import ClusteredStrategy, LocalGrid
+from fedclade.flower import ClusteredStrategy, LocalGrid, LocalNode
 from fedclade.flower.strategy.app_queries import PLAIN, WORKING, rehearse
 from tests.flower.strategy.apps import app_of, grid_of, initial_arrays, settled, truth_of
 
@@ -185,6 +185,7 @@ def lying(shape: tuple[int, ...], data: bytes, stype: str = "numpy.ndarray") -> 
             lying((4,), Array(np.ones(1)).data),
             r"node 101: the array 'w' has numbers of the shape \(1,\), expected \(4,\)",
         ),
+        ("x" * 10**4, np.zeros(1), r"node 101: the reply has an array 'x{500,600}…$"),
         ("w", lying((4,), b""), r"node 101: the message cannot be read: EOFError"),
         ("w", lying((4,), b"garbage"), r"node 101: the message cannot be read: ValueError"),
         ("w", lying((4,), bytes(32), "other"), r"node 101: the message cannot be read: TypeError"),
@@ -353,6 +354,22 @@ def test_a_run_continues_with_fewer_nodes_than_it_began_with(tmp_path):
     strategy.start(grid, initial_arrays(), num_rounds=3)
     assert [row["round"] for row in strategy.run.metric_rows] == [1, 2, 3]
     assert strategy.run.config["client_fraction"] == pytest.approx(2 / 6)
+
+
+def test_a_continued_run_whose_nodes_are_all_new_warns(tmp_path, caplog):
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    app = app_of()
+    grid = grid_of(app, 2)
+    strategy = ClusteredStrategy("fedavg", folder=tmp_path / "run")
+    try:
+        strategy.start(grid, initial_arrays(), num_rounds=1)
+        assert "is connected, so all nodes join" not in caplog.text
+        others = LocalGrid({500 + k: LocalNode(app, {"partition-id": k}) for k in range(2)})
+        strategy.start(others, initial_arrays(), num_rounds=2)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert "none of the 2 clients of the run in" in caplog.text
+    assert len(strategy.run.tree.leaf_of) == 4
 
 
 def test_numbers_of_examples_survive_the_end_of_a_run(tmp_path):

@@ -42,6 +42,7 @@ from fedclade.flower.strategy.app_queries import check_query
 from fedclade.flower.strategy.array_model import ArrayModel
 from fedclade.flower.strategy.parts import PartSent
 from fedclade.flower.strategy.score_keys import ScoreKeys, find_train_loss, read_number
+from fedclade.flower.wire import clean
 from fedclade.runs import ComingAndGoing
 
 SERVER_ROUND = "server-round"
@@ -329,7 +330,8 @@ class AppClients(Workers):
             self._backoff.late(client)
 
     def _name_node(self, client: int, reason: object) -> str:
-        return f"node {self._nodes.node(client)}: {reason}"
+        """Return the reason why a client is left out, with its node, safe for tables and logs."""
+        return f"node {self._nodes.node(client)}: {clean(str(reason))}"
 
     def _read_update(
         self, content: RecordDict, base: Tensor, query: TrainQuery, client: int

@@ -369,7 +369,16 @@ class ClusteredStrategy(Strategy):
         nodes = AppNodes(grid, self._true_clusters, exchange.sleep)
         if self.folder is not None:
             nodes.load(self.folder)
+        before = nodes.ids
         nodes.wait(max(self.min_available_nodes, self.min_train_nodes), settled=True)
+        if before and not set(before).intersection(nodes.connected):
+            _log.warning(
+                "none of the %d clients of the run in %s is connected, so all nodes join as new "
+                "clients: start SuperNodes with keys, by which Flower recognizes them; Flower's "
+                "simulation gives every node a new id at each start",
+                len(before),
+                self.folder,
+            )
         messages = MessageFormat(
             arrays=self.arrayrecord_key,
             config=self.configrecord_key,
