@@ -141,3 +141,13 @@ def test_a_submodule_does_not_hide_a_public_function_of_its_name():
     from fedclade.data import federation
 
     assert callable(federation)
+
+
+@pytest.mark.parametrize("package", ["fedclade", "fedclade.flower", "fedclade.runs"])
+def test_all_public_names_are_listed_before_their_first_use(package: str):
+    """For completion in a shell."""
+    program = f"import {package} as p; print(sorted(set(p.__all__).difference(dir(p))))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

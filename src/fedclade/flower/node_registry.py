@@ -773,6 +773,8 @@ class NodeRegistry:
 
     def _update_clients(self, added: Sequence[int]) -> None:
         """Update the names, sizes and true clusters of all clients after some were added."""
+        if not added:
+            return
         self._clients.names = {c: one.name for c, one in self._registered.items()}
         self._clients.sizes = {c: one.size for c, one in self._registered.items()}
         # The mapping is changed in place, since the oracle algorithm keeps a reference to it and

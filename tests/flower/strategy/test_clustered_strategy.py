@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 
@@ -27,7 +29,7 @@ from fedclade import (
 )
 from fedclade.algorithms.registry import METHODS, build_algorithm
 from fedclade.core import ModelError, UpdateError
-from fedclade.flower import ClusteredStrategy
+from fedclade.flower import ClusteredStrategy, LocalGrid, LocalNode
 from fedclade.flower.strategy.app_queries import PLAIN, WORKING, rehearse
 from tests.flower.strategy.apps import app_of, grid_of, initial_arrays, settled, truth_of
 
@@ -165,6 +167,11 @@ def test_whole_numbers_and_running_statistics_do_not_count_in_comparisons():
     assert all(row["max_norm"] < 10 for row in strategy.run.cluster_rows)
 
 
+def lying(shape: tuple[int, ...], data: bytes, stype: str = "numpy.ndarray") -> Array:
+    """Return an array that states another shape or content than it has."""
+    return Array("float64", shape, stype, data)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
@@ -173,6 +180,16 @@ def test_whole_numbers_and_running_statistics_do_not_count_in_comparisons():
         ("b", np.full(1, np.nan), r"node 101: the array 'b' has entries that are NaN or infinite"),
         ("c", np.zeros(1), r"node 101: the reply has an array 'c' that the client did not receive"),
         ("w", None, r"node 101: the array 'w' is missing in the reply, which has \['b'\]"),
+        (
+            "w",
+            lying((4,), Array(np.ones(1)).data),
+            r"node 101: the array 'w' has numbers of the shape \(1,\), expected \(4,\)",
+        ),
+        ("x" * 10**4, np.zeros(1), r"node 101: the reply has an array 'x{500,600}…$"),
+        ("w", lying((4,), b""), r"node 101: the message cannot be read: EOFError"),
+        ("w", lying((4,), b"garbage"), r"node 101: the message cannot be read: ValueError"),
+        ("w", lying((4,), bytes(32), "other"), r"node 101: the message cannot be read: TypeError"),
+        ("w", np.ones(4, dtype=np.longdouble), r"node 101: the array 'w' has the type float128"),
     ],
 )
 def test_a_reply_with_other_arrays_is_left_out(name: str, value: Any, reason: str):
@@ -182,12 +199,45 @@ def test_a_reply_with_other_arrays_is_left_out(name: str, value: Any, reason: st
             if value is None:
                 del arrays[name]
             else:
-                arrays[name] = Array(value)
+                arrays[name] = value if isinstance(value, Array) else Array(value)
 
     strategy = ClusteredStrategy("fedavg")
     strategy.start(grid_of(app_of(change=change), 3), initial_arrays(), num_rounds=1)
     assert list(reasons(strategy.run)) == ["1"]
     assert re.match(reason, reasons(strategy.run)["1"])
+
+
+@pytest.mark.parametrize("size", [0, 0.5, float("nan"), 2**54, 1e300])
+@pytest.mark.parametrize("query", ["train", "evaluate on test data"])
+def test_an_impossible_number_of_examples_leaves_a_client_out(size: float, query: str):
+    def change(client: int, content: RecordDict) -> None:
+        if client == 1 and bool(content.array_records) == (query == "train"):
+            content.metric_records["metrics"]["num-examples"] = size
+
+    strategy = ClusteredStrategy("fedavg")
+    strategy.start(grid_of(app_of(change=change), 3), initial_arrays(), num_rounds=1)
+    (event,) = [each for each in strategy.run.events if each["kind"] == "left_out"]
+    assert event["query"] == query
+    assert re.match(
+        r"node 101: the metric 'num-examples' should be a number of examples from 1 to 2\*\*53, got",
+        event["clients"]["1"],
+    )
+
+
+@pytest.mark.parametrize("name", ["eval_acc", "eval_loss"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "ifca"])
+def test_a_metric_that_is_not_finite_leaves_a_client_out(name: str, algorithm: str):
+    def change(client: int, content: RecordDict) -> None:
+        if client == 1 and not content.array_records:
+            content.metric_records["metrics"][name] = float("nan")
+
+    strategy = ClusteredStrategy(algorithm)
+    result = strategy.start(grid_of(app_of(change=change), 3), initial_arrays(), num_rounds=1)
+    assert np.isfinite([*result.evaluate_metrics_clientapp[1].values()]).all()
+    whys = [each["clients"]["1"] for each in strategy.run.events if each["kind"] == "left_out"]
+    expected = rf"node 101: the metric '{name}' should be a finite number, got nan"
+    assert all(re.match(expected, why) for why in whys)
+    assert whys
 
 
 def test_a_reply_without_examples_is_left_out_and_a_run_of_such_replies_ends():
@@ -248,6 +298,19 @@ def test_rcfl_needs_the_line_that_selects_a_part():
     assert clusters(strategy) == TRUE
 
 
+def test_rcfl_separates_clients_although_one_is_disconnected():
+    """The round is not taken for one that trains only a sample of the clients."""
+    grid = grid_of(app_of(selects_parts=True))
+
+    class Leaving(Callback):
+        def on_round(self, record: RoundRecord) -> None:
+            grid.nodes[105].connected = False
+
+    strategy = ClusteredStrategy("rcfl", callbacks=[Leaving()])
+    strategy.start(grid, initial_arrays(), num_rounds=3)
+    assert [leaf.members for leaf in strategy.run.tree.leaves] == [(0, 2, 4), (1, 3)]
+
+
 def test_a_run_with_a_folder_continues(tmp_path):
     folder = tmp_path / "run"
     grid = grid_of(app_of())
@@ -266,6 +329,58 @@ def test_a_run_with_a_folder_continues(tmp_path):
         more.start(grid, initial_arrays(), num_rounds=4)
 
 
+def test_a_run_continues_with_fewer_nodes_than_it_began_with(tmp_path):
+    """Fractions and numbers of clients stay those of the first start."""
+
+    class Interrupting(Callback):
+        def on_round(self, record: RoundRecord) -> None:
+            if record.round == 2:
+                raise KeyboardInterrupt
+
+    grid = grid_of(app_of())
+    options: dict[str, Any] = {
+        "folder": tmp_path / "run",
+        "fraction_train": 0.1,
+        "fraction_evaluate": 0.5,
+        "settings": RunSettings(checkpoint_every=1),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        ClusteredStrategy("fedavg", callbacks=[Interrupting()], **options).start(
+            grid, initial_arrays(), num_rounds=3
+        )
+    for node in (101, 102, 103):
+        grid.nodes[node].connected = False
+    strategy = ClusteredStrategy("fedavg", **options)
+    strategy.start(grid, initial_arrays(), num_rounds=3)
+    assert [row["round"] for row in strategy.run.metric_rows] == [1, 2, 3]
+    assert strategy.run.config["client_fraction"] == pytest.approx(2 / 6)
+
+
+def test_a_continued_run_whose_nodes_are_all_new_warns(tmp_path, caplog):
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    app = app_of()
+    grid = grid_of(app, 2)
+    strategy = ClusteredStrategy("fedavg", folder=tmp_path / "run")
+    try:
+        strategy.start(grid, initial_arrays(), num_rounds=1)
+        assert "is connected, so all nodes join" not in caplog.text
+        others = LocalGrid({500 + k: LocalNode(app, {"partition-id": k}) for k in range(2)})
+        strategy.start(others, initial_arrays(), num_rounds=2)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert "none of the 2 clients of the run in" in caplog.text
+    assert len(strategy.run.tree.leaf_of) == 4
+
+
+def test_numbers_of_examples_survive_the_end_of_a_run(tmp_path):
+    folder = tmp_path / "run"
+    ClusteredStrategy("fedavg", folder=folder).start(
+        grid_of(app_of(), 2), initial_arrays(), num_rounds=1
+    )
+    saved = json.loads((folder / "nodes.json").read_text())
+    assert [each["size"] for each in saved["clients"].values()] == [60, 60]
+
+
 def test_nodes_may_join_and_leave():
     grid = grid_of(app_of(), 7)
     grid.nodes[106].connected = False
@@ -282,6 +397,68 @@ def test_nodes_may_join_and_leave():
     assert "disconnected" in kinds
     assert "reconnected" in kinds
     assert [row["clients_present"] for row in strategy.run.metric_rows] == [6, 5, 6, 7]
+
+
+def test_a_cluster_without_a_connected_member_is_reported():
+    grid = grid_of(app_of(), 4)
+
+    class Leaving(Callback):
+        def on_round(self, record: RoundRecord) -> None:
+            grid.nodes[101].connected = grid.nodes[103].connected = False
+
+    strategy = ClusteredStrategy(
+        "oracle", true_clusters=truth_of(4), callbacks=[Leaving()], min_train_nodes=1
+    )
+    strategy.start(grid, initial_arrays(), num_rounds=2)
+    alone = strategy.run.tree.node_for(1).id
+    events = [(e["node"], e["round"]) for e in strategy.run.events if e["kind"] == "too_few"]
+    assert (alone, 2) in events
+
+
+def test_a_later_node_without_a_true_cluster_does_not_take_part(caplog):
+    grid = grid_of(app_of(), 3)
+    grid.nodes[102].connected = False
+
+    class Coming(Callback):
+        def on_round(self, record: RoundRecord) -> None:
+            grid.nodes[102].connected = True
+
+    strategy = ClusteredStrategy("fedavg", true_clusters=truth_of(2), callbacks=[Coming()])
+    strategy.start(grid, initial_arrays(), num_rounds=3)
+    assert clusters(strategy) == [(0, 1)]
+    assert caplog.text.count("node 102 does not take part, as true_clusters does not name it") == 1
+
+
+def test_metrics_do_not_depend_on_the_order_of_replies():
+    def run(grid: LocalGrid) -> Any:
+        result = ClusteredStrategy("fedavg").start(grid, initial_arrays(), num_rounds=1)
+        return result.train_metrics_clientapp[1], result.evaluate_metrics_clientapp[1]
+
+    class Reversed(LocalGrid):
+        """Grid on which the first clients reply only after all others."""
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            ids = list(message_ids)
+            waiting = list(self._waiting)
+            return super().pull_messages(ids) if waiting[-1] in ids else []
+
+    assert run(Reversed(grid_of(app_of(), 7).nodes)) == run(grid_of(app_of(), 7))
+
+
+def test_a_client_of_several_models_is_late_once_for_a_query():
+    """With 2 models, a client has 2 requests, and one late query skips one further query."""
+    late = {100}
+
+    class Slow(LocalGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            ids = [each for each in message_ids if each in self._waiting]
+            kept = [each for each in ids if self._waiting[each].metadata.dst_node_id not in late]
+            return super().pull_messages(kept)
+
+    strategy = ClusteredStrategy("ifca", clusters=2)
+    strategy.start(Slow(grid_of(app_of(), 3).nodes), initial_arrays(), num_rounds=1, timeout=0.01)
+    whys = [e["clients"]["0"] for e in strategy.run.events if e["kind"] == "left_out"]
+    assert "not asked, as it was too late the last time" in whys[1]
 
 
 def test_a_line_of_progress_is_logged_for_each_round(caplog):
@@ -316,6 +493,8 @@ def test_settings_that_need_clients_of_fedclade_are_refused():
         ClusteredStrategy("cfl", callbacks=[EarlyStopping(patience=2)])
     with pytest.raises(ConfigError, match=r"the options \['eps1'\] belong to an algorithm"):
         ClusteredStrategy(CFL(), eps1=0.1)
+    with pytest.raises(ConfigError, match=r"got the class CFL; pass CFL\(\)"):
+        ClusteredStrategy(CFL)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"fraction_train should be in \(0, 1\], got 0"):
         ClusteredStrategy("cfl", fraction_train=0)
 
@@ -335,6 +514,42 @@ def test_initial_arrays_have_to_be_a_model():
         ClusteredStrategy("cfl").start(grid, only_ints)
     with pytest.raises(ModelError, match=r"the initial array 'z' has the type complex128"):
         ClusteredStrategy("cfl").start(grid, initial_arrays(z=np.zeros(1, dtype=complex)))
+
+
+def test_whole_numbers_beyond_float32_come_back_exactly():
+    numbers = np.array([2**24 + 1, 2**31 - 1])
+    record = ArrayRecord(
+        {
+            "w": Array(np.full(4, 0.1, dtype=np.float32)),
+            "b": Array(np.zeros(1, dtype=np.float32)),
+            "n": Array(numbers),
+        }
+    )
+    result = ClusteredStrategy("fedavg").start(grid_of(app_of(), 2), record, num_rounds=1)
+    np.testing.assert_array_equal(result.arrays["n"].numpy(), numbers)
+    assert result.arrays["w"].numpy().dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([1.5], dtype=np.float16),
+        np.array([1.5, 2.5], dtype=">f8"),
+        np.array(2.5),
+        np.zeros((0, 3)),
+        np.array([], dtype=np.int64),
+        np.array([True, False]),
+        np.array([2**31 + 8], dtype=np.uint32),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    ],
+)
+def test_arrays_of_every_type_and_shape_come_back(value: np.ndarray):
+    result = ClusteredStrategy("fedavg").start(
+        grid_of(app_of(), 2), initial_arrays(**{"any [a-z]*": value}), num_rounds=1
+    )
+    returned = result.arrays["any [a-z]*"].numpy()
+    np.testing.assert_array_equal(returned, value)
+    assert returned.dtype == value.dtype.newbyteorder("=")
 
 
 def test_several_initial_models_have_to_differ():
@@ -373,6 +588,41 @@ def test_a_client_that_cannot_evaluate_is_named_before_round_1():
     strategy = ClusteredStrategy("cfl", fraction_evaluate=0, **CFL_OPTIONS)
     result = strategy.start(grid, initial_arrays(), num_rounds=1)
     assert result.evaluate_metrics_clientapp == {}
+
+
+def test_a_method_of_choices_by_loss_needs_a_loss_before_round_1():
+    seen: list[Message] = []
+
+    def change(client: int, content: RecordDict) -> None:
+        content.metric_records["metrics"].pop("eval_loss", None)
+
+    grid = grid_of(app_of(change=change, seen=seen), 2)
+    with pytest.raises(
+        ConfigError, match=r"IFCA lets clients choose a model by its loss, but they"
+    ):
+        ClusteredStrategy("ifca").start(grid, initial_arrays())
+    assert {msg.metadata.message_type for msg in seen} == {"evaluate"}
+
+
+def test_a_method_of_choices_by_loss_runs_without_evaluations():
+    strategy = ClusteredStrategy("ifca", fraction_evaluate=0)
+    result = strategy.start(grid_of(app_of()), initial_arrays(), num_rounds=3)
+    assert clusters(strategy) == TRUE
+    assert result.evaluate_metrics_clientapp == {}
+
+
+def test_a_failed_start_leaves_no_run_behind():
+    strategy = ClusteredStrategy("fedavg")
+    strategy.start(grid_of(app_of(), 2), initial_arrays(), num_rounds=1)
+    with pytest.raises(ModelError):
+        strategy.start(grid_of(app_of(), 2), ArrayRecord({}), num_rounds=1)
+    with pytest.raises(RunError, match=r"has no finished run yet"):
+        strategy.arrays_by_cluster()
+
+
+def test_no_rounds_return_the_initial_model():
+    result = ClusteredStrategy("cfl").start(grid_of(app_of(), 2), initial_arrays(), num_rounds=0)
+    np.testing.assert_array_equal(result.arrays["w"].numpy(), initial_arrays()["w"].numpy())
 
 
 def test_a_finished_run_is_needed_for_results():

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from scipy.sparse import csr_array
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedclade import ConfigError
@@ -46,12 +47,33 @@ def test_without_a_part_all_data_is_returned():
         (TensorDataset(torch.arange(8)), lambda part: [int(part[k][0]) for k in range(len(part))]),
         ((np.arange(8), np.arange(8) * 2), lambda part: list(part[1] // 2)),
         ({"x": np.arange(8)}, lambda part: list(part["x"])),
+        (csr_array(np.arange(8)[:, None]), lambda part: part.toarray()[:, 0].tolist()),
+        ((csr_array(np.arange(8)[:, None]), np.arange(8)), lambda part: list(part[1])),
     ],
 )
 def test_all_forms_of_data_have_the_same_part(data: Any, read: Any):
     expected = part_of(list(range(8)), config_of(1))
     assert [int(each) for each in read(part_of(data, config_of(1)))] == expected
     assert type(part_of(data, config_of(1))) is type(data) or isinstance(data, TensorDataset)
+
+
+def test_rows_of_a_frame_are_selected_whose_select_selects_columns():
+    """As in a data frame of Polars."""
+
+    class Frame:
+        def __len__(self) -> int:
+            return 8
+
+        def __array__(self) -> np.ndarray:
+            return np.arange(8)
+
+        def __getitem__(self, rows: np.ndarray) -> list[int]:
+            return rows.tolist()
+
+        def select(self, columns: Any) -> Any:
+            raise AssertionError("select selects columns")
+
+    assert part_of(Frame(), config_of(1)) == part_of(list(range(8)), config_of(1))
 
 
 def test_what_is_no_data_is_refused():

@@ -302,6 +302,14 @@ class DataSplits:
         return updates.select(sorted([*able, *others])), in_splits
 
 
+def all_take_part(tree: ParameterTree, cohort: Iterable[int], clients: Clients) -> bool:
+    """Return whether a round trains all clients of a tree that are available, and not a sample.
+
+    A client that is unavailable in a round does not turn the round into a sample.
+    """
+    return set(clients.reachable).intersection(tree.leaf_of).issubset(cohort)
+
+
 def divisible_sizes(clients: Clients) -> Mapping[int, int]:
     """Return the number of training examples of each client that can be divided into splits.
 

@@ -63,7 +63,7 @@ from fedclade.algorithms.cluster_update import (
 from fedclade.algorithms.fallback import LEAF, ROOT, best_on_validation, keep_better, train_beside
 from fedclade.algorithms.rcfl.changed_data import SplitSketches
 from fedclade.algorithms.rcfl.cohorts import CohortTests, run_cohort_round
-from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits, divisible_sizes
+from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits, all_take_part, divisible_sizes
 from fedclade.algorithms.rcfl.replicate_test import (
     Verdict,
     can_split_later,
@@ -319,7 +319,11 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
 
         With ``personalize``, clients then fine-tune models of their own if the round is evaluated.
         """
-        if this_round.number == 1 and len(cohort) < len(state.tree.leaf_of) > MANY_CLIENTS:
+        if (
+            this_round.number == 1
+            and len(state.tree.leaf_of) > MANY_CLIENTS
+            and not all_take_part(state.tree, cohort, clients)
+        ):
             state = self._choose_cohort_splits(state, clients)
         if state.on_cohorts:
             state, log = self._run_cohort_round(state, cohort, clients, this_round)
@@ -368,8 +372,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         before = state.tree
         is_one_cluster = len(before.nodes) == 1
         state = replace(state, trained=state.trained + len(cohort))
-        all_take_part = len(cohort) == len(before.leaf_of)
-        last_in_splits = EARLY_ROUNDS if all_take_part else 1
+        is_complete = all_take_part(before, cohort, clients)
+        last_in_splits = EARLY_ROUNDS if is_complete else 1
         if number <= last_in_splits and state.parts and is_one_cluster:
             return self._run_round_in_splits(
                 state, cohort, clients, this_round=this_round, last_in_splits=last_in_splits
@@ -380,7 +384,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             state = replace(state, checks=state.checks + 1)
             state, events = self._check(state, clients, this_round)
         looks_inside = (
-            all_take_part
+            is_complete
             and state.tree is before
             and self._looks_inside(state, cohort, clients, number)
         )

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.algorithms.cluster_update import ClusterUpdate, train_clusters
-from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits, divisible_sizes
+from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits, all_take_part, divisible_sizes
 from fedclade.algorithms.split_criterion import (
     CFLState,
     ExaminedCluster,
@@ -832,8 +832,7 @@ class ReplicateTest(SplitCriterion):
         """
         tree = state.tree
         splits = DataSplits(state.parts, state.part_size) if state.parts else None
-        all_take_part = len(cohort) == len(tree.leaf_of)
-        last_in_splits = ROUNDS_IN_SPLITS if all_take_part else 1
+        last_in_splits = ROUNDS_IN_SPLITS if all_take_part(tree, cohort, clients) else 1
         on_whole_data = set(cohort)
         trained: list[ClusterUpdate] = []
         halves: dict[int, _Replicates] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,13 +35,14 @@ from fedclade.core import (
 )
 from fedclade.flower.exchange import AT_ONCE
 from fedclade.flower.grid_clients import Backoff, UpdateBuffer
-from fedclade.flower.replies import Scores, UpdateReply, evaluation_of
+from fedclade.flower.replies import MOST_EXAMPLES, Scores, UpdateReply, evaluation_of
 from fedclade.flower.strategy.app_exchange import AppExchange, AppRequest, only_record
 from fedclade.flower.strategy.app_nodes import AppNodes
 from fedclade.flower.strategy.app_queries import check_query
 from fedclade.flower.strategy.array_model import ArrayModel
 from fedclade.flower.strategy.parts import PartSent
 from fedclade.flower.strategy.score_keys import ScoreKeys, find_train_loss, read_number
+from fedclade.flower.wire import clean
 from fedclade.runs import ComingAndGoing
 
 SERVER_ROUND = "server-round"
@@ -79,8 +79,29 @@ class MessageFormat:
 class RoundReplies:
     """Metrics of the replies in one round, without arrays, by client."""
 
-    train: list[RecordDict] = field(default_factory=list[RecordDict])
-    evaluate: dict[int, RecordDict] = field(default_factory=dict[int, RecordDict])
+    _train: list[tuple[int, RecordDict]] = field(default_factory=list[tuple[int, RecordDict]])
+    _evaluate: dict[int, RecordDict] = field(default_factory=dict[int, RecordDict])
+
+    # Both lists have the order of clients: sums of metrics must not depend on the order in which
+    # replies arrive.
+
+    @property
+    def train(self) -> list[RecordDict]:
+        """Replies to requests to train, in the order of clients."""
+        return [content for _, content in sorted(self._train, key=lambda each: each[0])]
+
+    @property
+    def evaluate(self) -> list[RecordDict]:
+        """Last reply of each client to a request to evaluate, in the order of clients."""
+        return [content for _, content in sorted(self._evaluate.items())]
+
+    def add_training(self, client: int, content: RecordDict) -> None:
+        """Add a client's reply to a request to train."""
+        self._train.append((client, content))
+
+    def add_evaluation(self, client: int, content: RecordDict) -> None:
+        """Add a client's reply to a request to evaluate, in place of an earlier one."""
+        self._evaluate[client] = content
 
 
 class AppClients(Workers):
@@ -249,7 +270,7 @@ class AppClients(Workers):
                 left_out[client] = self._name_node(client, error)
                 continue
             if is_of_round:
-                self.replies.evaluate[client] = content
+                self.replies.add_evaluation(client, content)
         # A client replies for all of its models or for none.
         scores = {
             client: [each for _, each in sorted(of_client.items())]
@@ -290,19 +311,27 @@ class AppClients(Workers):
         left_out |= dict.fromkeys(asked - connected, DROPPED_OUT)
         left_out |= self._backoff.skipped(asked & connected, connected)
         sent = [request for request in requests if request.client not in left_out]
+        late: set[int] = set()
+        replied: set[int] = set()
         for request, reply in self._exchange.ask(sent, kind, group):
             client = request.client
             if not isinstance(reply, str):
-                self._backoff.reset(client)
+                replied.add(client)
                 yield request, reply
                 continue
             if reply == TOO_LATE:
-                self._backoff.late(client)
+                late.add(client)
             plain = (DROPPED_OUT, TOO_LATE)
             left_out[client] = reply if reply in plain else self._name_node(client, reply)
+        # A client may have several requests in one query, which count as one late reply.
+        for client in replied - late:
+            self._backoff.reset(client)
+        for client in late:
+            self._backoff.late(client)
 
     def _name_node(self, client: int, reason: object) -> str:
-        return f"node {self._nodes.node(client)}: {reason}"
+        """Return the reason why a client is left out, with its node, safe for tables and logs."""
+        return f"node {self._nodes.node(client)}: {clean(str(reason))}"
 
     def _read_update(
         self, content: RecordDict, base: Tensor, query: TrainQuery, client: int
@@ -327,7 +356,7 @@ class AppClients(Workers):
         else:
             self._nodes.sizes[client] = size
         update = self._model.read(arrays).to(base) - base
-        self.replies.train.append(without_arrays(content))
+        self.replies.add_training(client, without_arrays(content))
         return UpdateReply(size, find_train_loss(metrics), update)
 
     def _read_scores(self, content: RecordDict) -> Scores:
@@ -349,12 +378,12 @@ def read_size(metrics: MetricRecord, weight: str) -> int:
     Raises
     ------
     UpdateError
-        If it is missing, not a number, or not positive.
+        If it is missing, not a number, less than 1, or more than 2**53.
     """
     size = read_number(metrics, weight)
-    if not math.isfinite(size) or size < 1:
+    if not 1 <= size <= MOST_EXAMPLES:  # NaN is out of range, too
         raise UpdateError(
-            f"the metric {weight!r} should be a number of examples of at least 1, got {size:g}"
+            f"the metric {weight!r} should be a number of examples from 1 to 2**53, got {size:g}"
         )
     return round(size)
 
@@ -413,12 +442,13 @@ class AppMembers(Channel, ComingAndGoing):
         self._nodes = nodes
         self._folder = folder
         self._before: frozenset[int] | None = None
-        self._seen = frozenset[int]()  # all clients that were connected in an earlier round
+        # all clients that were connected in an earlier round, or before an interruption
+        self._seen = frozenset(nodes.ids)
 
     @property
-    def reachable(self) -> Sequence[int]:
-        """Ids of the connected clients."""
-        return self._nodes.connected
+    def away(self) -> frozenset[int]:
+        """Ids of the clients that were disconnected when the current round began."""
+        return frozenset(self._nodes.ids).difference(self._nodes.connected)
 
     @property
     def present(self) -> int | None:
@@ -444,21 +474,6 @@ class AppMembers(Channel, ComingAndGoing):
         """Wait until a client is connected, so that a finished round can be evaluated."""
         self._nodes.wait(1)
         self._workers.begin(number)
-
-    def there(self, state: State) -> State:
-        """Return a state whose clusters contain connected clients only, to draw a cohort from."""
-        connected = set(self._nodes.connected)
-        if connected.issuperset(state.tree.leaf_of):
-            return state
-        nodes = [
-            replace(
-                node,
-                members=tuple(client for client in node.members if client in connected),
-                cached=None,
-            )
-            for node in state.tree.nodes
-        ]
-        return replace(state, tree=ParameterTree(tuple(nodes)))
 
     def _list_changes(self) -> list[Event]:
         """List the events of clients that have disconnected or reconnected since the last round."""

@@ -26,7 +26,7 @@ from fedclade.flower.strategy.app_clients import (
 )
 from fedclade.flower.strategy.app_exchange import AppExchange, AppRequest, only_record
 from fedclade.flower.strategy.app_nodes import AppNodes
-from fedclade.flower.strategy.app_queries import PLAIN, rehearse
+from fedclade.flower.strategy.app_queries import PLAIN, Rehearsal, rehearse
 from fedclade.flower.strategy.array_model import ArrayModel
 from fedclade.flower.strategy.parts import PartSent
 from fedclade.flower.strategy.score_keys import ScoreKeys
@@ -109,7 +109,7 @@ class AppDeployment(Deployment):
     workers: AppClients = field(init=False)
     _initial: Tensor = field(init=False)
     _keys: ScoreKeys = field(init=False)
-    _has_parts: bool = field(init=False, default=False)
+    _rehearsal: Rehearsal = field(init=False)
 
     @property
     def roster(self) -> ClientRegistry:
@@ -137,7 +137,7 @@ class AppDeployment(Deployment):
         if not isinstance(algorithm, Algorithm):
             options = {**PLAIN.get(algorithm, {}), **self.chosen.options}
             algorithm = build_algorithm(algorithm, options, self.roster.true_clusters)
-        self._has_parts = rehearse(algorithm).has_parts
+        self._rehearsal = rehearse(algorithm)
         return algorithm
 
     def prepare(
@@ -152,8 +152,9 @@ class AppDeployment(Deployment):
         Raises
         ------
         ConfigError
-            If the metrics of clients cannot be identified, or a ClientApp trains on all of its data
-            where the algorithm needs parts of it.
+            If the metrics of clients cannot be identified, clients return no loss where the
+            algorithm needs one, or a ClientApp trains on all of its data where the algorithm needs
+            parts of it.
         ModelError
             If the initial arrays are no model.
         UpdateError
@@ -162,7 +163,13 @@ class AppDeployment(Deployment):
         self.model = ArrayModel.of(model, self.chosen.buffers)
         self._initial = self._make_initial(model, algorithm, settings.seed)
         self._keys = self._probe_scores(model)
-        if self._has_parts:
+        if self._rehearsal.has_choices and self._keys.loss is None:
+            raise ConfigError(
+                f"{type(algorithm).__name__} lets clients choose a model by its loss, but they return "
+                "no loss when they evaluate; return a metric such as 'eval_loss', or name it as "
+                "loss_key"
+            )
+        if self._rehearsal.has_parts:
             self._probe_parts(model, settings.seed)
         # Metric and direction are all that a run needs of the task; the loss is the clients' own.
         return settings, FittedTask(kind="regression", metrics=(self._keys.metric,))
@@ -195,9 +202,9 @@ class AppDeployment(Deployment):
     def _probe_scores(self, arrays: ArrayRecord) -> ScoreKeys:
         """Let a few nodes evaluate the initial model, and find the score among their metrics.
 
-        Without evaluations the score is the training loss, which no client reports as a score.
+        If no client ever evaluates, the score has a name, but no values.
         """
-        if not self.chosen.evaluates:
+        if not self.chosen.evaluates and not self._rehearsal.has_choices:
             return ScoreKeys("score", None, higher_is_better=True)
         content = self.messages.content(arrays, self.messages.evaluate_config, 0, {})
         requests = [
@@ -217,7 +224,8 @@ class AppDeployment(Deployment):
             return self.chosen.find_keys(dict(metrics))
         raise UpdateError(
             "the run cannot start, since no node can evaluate the initial model: "
-            f"{'; '.join(sorted(reasons))}; correct the ClientApp, or set fraction_evaluate=0"
+            f"{'; '.join(sorted(reasons))}; correct the ClientApp"
+            + ("" if self._rehearsal.has_choices else ", or set fraction_evaluate=0")
         )
 
     def _probe_parts(self, arrays: ArrayRecord, seed: int) -> None:

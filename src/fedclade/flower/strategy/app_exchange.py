@@ -17,7 +17,7 @@ from fedclade.channel import Meter
 from fedclade.core import DROPPED_OUT, TOO_LATE, UpdateError
 from fedclade.flower.exchange import AT_ONCE, FIRST_PAUSE, LONGEST_PAUSE, UNREACHED, Inbox
 from fedclade.flower.flwr_internals import ErrorCode
-from fedclade.flower.wire import clean
+from fedclade.flower.wire import clean, untrusted
 
 UNLIMITED = 2**62
 """Number of bytes above every size: the size of a plain reply is not limited."""
@@ -139,8 +139,14 @@ class AppExchange:
             return DROPPED_OUT if code == ErrorCode.NODE_UNAVAILABLE else f"error {code}: {reason}"
         if reply.metadata.src_node_id != request.node:
             return f"the reply is from another node, {reply.metadata.src_node_id}"
-        self._meter.bytes_up += array_bytes(reply.content)
-        return reply.content
+        try:
+            with untrusted():
+                content = reply.content
+                size = array_bytes(content)
+        except UpdateError as error:
+            return str(error)
+        self._meter.bytes_up += size
+        return content
 
 
 def array_bytes(content: RecordDict) -> int:

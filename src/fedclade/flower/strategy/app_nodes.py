@@ -40,6 +40,11 @@ class AppNodes:
         unknown.
     sleep
         Function that pauses for a number of seconds.
+
+    Attributes
+    ----------
+    first
+        Number of clients that were connected before round 1. A continued run has the same number.
     """
 
     def __init__(
@@ -51,6 +56,8 @@ class AppNodes:
         self._node_of: dict[int, int] = {}  # by client
         self._names: dict[int, str] = {}
         self._connected: set[int] = set()  # clients
+        self._unknown: set[int] = set()  # nodes that joined later, without a true cluster
+        self.first: int | None = None
         self.sizes: dict[int, int] = {}
         """Number of training examples that each client has last reported, 1 before its first reply.
         """
@@ -75,9 +82,20 @@ class AppNodes:
         return self._node_of[client]
 
     def look(self) -> None:
-        """Look which nodes are connected, and number the new ones."""
+        """Look which nodes are connected, and number the new ones.
+
+        Raises
+        ------
+        ConfigError
+            If true clusters are given, but not for a node that is connected before round 1. A node
+            that joins later does not take part.
+        """
         nodes = set(self._grid.get_node_ids())
-        for node in sorted(nodes.difference(self._node_of.values())):
+        for node in sorted(nodes.difference(self._node_of.values(), self._unknown)):
+            if self.first is not None and self._truth is not None and node not in self._truth:
+                _log.warning("node %d does not take part, as true_clusters does not name it", node)
+                self._unknown.add(node)
+                continue
             self._add(node)
         self._connected = {client for client, node in self._node_of.items() if node in nodes}
 
@@ -104,6 +122,8 @@ class AppNodes:
             before = len(self._connected)
             self._sleep(SETTLE)
             self.look()
+        if self.first is None:
+            self.first = len(self._connected)
 
     def save(self, folder: Path) -> None:
         """Write the clients and their nodes to the run's folder."""
@@ -111,7 +131,8 @@ class AppNodes:
             str(client): {"node": node, "size": self.sizes[client]}
             for client, node in self._node_of.items()
         }
-        write_text(folder / FILE, json.dumps({"clients": clients}, indent=1))
+        saved = {"connected_before_round_1": self.first, "clients": clients}
+        write_text(folder / FILE, json.dumps(saved, indent=1))
 
     def load(self, folder: Path) -> None:
         """Read the clients of a run that is continued; do nothing if the folder has none.
@@ -125,11 +146,15 @@ class AppNodes:
         if not path.exists():
             return
         try:
-            clients: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["clients"]
+            saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            clients: dict[str, Any] = saved["clients"]
+            self.first = int(saved["connected_before_round_1"])
             for number, (client, each) in enumerate(clients.items()):
                 if int(client) != number:
                     raise ValueError(f"client {client} is in place {number}")
                 self._add(int(each["node"]), int(each["size"]))
+        except ConfigError:  # the file is fine, but true_clusters is not
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{path} is damaged ({type(error).__name__}: {error}); restore it from a backup, or "

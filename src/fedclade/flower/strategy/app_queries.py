@@ -130,9 +130,12 @@ class Rehearsal:
     ----------
     has_parts
         Whether clients have to train on parts of their data that the config names.
+    has_choices
+        Whether clients choose among several models by their losses.
     """
 
     has_parts: bool
+    has_choices: bool
 
 
 def rehearse(algorithm: Algorithm) -> Rehearsal:
@@ -160,7 +163,7 @@ def rehearse(algorithm: Algorithm) -> Rehearsal:
         # The imaginary clients may not suit the algorithm's settings. The run then checks each query
         # when it is sent.
         _log.debug("the rehearsal of %s ended: %s: %s", name, type(error).__name__, error)
-    return Rehearsal(clients.has_parts)
+    return Rehearsal(clients.has_parts, clients.has_choices)
 
 
 _log = logging.getLogger(__name__)
@@ -206,10 +209,13 @@ class _ImaginaryClients(Workers):
     ----------
     has_parts
         Whether a query requested training on parts of the data.
+    has_choices
+        Whether a query requested losses in order to choose a model.
     """
 
     def __init__(self) -> None:
         self.has_parts = False
+        self.has_choices = False
         self._draw = torch.Generator().manual_seed(0)
 
     @property
@@ -249,6 +255,7 @@ class _ImaginaryClients(Workers):
     def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
         """Check a query, and return random scores."""
         check_query(query)
+        self.has_choices |= query.split != "test"
         n = len(query.ids)
         scores = torch.rand(n, 1, generator=self._draw, dtype=torch.float64)
         return Evaluation(tuple(query.ids), scores, 1 - scores[:, 0], torch.ones(n).long())

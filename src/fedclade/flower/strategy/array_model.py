@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import Layout, ModelError, Slot, UpdateError, fitting, rng
+from fedclade.flower.wire import untrusted
 
 BUFFERS = ("*running_mean", "*running_var", "*moving_mean", "*moving_variance", "*batch_stats*")
 """Patterns over the names of arrays that are running statistics in PyTorch, Keras and Flax."""
@@ -64,12 +65,12 @@ class ArrayModel:
         ModelError
             If an array does not contain real numbers, or there are no parameters.
         """
-        values = {name: array.numpy() for name, array in arrays.items()}
+        values = {name: _to_native(array.numpy()) for name, array in arrays.items()}
         for name, value in values.items():
-            if value.dtype.kind not in "fiub":
+            if value.dtype.kind not in "fiub" or value.dtype.itemsize > 8:
                 raise ModelError(
                     f"the initial array {name!r} has the type {value.dtype}, expected real numbers "
-                    "or truth values; leave the array out, or convert it"
+                    "of at most 64 bits or truth values; leave the array out, or convert it"
                 )
         statistics = {name for pattern in buffers for name in fitting(pattern, values)}
         parameters = [n for n, v in values.items() if v.dtype.kind == "f" and n not in statistics]
@@ -79,8 +80,7 @@ class ArrayModel:
                 f"is trained, got {_describe(values)}; pass the parameters of the model as "
                 "initial_arrays"
             )
-        wide = any(value.dtype.itemsize > 4 for value in values.values() if value.dtype.kind == "f")
-        dtype = torch.float64 if wide else torch.float32
+        dtype = torch.float64 if any(map(_needs_float64, values.values())) else torch.float32
         of_parameters, end = _place(parameters, values, 0)
         of_buffers, _ = _place([n for n in values if n not in parameters], values, end)
         layout = Layout(of_parameters, of_buffers, dtype)
@@ -135,7 +135,14 @@ class ArrayModel:
                     f"the array {name!r} has the shape {tuple(arrays[name].shape)}, expected "
                     f"{shapes[name]}; build the same model on server and clients"
                 )
-            value = cast("Numbers", arrays[name].numpy())
+            # The shape above is only a statement of the client, and reading the numbers may fail.
+            with untrusted():
+                value = _to_native(cast("Numbers", arrays[name].numpy()))
+            if value.shape != shapes[name]:
+                raise UpdateError(
+                    f"the array {name!r} has numbers of the shape {value.shape}, expected "
+                    f"{shapes[name]}; build the same model on server and clients"
+                )
             _check_values(name, value, self.dtypes[name])
             values[name] = value
         return values
@@ -176,6 +183,20 @@ def _place(
     return tuple(slots), start
 
 
+def _to_native(value: Numbers) -> Numbers:
+    """Return an array in the byte order of this machine, since torch reads no other order."""
+    return value.astype(value.dtype.newbyteorder("="), copy=False)
+
+
+def _needs_float64(value: Numbers) -> bool:
+    """Return whether the entries of an array need float64 to be represented without loss."""
+    if value.dtype.kind == "f":
+        return value.dtype.itemsize > 4
+    if not value.size or value.dtype.kind == "b":
+        return False
+    return max(abs(int(value.min())), abs(int(value.max()))) > 2**24
+
+
 def _describe(values: Mapping[str, Numbers]) -> str:
     """Return names and types of arrays, for a message."""
     if not values:
@@ -195,7 +216,7 @@ def _check_values(name: str, value: Numbers, expected: np.dtype[np.generic]) -> 
         If it does not.
     """
     kinds = "f" if expected.kind == "f" else "fiub"
-    if value.dtype.kind not in kinds:
+    if value.dtype.kind not in kinds or value.dtype.itemsize > 8:
         raise UpdateError(
             f"the array {name!r} has the type {value.dtype}, expected {expected}; return arrays of "
             "the type that the client received"

@@ -151,6 +151,11 @@ class ClusteredStrategy(Strategy):
             ("min_evaluate_nodes", min_evaluate_nodes, min_evaluate_nodes >= 0, "at least 0"),
             ("min_available_nodes", min_available_nodes, min_available_nodes >= 1, "at least 1"),
         )
+        if isinstance(algorithm, type):
+            raise ConfigError(
+                "algorithm should be an algorithm or its name, got the class "
+                f"{algorithm.__name__}; pass {algorithm.__name__}()"
+            )
         if options and not isinstance(algorithm, str):
             raise ConfigError(
                 f"the options {shown(sorted(options))} belong to an algorithm that is given by its "
@@ -293,6 +298,9 @@ class ClusteredStrategy(Strategy):
         _log.info("Starting %s:", type(self).__name__)
         self.summary()
         deployment = self._deploy(grid, timeout, train_config, evaluate_config)
+        self._run = (
+            None  # if this run fails, results of an earlier one must not be taken for its own
+        )
         self._deployment = deployment
         builder = ResultBuilder(
             deployment=deployment,
@@ -307,7 +315,7 @@ class ClusteredStrategy(Strategy):
             deployment,
             self.algorithm,
             initial_arrays,
-            self._settings_for(num_rounds, len(deployment.nodes.connected)),
+            self._settings_for(num_rounds, deployment.nodes.first or 1),
             callbacks=Callbacks([builder, *self._callbacks]),
             middleware=self._middleware,
             folder=self.folder,
@@ -316,6 +324,8 @@ class ClusteredStrategy(Strategy):
         if run is None:
             builder.start(initial_arrays)
             run = assembled.run()
+            if self.folder is not None:
+                deployment.nodes.save(self.folder)  # with the numbers of examples of the last round
         self._run = run
         result = builder.finish(run.tree)
         _log.info("%s finished in %.2fs", type(self).__name__, time.monotonic() - begun)
@@ -329,7 +339,7 @@ class ClusteredStrategy(Strategy):
         return self._deployment
 
     def _settings_for(self, rounds: int, clients: int) -> RunSettings:
-        """Return the settings of a run, given the number of clients that are connected."""
+        """Return the settings of a run, given the number of clients before round 1."""
         fraction = min(1.0, max(self.fraction_train, self.min_train_nodes / clients))
         evaluated = max(self.min_evaluate_nodes, round(self.fraction_evaluate * clients))
         return replace(
@@ -359,7 +369,16 @@ class ClusteredStrategy(Strategy):
         nodes = AppNodes(grid, self._true_clusters, exchange.sleep)
         if self.folder is not None:
             nodes.load(self.folder)
+        before = nodes.ids
         nodes.wait(max(self.min_available_nodes, self.min_train_nodes), settled=True)
+        if before and not set(before).intersection(nodes.connected):
+            _log.warning(
+                "none of the %d clients of the run in %s is connected, so all nodes join as new "
+                "clients: start SuperNodes with keys, by which Flower recognizes them; Flower's "
+                "simulation gives every node a new id at each start",
+                len(before),
+                self.folder,
+            )
         messages = MessageFormat(
             arrays=self.arrayrecord_key,
             config=self.configrecord_key,

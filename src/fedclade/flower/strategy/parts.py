@@ -107,8 +107,9 @@ def part_of(dataset: Any, config: Mapping[str, Any]) -> Any:
     Parameters
     ----------
     dataset
-        Training data: an array, a tuple or dict of arrays with an entry for each example, a list, a
-        data frame, a data set of Hugging Face, or a PyTorch data set with a length.
+        Training data: an array, a sparse matrix, a tuple or dict of these with an entry for each
+        example, a list, a data frame, a data set of Hugging Face, or a PyTorch data set with a
+        length.
     config
         Config of the message.
 
@@ -145,12 +146,17 @@ def part_of(dataset: Any, config: Mapping[str, Any]) -> Any:
             f"part_of needs the examples of a client, got a {type(dataset).__name__}; call it with "
             "the data set, before batches are made of it"
         )
-    return _select(dataset, sent.indices(len(dataset)))
+    return _select(dataset, sent.indices(_length(dataset)))
+
+
+def _length(data: Any) -> int:
+    """Return the number of examples; a sparse matrix has a shape, but no length."""
+    return data.shape[0] if hasattr(data, "tocsr") else len(data)
 
 
 def _common_length(arrays: tuple[Any, ...]) -> int:
     """Return the length of arrays; raise a DataError if the arrays differ in length."""
-    lengths = {len(array) for array in arrays}
+    lengths = {_length(array) for array in arrays}
     if len(lengths) != 1:
         raise DataError(
             "the arrays of a client's data should have an entry for each example, got the lengths "
@@ -168,8 +174,11 @@ def _select(data: Any, indices: Indices) -> Any:
         return [items[place] for place in indices.tolist()]
     if hasattr(data, "iloc"):
         return data.iloc[indices]
+    if hasattr(data, "tocsr"):
+        return data.tocsr()[indices]
+    # An array of JAX, for example, or a data frame of Polars, whose ``select`` selects columns.
+    if hasattr(data, "__array__"):
+        return data[indices]
     if hasattr(data, "select"):
         return data.select(indices.tolist())
-    if hasattr(data, "__array__"):  # such as an array of JAX
-        return data[indices]
     return torch.utils.data.Subset(data, indices.tolist())

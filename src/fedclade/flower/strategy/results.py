@@ -90,7 +90,7 @@ class ResultBuilder(Callback):
         trained = self._aggregate(self.aggregate_train, replies.train)
         if trained is not None:
             self.result.train_metrics_clientapp[number] = trained
-        evaluated = self._aggregate(self.aggregate_evaluate, list(replies.evaluate.values()))
+        evaluated = self._aggregate(self.aggregate_evaluate, replies.evaluate)
         if evaluated is not None:
             self.result.evaluate_metrics_clientapp[number] = evaluated
         self._evaluate_clusters(number, record.tree)

@@ -99,12 +99,12 @@ class ScoreKeys:
         Raises
         ------
         UpdateError
-            If the score is missing or is not a number.
+            If the score or the loss is missing, or is not a finite number.
         """
         loss = math.nan
         if self.loss is not None:
-            loss = read_number(metrics, self.loss)
-        return read_number(metrics, self.score), loss
+            loss = _read_finite(metrics, self.loss)
+        return _read_finite(metrics, self.score), loss
 
 
 def find_train_loss(metrics: MetricValues) -> float | None:
@@ -121,6 +121,21 @@ def read_number(metrics: MetricValues, name: str) -> float:
             f"{shown([*metrics])}; return the same metrics from all clients"
         )
     return float(metrics[name])
+
+
+def _read_finite(metrics: MetricValues, name: str) -> float:
+    """Return a number in a client's metrics; raise an UpdateError if it is missing or not finite.
+
+    One score that is NaN would make the means of all clients NaN, and a client would choose a model
+    whose loss is NaN.
+    """
+    value = read_number(metrics, name)
+    if not math.isfinite(value):
+        raise UpdateError(
+            f"the metric {name!r} should be a finite number, got {value:g}; if training diverged, "
+            "lower the step size of the clients"
+        )
+    return value
 
 
 def _find_score(names: Sequence[str]) -> str | None:
