@@ -12,7 +12,7 @@ CYCLONEDX := cyclonedx-bom==7.5.0
 # Containers often forbid Python to keep what it has compiled; then each of the many processes would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo federation containers test test-all check docs wheel sbom format clean
+.PHONY: help install demo federation containers test test-all check docs check-pages wheel sbom format clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ check: install  ## lint, types, and the direction of imports
 
 docs: install  ## the site, in site/; a warning is an error; with FEDCLADE_DOCS_EXECUTE=true notebooks are executed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+check-pages: docs  ## check pages of the site in Chromium: accessibility, width, and that nothing is loaded from elsewhere
+	$(BIN)/python docs/check_pages.py
 
 wheel: install  ## build the wheels, and use them in an environment that has nothing else
 	$(BIN)/python tests/wheel/check_wheel.py $(ARGUMENTS)

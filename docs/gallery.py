@@ -25,6 +25,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
@@ -94,15 +96,13 @@ def main() -> None:
 
 def photograph_real_data(data: Path) -> None:
     """Run rcfl on the landmine and the heart data, and save the top of each report as a picture."""
-    chrome = os.environ.get("CHROME") or shutil.which("chromium") or shutil.which("google-chrome")
-    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as name, browser() as chromium:
         folder = Path(name)
         shutil.copytree(data / "landmine", folder / "landmine")
         prepare_heart(data / "heart", folder / "heart")
         (folder / "hospitals.csv").write_text(HOSPITALS)
         (folder / "landmine.toml").write_text(LANDMINE)
         (folder / "heart.toml").write_text(HEART)
-        browser = playwright.chromium.launch(executable_path=chrome, args=["--no-sandbox"])
         # rcfl finds one cluster in the heart data, and then a report has no section "distinction".
         last_sections = {"landmine": "distinction", "heart": "gains"}
         for run, last_section in last_sections.items():
@@ -110,8 +110,7 @@ def photograph_real_data(data: Path) -> None:
             call(folder, "report", f"{run}-run")
             print_gains(folder / f"{run}-run")
             page = folder / f"{run}-run" / "report.html"
-            photograph_head(browser, page, last_section=last_section, name=f"report-{run}")
-        browser.close()
+            photograph_head(chromium, page, last_section=last_section, name=f"report-{run}")
 
 
 def print_gains(folder: Path) -> None:
@@ -145,33 +144,30 @@ def photograph_digits() -> None:
     """Run four methods on digits, and save sections of their reports as pictures."""
     federation = fedclade.load_federation("digits", clients=20, shift="label_swap", clusters=4)
     local = fedclade.LocalTraining(epochs=3, batch_size=20, lr=0.1)
-    chrome = os.environ.get("CHROME") or shutil.which("chromium") or shutil.which("google-chrome")
     PICTURES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, browser() as chromium:
         for name, method in METHODS.items():
             run = fedclade.simulate(method, "mlp", federation, local=local, rounds=30, seed=0)
             run.save(Path(folder) / name)
         report(folder, "cfl", "--against", "fedavg")
         report(folder, "rcfl")
         report(folder, *METHODS, "--out", "all.html")
-        browser = playwright.chromium.launch(executable_path=chrome, args=["--no-sandbox"])
         of_cfl = {
             "scores": "scores",
             "tree": "tree",
             "similarity": "similarity",
             "clients": "clients",
         }
-        photograph(browser, Path(folder) / "cfl" / "report.html", of_cfl)
+        photograph(chromium, Path(folder) / "cfl" / "report.html", of_cfl)
         photograph_head(
-            browser, Path(folder) / "cfl" / "report.html", last_section="tree", name="report"
+            chromium, Path(folder) / "cfl" / "report.html", last_section="tree", name="report"
         )
-        photograph(browser, Path(folder) / "rcfl" / "report.html", {"checks": "checks"})
+        photograph(chromium, Path(folder) / "rcfl" / "report.html", {"checks": "checks"})
         photograph(
-            browser,
+            chromium,
             Path(folder) / "all.html",
             {"overview": "comparison", "scores": "comparison-scores"},
         )
-        browser.close()
 
 
 def report(folder: str, *arguments: str) -> None:
@@ -186,42 +182,52 @@ def call(folder: Path, *arguments: str) -> None:
     )
 
 
-def photograph(browser: Browser, page: Path, sections: dict[str, str]) -> None:
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """Start Chromium without a window."""
+    chrome = os.environ.get("CHROME") or shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=chrome, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def photograph(chromium: Browser, page: Path, sections: dict[str, str]) -> None:
     """Save sections of a page as PNG files; ``sections`` maps ids of sections to file names."""
-    shown = open_page(browser, page)
+    shown = open_page(chromium, page)
     for section, name in sections.items():
         whole = shown.locator(f"#{section}")
         whole.scroll_into_view_if_needed()
         shown.wait_for_timeout(500)
-        save_picture(whole.screenshot(), name)
+        save_picture(whole.screenshot(), PICTURES / f"{name}.png")
     shown.close()
 
 
-def photograph_head(browser: Browser, page: Path, *, last_section: str, name: str) -> None:
+def photograph_head(chromium: Browser, page: Path, *, last_section: str, name: str) -> None:
     """Save a page from its top to the end of a section as one PNG file."""
-    shown = open_page(browser, page)
+    shown = open_page(chromium, page)
     last = shown.locator(f"#{last_section}")
     last.scroll_into_view_if_needed()  # figures are drawn when they become visible
     shown.wait_for_timeout(500)
     shown.evaluate("window.scrollTo(0, 0)")
     end = last.evaluate("section => section.getBoundingClientRect().bottom + window.scrollY")
     whole = {"x": 0, "y": 0, "width": WIDTH, "height": end + 16}
-    save_picture(shown.screenshot(full_page=True, clip=whole), name)
+    save_picture(shown.screenshot(full_page=True, clip=whole), PICTURES / f"{name}.png")
     shown.close()
 
 
-def open_page(browser: Browser, page: Path) -> Page:
+def open_page(chromium: Browser, page: Path) -> Page:
     """Open a report in the browser, and wait until the page has drawn its figures."""
-    shown = browser.new_page(viewport={"width": WIDTH, "height": 900}, reduced_motion="reduce")
+    shown = chromium.new_page(viewport={"width": WIDTH, "height": 900}, reduced_motion="reduce")
     shown.goto(page.resolve().as_uri())
     shown.wait_for_selector("html[data-drawn]", state="attached")
     return shown
 
 
-def save_picture(screenshot: bytes, name: str) -> None:
+def save_picture(screenshot: bytes, path: Path, colours: int = COLOURS) -> None:
     """Save a screenshot with few colours, so that the file is small."""
-    picture = Image.open(io.BytesIO(screenshot)).convert("RGB").quantize(COLOURS)
-    picture.save(PICTURES / f"{name}.png", optimize=True)
+    picture = Image.open(io.BytesIO(screenshot)).convert("RGB").quantize(colours)
+    picture.save(path, optimize=True)
 
 
 if __name__ == "__main__":

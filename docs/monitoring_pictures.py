@@ -8,8 +8,6 @@ Prometheus. It needs Chromium and Prometheus (``apt-get install chromium prometh
 from __future__ import annotations
 
 import io
-import os
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -21,10 +19,10 @@ from urllib.parse import urlencode
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
-from rich.console import Console
+from gallery import browser, save_picture
+from playwright.sync_api import Browser
 from rich.text import Text
+from terminal_pictures import save_terminal
 
 import fedclade
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, server_app
@@ -55,19 +53,16 @@ GRAPHS = {"score": "fedclade_score", "left-out": "fedclade_left_out_total"}
 def main() -> None:
     """Make all pictures."""
     port = free_port()
-    chrome = os.environ.get("CHROME") or shutil.which("chromium") or shutil.which("google-chrome")
     with (
         tempfile.TemporaryDirectory() as name,
-        sync_playwright() as playwright,
+        browser() as chromium,
         prometheus(Path(name), port) as prometheus_url,
     ):
-        browser = playwright.chromium.launch(executable_path=chrome, args=["--no-sandbox"])
         start = time.time()
-        lines = run_federation(Path(name) / "run", port, browser)
-        save_terminal(lines)
+        lines = run_federation(Path(name) / "run", port, chromium)
+        save_lines(lines)
         time.sleep(2 * PAUSE)
-        save_graphs(browser, prometheus_url, time.time() - start)
-        browser.close()
+        save_graphs(chromium, prometheus_url, time.time() - start)
     for picture in PICTURES.glob("monitoring-*"):
         picture.chmod(0o644)  # the files of a run over a network are for their owner only
 
@@ -106,7 +101,7 @@ def make_grid() -> LocalGrid:
     return LocalGrid(nodes)
 
 
-def run_federation(folder: Path, port: int, browser: Browser) -> list[str]:
+def run_federation(folder: Path, port: int, chromium: Browser) -> list[str]:
     """Run the federation and photograph what an operator sees; return the lines on the terminal."""
     grid = make_grid()
     away: dict[int, LocalNode] = {}
@@ -120,9 +115,9 @@ def run_federation(folder: Path, port: int, browser: Browser) -> list[str]:
                 grid.nodes.update(away)
             if row["round"] == PHOTOGRAPHED:
                 dashboard.follow(FollowedRun(folder))
-                photograph(browser, dashboard.url, "monitoring-live", height=900, live=True)
+                photograph(chromium, dashboard.url, "monitoring-live", height=900, live=True)
                 url = f"http://127.0.0.1:{port}/metrics"
-                photograph(browser, url, "monitoring-metrics", height=1040)
+                photograph(chromium, url, "monitoring-metrics", height=1040)
             time.sleep(PAUSE)
 
         app = server_app(
@@ -141,17 +136,11 @@ def run_federation(folder: Path, port: int, browser: Browser) -> list[str]:
     return output.getvalue().splitlines()
 
 
-def save_terminal(lines: list[str]) -> None:
+def save_lines(lines: list[str]) -> None:
     """Save the lines of some rounds as they stand on the terminal."""
     rounds = [line for line in lines if line.startswith("round ")]
-    console = Console(record=True, width=120, file=io.StringIO())
-    for line in rounds[14:28]:
-        console.print(Text(line), soft_wrap=True)
-    # No font is loaded from elsewhere.
-    svg = console.export_svg(title="one line a round").replace("Fira Code", "monospace")
-    faces = svg.index("@font-face")
-    end = svg.index(".terminal", faces)
-    (PICTURES / "monitoring-terminal.svg").write_text(svg[:faces] + svg[end:], encoding="utf-8")
+    path = PICTURES / "monitoring-terminal.svg"
+    save_terminal(path, Text("\n".join(rounds[14:28])), width=120, title="one line a round")
 
 
 @contextmanager
@@ -174,23 +163,22 @@ def prometheus(folder: Path, port: int) -> Iterator[str]:
         process.wait()
 
 
-def save_graphs(browser: Browser, url: str, seconds: float) -> None:
+def save_graphs(chromium: Browser, url: str, seconds: float) -> None:
     """Photograph graphs of Prometheus that show the whole run."""
     for name, expression in GRAPHS.items():
         query = {"g0.expr": expression, "g0.tab": "0", "g0.range_input": f"{int(seconds)}s"}
         page = f"{url}/classic/graph?{urlencode(query)}"
-        photograph(browser, page, f"monitoring-prometheus-{name}", height=850)
+        photograph(chromium, page, f"monitoring-prometheus-{name}", height=850)
 
 
-def photograph(browser: Browser, url: str, name: str, *, height: int, live: bool = False) -> None:
+def photograph(chromium: Browser, url: str, name: str, *, height: int, live: bool = False) -> None:
     """Save a page as a PNG file with few colours, so that the file is small."""
-    page = browser.new_page(viewport={"width": 1200, "height": height}, reduced_motion="reduce")
+    page = chromium.new_page(viewport={"width": 1200, "height": height}, reduced_motion="reduce")
     page.goto(url)
     if live:
         page.wait_for_selector("#sections section", state="attached")
     page.wait_for_timeout(3000)
-    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(64)
-    picture.save(PICTURES / f"{name}.png", optimize=True)
+    save_picture(page.screenshot(), PICTURES / f"{name}.png", colours=64)
     page.close()
 
 
