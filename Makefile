@@ -45,12 +45,15 @@ containers:  ## build the images of containers/, and run a federation in them; n
 	$(COMPOSE) down --volumes
 
 test: install  ## the quick tests, some at a time on each core
-	$(PYTEST) -m "not slow and not long"
+	$(PYTEST) -m "not slow and not long and not scheduled"
 
 test-all: test  ## the quick tests, and then all others: real processes, long runs, whole experiments
 	$(PYTEST) -m "slow or long"
 
-.PHONY: test-bounds
+.PHONY: test-scheduled test-bounds
+test-scheduled: install  ## the tests that a weekly workflow runs: the worked examples of CONTRIBUTING.md
+	$(PYTEST) -m scheduled
+
 BOUNDS := lowest newest
 test-bounds: install  ## tests with the lowest and the newest versions of all dependencies, in new environments
 	for which in $(BOUNDS); do $(BIN)/python tests/versions/check_versions.py $$which $(ARGUMENTS) || exit 1; done

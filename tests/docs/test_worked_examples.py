@@ -68,7 +68,7 @@ def test_the_examples_are_a_metric_a_data_set_and_a_method():
         assert "pytest" in blocks[-1].text
 
 
-@pytest.mark.slow
+@pytest.mark.scheduled
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_files_and_commands_of_an_example_work(name: str, copy: Path):
     for block in EXAMPLES[name]:
