@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -82,3 +83,9 @@ def own_method(names: Names, patch: pytest.MonkeyPatch) -> None:
     """Have the module with a method of one's own that the page of the natural suite shows."""
     (block,) = (each for each in blocks_of("docs/natural.md") if each.file == "my_methods.py")
     Path("my_methods.py").write_text(block.text, encoding="utf-8")
+
+
+def training_message(names: Names, patch: pytest.MonkeyPatch) -> None:
+    """Have a client's data, and a message that requests training."""
+    names["trainset"] = list(range(8))
+    names["msg"] = SimpleNamespace(content={"config": {}})
