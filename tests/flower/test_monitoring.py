@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import socket
 import urllib.request
 from pathlib import Path
@@ -171,6 +172,15 @@ def test_the_live_report_follows_a_run_by_its_folder(tmp_path: Path):
 def test_a_folder_without_a_run_is_refused(tmp_path: Path):
     with pytest.raises(RunError, match="contains no run yet; name the run folder"):
         FollowedRun(tmp_path)
+
+
+def test_a_folder_that_is_removed_while_it_is_followed_is_named(tmp_path: Path):
+    folder = tmp_path / "run"
+    federated(grid_of(federation_of(FOUR)), "fedavg", folder=folder, rounds=1)
+    followed = FollowedRun(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(RunError, match=r"run has been removed, .* fails in its first round"):
+        followed.progress()
 
 
 def test_the_line_of_a_round_names_clients_bytes_and_seconds():

@@ -177,7 +177,18 @@ class FollowedRun:
         """State of the folder when the run was last read, and this run."""
 
     def progress(self) -> Progress:
-        """Return the progress of the run."""
+        """Return the progress of the run.
+
+        Raises
+        ------
+        RunError
+            If the folder has been removed, or is damaged.
+        """
+        if not self.folder.is_dir():
+            raise RunError(
+                f"the run folder {self.folder} has been removed, as that of a run that fails in its "
+                "first round; the output of the run states the reason"
+            )
         rounds = self._read_rounds()
         # Both are read first: a run that finishes meanwhile removes the file, and then the lock.
         is_running = is_locked(self.folder)
