@@ -75,49 +75,48 @@ def main() -> None:
             print(page, flush=True)
             for width in WIDTHS:
                 for scheme in SCHEMES:
-                    for finding in check(chromium, address, page, width, scheme):
-                        findings.setdefault(finding, []).append(f"{page} ({width}, {scheme})")
+                    for finding, place in check(chromium, f"{address}{page}", width, scheme):
+                        shown = f"{page} ({width}, {scheme}): {place}"
+                        findings.setdefault(finding, []).append(shown)
     for finding, places in findings.items():
-        print(f"{finding}\n    on {', '.join(places)}")
+        print("\n    ".join([finding, *places]))
     print(f"{len(pages)} pages, {len(findings)} findings")
     sys.exit(1 if findings else 0)
 
 
-def check(chromium: Browser, address: str, name: str, width: int, scheme: str) -> Iterator[str]:
-    """Yield the findings on a page at a width, in light or dark mode."""
+def check(chromium: Browser, url: str, width: int, scheme: str) -> Iterator[tuple[str, str]]:
+    """Yield findings on a page at a width, in light or dark mode: what is wrong, and where."""
     page = chromium.new_page(
         viewport={"width": width, "height": 900},
         color_scheme="dark" if scheme == "dark" else "light",
         reduced_motion="reduce",
     )
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(f"error of a script: {error}"))
-    page.on(
-        "request",
-        lambda request: (
-            None
-            if request.url.startswith((address, "data:", "blob:"))
-            else errors.append(f"a request leaves the site: {request.url}")
-        ),
-    )
-    page.goto(f"{address}{name}")
+    errors: list[tuple[str, str]] = []
+    requests: list[str] = []
+    page.on("pageerror", lambda error: errors.append(("error of a script", str(error))))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(url)
     page.wait_for_load_state("networkidle")
     yield from overflow(page)
     for violation in Axe().run(page).response["violations"]:
         if violation["impact"] in FAILING:
             targets = [str(node["target"][0]) for node in violation["nodes"]]
-            examples = ", ".join(targets[:EXAMPLES])
-            yield f"{violation['impact']}: {violation['id']}: {violation['help']}: {examples}"
+            name = f"{violation['impact']}: {violation['id']}: {violation['help']}"
+            yield name, f"{len(targets)} times, such as {', '.join(targets[:EXAMPLES])}"
     yield from errors
+    origin = "/".join(url.split("/")[:3]) + "/"
+    for request in requests:
+        if not request.startswith((origin, "data:", "blob:")):
+            yield "a request leaves the site", request
     page.close()
 
 
-def overflow(page: Page) -> Iterator[str]:
+def overflow(page: Page) -> Iterator[tuple[str, str]]:
     """Yield a finding if the page is wider than the window."""
     widths = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     content, window = page.evaluate(widths)
     if content > window:
-        yield f"the page is {content} pixels wide, the window {window}"
+        yield "the page is wider than the window", f"{content} pixels"
 
 
 if __name__ == "__main__":

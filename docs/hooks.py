@@ -103,6 +103,12 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     return SCRIPT.sub(kept, html)
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Name the dialog of the search for screen readers, which the theme leaves without a name."""
+    search = 'data-md-component="search" role="dialog"'
+    return output.replace(search, f'{search} aria-label="Search"')
+
+
 def page_of(path: str) -> str:
     """Return where the page of a file or folder of the repository is."""
     return f"source/{path.replace('/.', '/dot-')}.md"

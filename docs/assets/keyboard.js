@@ -1,0 +1,18 @@
+// Let wide tables, formulas, pictures and cells of notebooks be scrolled by keyboard: the theme does so for code only.
+const wide = [
+  ".md-typeset__scrollwrap",
+  "div.arithmatex",
+  ".highlight-ipynb",
+  ".jp-OutputArea-output",
+  '.md-typeset p:has(> img[src*="pictures/"])',
+].join();
+function reach() {
+  for (const element of document.querySelectorAll(wide)) {
+    const scrolls = element.scrollWidth > element.clientWidth;
+    element.toggleAttribute("data-scrolls", scrolls);
+    if (scrolls) element.tabIndex = 0;
+    else element.removeAttribute("tabindex");
+  }
+}
+addEventListener("load", reach); // the theme puts tables into their wrappers before
+addEventListener("resize", reach);
