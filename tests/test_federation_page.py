@@ -175,9 +175,9 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
     assert set(app.heard) == set(told)
     for question, (says, carries, answers, gives) in told.items():
         heard = app.heard[question]
-        assert heard[0] - of_all - {"agreed"} == says | {"protocol"}, question
+        assert heard[0] - of_all - {"agreed"} == says | {"protocol", "fedclade"}, question
         assert (of_all <= heard[0]) == (question in ("train", "evaluate", "gains")), question
-        assert heard[2] == answers | {"protocol"}, question
+        assert heard[2] == answers | {"protocol", "fedclade"}, question
         assert {name for name in heard[1] if not name.isdigit()} == {
             name for name in carries if not name.isdigit()
         }

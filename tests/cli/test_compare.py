@@ -55,7 +55,12 @@ def test_a_comparison_goes_on_when_the_figures_of_a_run_break(tmp_path, monkeypa
         "fedclade.report.tables.save_figures",
         lambda run, folder: {}["figure"] if "a" in folder.parts else [],
     )
-    compare.compare(["a.toml", "b.toml"], out=Path("out"), quiet=True)
+    monkeypatch.setattr(
+        sys, "argv", ["fedclade", "compare", "a.toml", "b.toml", "--out", "out", "--quiet"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
     out = capsys.readouterr().out
     assert "cannot draw the figures: KeyError: 'figure'" in out
     assert "Comparison of 2 configurations" in out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -61,3 +62,8 @@ def test_a_package_without_sources_has_its_names(tmp_path: Path):
     for path in copied.rglob("*.py"):
         path.unlink()
     assert run(USE, tmp_path) == f"ConfigError {copied}/__init__.pyc"
+
+
+def test_a_package_is_pickled_as_its_name():
+    """Functions that are sent to actors by value may refer to a package."""
+    assert pickle.loads(pickle.dumps(fedclade.data)) is fedclade.data

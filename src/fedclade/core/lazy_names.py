@@ -57,6 +57,10 @@ def lazy_names(package: str) -> Callable[[str], Any]:
             if not is_submodule or modules().get(name, package) == package:
                 super().__setattr__(name, value)
 
+        def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+            """Pickle the package as its name: functions that are sent to actors may refer to it."""
+            return import_module, (package,)
+
         def __dir__(self) -> Iterable[str]:
             """Return also the names that are not imported yet, for completion in a console."""
             return {*super().__dir__(), *vars(self).get("__all__", ())}

@@ -418,6 +418,10 @@ def test_without_secure_aggregation_a_config_notes_nothing_of_it():
             "secure_parts",
         ),
         "newcomers",
+        # Settings that were added later are noted only if they are set.
+        "log",
+        "metrics",
+        "metrics_address",
     }
 
 
