@@ -24,7 +24,7 @@ def test_pictures_are_announced_if_there_are_some(
     monkeypatch.setattr(compare, "read_config", lambda *_: check_config(DIGITS))
     if not extras:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    compare.demo(out=tmp_path / "demo", quiet=True)
+    compare.demo(out=tmp_path / "demo", engine=None, memory=None, quiet=True)
     told = capsys.readouterr().out
     assert (tmp_path / "demo" / "cfl" / "seed-0" / "summary.json").is_file()
     for announced in ("the figures of CFL are in", "fedclade report"):
