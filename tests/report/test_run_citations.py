@@ -14,7 +14,9 @@ from fedclade.channel.adversary import KINDS
 from fedclade.core.server_steps import ServerOptimizerName
 from fedclade.report import cite_name, cite_runs
 from fedclade.report.citations import CITATIONS, read_entry
-from fedclade.report.run_citations import _BY_CHOICE, NATURAL
+from fedclade.report.run_citations import _BY_CHOICE
+
+NATURAL = ("heart", "student", "tcga_brca", "exam", "parkinsons", "landmine", "wisdm")
 
 BIBLIOGRAPHY = files("fedclade.report").joinpath("citations.bib").read_text(encoding="utf-8")
 

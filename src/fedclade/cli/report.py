@@ -150,7 +150,7 @@ def describe_federation(federation: Federation) -> list[str]:
 def cite(*, name: str) -> None:
     """Carry out the command ``fedclade cite``."""
     folder = Path(name)
-    if folder.is_dir() and (name not in known_citations()):
+    if folder.is_dir() and name not in known_citations():
         runs = [Run.load(each, unfinished=True) for each in _find_run_folders([folder])]
         typer.echo(cite_runs(runs))
         return
@@ -184,11 +184,16 @@ def report(
     if out is not None and out.suffix != ".html":
         raise RunError(f"--out should end in .html, got {out}")
     if latex:
-        for option, value in (
-            *(("--out", out), ("--against", against), ("--attributes", attributes)),
-            *(("--references", references), ("--open", open_it), ("--live", live)),
-        ):
-            if value:
+        of_pages = {
+            "--out": out is not None,
+            "--against": against is not None,
+            "--attributes": attributes is not None,
+            "--references": references,
+            "--open": open_it,
+            "--live": live,
+        }
+        for option, is_set in of_pages.items():
+            if is_set:
                 raise RunError(f"--latex prints a table and writes no page; leave out {option}")
     console = new_console()
     if live:

@@ -891,7 +891,7 @@ def row_norms(rows: Tensor, from_: Tensor | None = None) -> Tensor:
     """
     n, m = rows.shape
     if m > LONGEST_CONVERTED:
-        starts: Sequence[Tensor | None] = [None] * -(-m // LONGEST_CONVERTED)
+        starts: Sequence[Tensor | None] = [None] * math.ceil(m / LONGEST_CONVERTED)
         if from_ is not None:
             starts = from_.split(LONGEST_CONVERTED)
         parts = [

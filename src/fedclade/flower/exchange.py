@@ -338,6 +338,17 @@ STOPPED = (
 
 T = TypeVar("T")
 
+
+def describe_error(reply: Message) -> str:
+    """Return the reason for leaving a client out whose reply is an error message of Flower."""
+    code = reply.error.code
+    if code == ErrorCode.NODE_UNAVAILABLE:
+        return DROPPED_OUT
+    if code == ErrorCode.CLIENT_APP_CRASHED:
+        return STOPPED
+    return f"error {code}: {clean(reply.error.reason or '')}"
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -411,7 +422,9 @@ class Exchange:
                     yield node, reply
                 del reply  # or the reply would stay in memory until the next arrives
             if stopped:
-                _log.warning("the ClientApps of %d nodes stopped; asking again", len(stopped))
+                _log.warning(
+                    "the ClientApps of %d nodes stopped; repeating the request", len(stopped)
+                )
                 again = {node: contents[node] for node in stopped}
                 sent, lost = self.send(again, kind, group, end - self.clock(), largest)
                 pending |= sent
@@ -496,11 +509,7 @@ class Exchange:
     def _read(self, reply: Message, request: Request) -> Content | str:
         """Return the verified content of a reply to a request, or the reason why it is unusable."""
         if reply.has_error():  # an error message is from the SuperLink, not from the node
-            code = reply.error.code
-            reason = clean(reply.error.reason or "")
-            if code == ErrorCode.NODE_UNAVAILABLE:
-                return DROPPED_OUT
-            return STOPPED if code == ErrorCode.CLIENT_APP_CRASHED else f"error {code}: {reason}"
+            return describe_error(reply)
         if reply.metadata.src_node_id != request.node:
             return f"the reply is from another node, {reply.metadata.src_node_id}"
         try:

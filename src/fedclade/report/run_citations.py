@@ -39,9 +39,6 @@ _BY_CHOICE: Mapping[tuple[str, str], Mapping[str, Sequence[str]]] = {
 }
 """Keys of BibTeX entries by section and key of a config, and by the chosen value."""
 
-NATURAL = ("heart", "student", "tcga_brca", "exam", "parkinsons", "landmine", "wisdm")
-"""Data sets of the suite natural, which are read from files in folders of these names."""
-
 
 def cite_runs(runs: Sequence[Run]) -> str:
     """Return the BibTeX entries of everything that runs used, each with a comment on its use.
@@ -143,7 +140,7 @@ def _name_of_data(section: Mapping[str, Any]) -> str:
     if isinstance(files, str):
         parts = PurePath(files).parts
         for folder, name in pairwise(parts):
-            if folder == "natural" and name in NATURAL:
+            if folder == "natural" and name in CITATIONS:
                 return name
         return files
     return str(section.get("name", ""))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         version_of,
         versions,
     )
-    from fedclade.runs.live_log import EVENTS, LIVE_METRICS, FollowedRun, LiveLog, Progress
+    from fedclade.runs.live_log import LIVE_METRICS, FollowedRun, LiveLog, Progress
     from fedclade.runs.models import (
         Maker,
         decide_network_stream,
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     )
     from fedclade.runs.store.manifest import CONFIG, read_run_config
     from fedclade.runs.store.newcomers import Newcomers, read_newcomers, score_columns
-    from fedclade.runs.store.run import SCHEMA, Row, check_free, is_finished, is_unfinished
+    from fedclade.runs.store.run import EVENTS, SCHEMA, Row, check_free, is_finished, is_unfinished
     from fedclade.runs.store.served_models import serves_mixtures
     from fedclade.runs.store.toml_text import to_toml
     from fedclade.runs.store.tree_files import SimilarityMatrix

@@ -20,10 +20,7 @@ from fedclade.runs.store import Run
 from fedclade.runs.store.contents import Row, plain
 from fedclade.runs.store.folder import RunFolder, load_unfinished
 from fedclade.runs.store.manifest import is_locked, read_run_config
-from fedclade.runs.store.run import is_finished, is_unfinished
-
-EVENTS = "events.jsonl"
-"""Name of the file with the events. At the end of a run it is replaced by the final file."""
+from fedclade.runs.store.run import EVENTS, is_finished, is_unfinished
 
 LIVE_METRICS = "metrics.jsonl"
 """Name of the file with the rows of ``metrics.parquet`` so far. It is removed when a run ends."""

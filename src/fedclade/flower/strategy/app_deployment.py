@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from fedclade.runs import (
     Deployment,
     RunSettings,
     ServerEnd,
-    decide_stream,
+    decide_network_stream,
 )
 from fedclade.tasks import FittedTask
 from fedclade.training import default_memory, memory_bytes
@@ -336,8 +336,13 @@ class AppDeployment(Deployment):
             self._keys,
             evaluates=self.chosen.evaluates,
         )
-        size = self.size * layout.size * self._initial.itemsize
-        streams = decide_stream(settings, algorithm, size, budget)
+        streams = decide_network_stream(
+            settings,
+            algorithm,
+            joined=self.size,
+            bytes_each=layout.size * self._initial.itemsize,
+            budget=budget,
+        )
         retrying = Retrying()
         server = ServerEnd.assemble(
             settings,
@@ -375,7 +380,7 @@ class AppDeployment(Deployment):
             memory=budget,
             task=assembled.task,
         )
-        return Connected(backend, clients, assembled.task, replace(settings))
+        return Connected(backend, clients, assembled.task, settings)
 
     def execution(self) -> AbstractContextManager[object]:
         """Return a context in which files are readable by their owner only."""

@@ -14,10 +14,17 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedclade.channel import Meter
-from fedclade.core import DROPPED_OUT, TOO_LATE, UpdateError
-from fedclade.flower.exchange import AT_ONCE, FIRST_PAUSE, LONGEST_PAUSE, UNREACHED, Inbox
-from fedclade.flower.flwr_internals import ErrorCode
-from fedclade.flower.wire import clean, untrusted
+from fedclade.core import TOO_LATE, UpdateError
+from fedclade.flower.exchange import (
+    AT_ONCE,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    STOPPED,
+    UNREACHED,
+    Inbox,
+    describe_error,
+)
+from fedclade.flower.wire import untrusted
 
 UNLIMITED = 2**62
 """Number of bytes above every size: the size of a plain reply is not limited."""
@@ -78,7 +85,8 @@ class AppExchange:
     ) -> Iterator[tuple[AppRequest, RecordDict | str]]:
         """Send requests; yield each with the content of its reply, in order of arrival.
 
-        For a request without a usable reply, the reason is yielded in place of the content.
+        For a request without a usable reply, the reason is yielded in place of the content. If the
+        ClientApp of a node stopped before it replied, the request is sent to the node once more.
 
         Parameters
         ----------
@@ -92,14 +100,21 @@ class AppExchange:
         pending: dict[str, AppRequest] = {}
         for start in range(0, len(requests), AT_ONCE):
             yield from self._send(requests[start : start + AT_ONCE], kind, group, pending)
+        repeated: set[AppRequest] = set()
         end = None if self._timeout is None else self.clock() + self._timeout
         pause = FIRST_PAUSE
         while pending:
             before = len(pending)
             for message_id, reply in self._inbox.read(dict.fromkeys(pending, UNLIMITED)):
                 request = pending.pop(message_id, None)
-                if request is not None:  # otherwise the message replies to no known request
-                    yield request, self._read(reply, request)
+                if request is None:  # the message replies to no known request
+                    continue
+                content = self._read(reply, request)
+                if content == STOPPED and request not in repeated:
+                    repeated.add(request)
+                    yield from self._send([request], kind, group, pending)
+                else:
+                    yield request, content
             if not pending or (end is not None and self.clock() >= end):
                 break
             pause = FIRST_PAUSE if len(pending) < before else pause
@@ -134,9 +149,7 @@ class AppExchange:
         if isinstance(reply, str):
             return reply
         if reply.has_error():
-            code = reply.error.code
-            reason = clean(reply.error.reason or "")
-            return DROPPED_OUT if code == ErrorCode.NODE_UNAVAILABLE else f"error {code}: {reason}"
+            return describe_error(reply)
         if reply.metadata.src_node_id != request.node:
             return f"the reply is from another node, {reply.metadata.src_node_id}"
         try:

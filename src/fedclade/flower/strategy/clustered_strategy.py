@@ -298,9 +298,8 @@ class ClusteredStrategy(Strategy):
         _log.info("Starting %s:", type(self).__name__)
         self.summary()
         deployment = self._deploy(grid, timeout, train_config, evaluate_config)
-        self._run = (
-            None  # if this run fails, results of an earlier one must not be taken for its own
-        )
+        # If this run fails, results of an earlier run must not be taken for its results.
+        self._run = None
         self._deployment = deployment
         builder = ResultBuilder(
             deployment=deployment,

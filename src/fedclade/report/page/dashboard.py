@@ -273,7 +273,9 @@ class Dashboard(Callback):
         latest, latest_score = self._progress
         if latest <= number:
             return f"Round {number} of {self._rounds}, {mean}"
-        now = f"Round {latest} of {self._rounds}{latest_score and f', {latest_score}'}"
+        now = f"Round {latest} of {self._rounds}"
+        if latest_score:
+            now += f", {latest_score}"
         return f"{now}; below is round {number}, the newest checkpoint"
 
 

@@ -91,15 +91,11 @@ SCHEMA = "schema.json"
 _LEFTOVERS = {LOCK, f".{CONFIG}.writing"}
 """Names of the files that a killed process can leave in a folder before it writes the config."""
 
+EVENTS = "events.jsonl"
+"""Name of the file with the events."""
+
 _FILES = (
-    *(
-        CONFIG,
-        _SUMMARY,
-        "events.jsonl",
-        "similarities.npz",
-        "tree/tree.json",
-        "tree/tree.safetensors",
-    ),
+    *(CONFIG, _SUMMARY, EVENTS, "similarities.npz", "tree/tree.json", "tree/tree.safetensors"),
     *(f"{name}.parquet" for name in TABLES),
 )
 """Relative paths of the files that the folder of every finished run contains."""
@@ -426,7 +422,7 @@ class Run(Displayed):
             nodes = len(tree.nodes)
             rows = [read_rows(source / f"{name}.parquet", summary, nodes) for name in TABLES]
             check_shape(config := read_run_config(source), FINISHED, CONFIG)
-            events = read_events(source / "events.jsonl", nodes)
+            events = read_events(source / EVENTS, nodes)
             similarities = read_similarities(source / "similarities.npz", nodes)
             layout = read_layout(source / "tree")
             kept = read_kept(source / KEPT, layout)
@@ -454,9 +450,7 @@ class Run(Displayed):
         """Write all result files into an existing folder."""
         write_config(folder / CONFIG, self.config)
         (folder / _SUMMARY).write_text(json.dumps(self.summary, indent=2) + "\n")
-        (folder / "events.jsonl").write_text(
-            "".join(json.dumps(event) + "\n" for event in self.events)
-        )
+        (folder / EVENTS).write_text("".join(json.dumps(event) + "\n" for event in self.events))
         for name, rows in zip(
             TABLES, (self.metric_rows, self.cluster_rows, self.client_rows), strict=True
         ):
