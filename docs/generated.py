@@ -31,11 +31,11 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     **{
         room: f"reference/{room}.md"
-        for room in ("algorithms", "channel", "clustering", "core", "data", "flower", "models")
+        for room in ("algorithms", "catalogue", "channel", "clustering", "core", "data", "flower")
     },
     **{
         room: f"reference/{room}.md"
-        for room in ("report", "runs", "sweeps", "tasks", "trackers", "training")
+        for room in ("models", "report", "runs", "sweeps", "tasks", "trackers", "training")
     },
     "cli": "reference/cli-api.md",
     "config": "reference/config-api.md",
