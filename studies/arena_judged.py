@@ -1,6 +1,7 @@
 """Choose the settings of all methods of the arena with one budget, and judge the methods on other folds.
 
     python studies/arena_judged.py --data-dir DIR --minutes 30    # repeat until it says that all runs are done
+    python studies/arena_judged.py --data-dir DIR --share 1/2     # half of the runs; another process makes 2/2
     python studies/arena_judged.py --table
 
 Setting. The scenarios of ``configs/arena`` are made smaller, for all methods alike, so that all runs
@@ -27,6 +28,7 @@ stopped. ``studies/arena_page.py`` writes the page from this file.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import time
@@ -250,6 +252,21 @@ def job_key(line: Line) -> str:
     return json.dumps([line[key] for key in ("stage", "method", "cell", "fold", "setting")])
 
 
+def is_in_share(job: Line, share: tuple[int, int]) -> bool:
+    """Return whether a run belongs to the share ``(k, n)``: the k-th of n processes makes it."""
+    which, processes = share
+    return int(hashlib.sha256(job_key(job).encode()).hexdigest(), 16) % processes == which - 1
+
+
+def parse_share(text: str) -> tuple[int, int]:
+    """Return the share ``(k, n)`` that is written as ``k/n``."""
+    which, _, processes = text.partition("/")
+    share = int(which), int(processes)
+    if not 1 <= share[0] <= share[1]:
+        raise ValueError(text)
+    return share
+
+
 def make_run(job: Line, data_dir: Path | None) -> Line:
     """Make one run; return its line."""
     tuning = job["stage"] == "tuning"
@@ -309,13 +326,25 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="time after which no run is started"
     )
+    parser.add_argument(
+        "--share",
+        type=parse_share,
+        default=(1, 1),
+        metavar="K/N",
+        help="which of N processes, which share one file of results, this process is (1/1)",
+    )
     parser.add_argument("--table", action="store_true", help="run nothing, print the choices")
     given = parser.parse_args()
     torch.set_num_threads(1)
     until = time.monotonic() + 60 * given.minutes
     for data in () if given.table else TUNING_CELLS:
         while jobs := missing_jobs(jsonl.read(given.out), data):
-            for job in jobs:
+            own_jobs = [job for job in jobs if is_in_share(job, given.share)]
+            if not own_jobs:
+                if time.monotonic() > until:
+                    return
+                time.sleep(5)  # further runs depend on those that other processes make now
+            for job in own_jobs:
                 if time.monotonic() > until:
                     print("stopped; the same call continues")
                     return
