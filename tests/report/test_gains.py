@@ -47,7 +47,7 @@ def view_of(clients, metric: Metric = ACCURACY, **changes) -> GainView:
 
 
 def printed(run) -> str:
-    console = Console(width=100, record=True, file=None, quiet=False)
+    console = Console(width=120, record=True, file=None, quiet=False)
     with console.capture() as capture:
         for table in gain_tables(run):
             console.print(table)
