@@ -125,7 +125,11 @@ def ray_cluster() -> Iterator[None]:
     import ray
 
     ray.init(
-        num_cpus=RAY_CORES, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+        address="local",  # without it, Ray would join a cluster that another program has started
+        num_cpus=RAY_CORES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
     )
     try:
         yield
