@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fedclade import ConfigError, UpdateError
+from fedclade.channel import encoding as encoding_module
 from fedclade.channel.encoding import (
     BLOCK,
     DENSE_ENCODINGS,
@@ -285,3 +286,26 @@ def test_the_residual_of_a_long_update_is_all_that_was_lost(encoding):
     feedback = ErrorFeedback(encoding, len(vector), len(vector))
     feedback.encode(vector)
     assert torch.equal(feedback.residual, vector - there_and_back(vector, encoding))
+
+
+@pytest.mark.parametrize("encoding", ["float16", "int8", "topk"])
+def test_an_encoding_that_fails_leaves_the_residual_as_it_was(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+):
+    feedback = ErrorFeedback(encoding, 600, 600)
+    feedback.encode(drawn(0, 600))
+    before = feedback.residual.clone()
+    assert before.abs().max() > 0
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    name = "decode" if encoding == "topk" else "_tensor_of"  # the step after the bytes are made
+    with monkeypatch.context() as patch:
+        patch.setattr(encoding_module, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            feedback.encode(drawn(1, 600))
+    assert torch.equal(feedback.residual, before)
+    again = ErrorFeedback(encoding, 600, 600)
+    again.encode(drawn(0, 600))
+    assert feedback.encode(drawn(1, 600)) == again.encode(drawn(1, 600))

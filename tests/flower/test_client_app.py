@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
+from torch import nn
 
 from fedclade.algorithms import CFL, IFCA, Algorithm, FedAvg, FedRep
 from fedclade.channel.accounting import Budget, Ledger
@@ -20,15 +22,18 @@ from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.data import DataSchema
 from fedclade.flower import LocalGrid, LocalNode, client_app, server_app, wire
 from fedclade.flower.client_app import MOST_READY, app_for, node_settings
+from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.policy import Policy
 from fedclade.flower.private_replies import BUDGET_SPENT
 from fedclade.flower.server_log import show_end
 from fedclade.flower.signing import with_nonce
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
+from fedclade.training import split_batches
 from tests.flower.grids import (
     CFL_OF_TWO,
     FOUR,
+    LOCAL,
     app_of,
     federated,
     grid_of,
@@ -59,6 +64,44 @@ def test_a_node_config_names_one_gpu_of_several(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     refused = hello_of(app, **{"partition-id": 1, "device": "cuda:2"})["refused"]
     assert "this machine has the devices cpu, cuda:0, cuda:1; choose one of them" in refused
+
+
+def test_a_client_splits_its_batches_among_several_devices(monkeypatch: pytest.MonkeyPatch):
+    """Its updates are those of one device, up to rounding."""
+    federation = federation_of(FOUR)
+    passes: list[int] = []
+
+    def counted(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        passes.append(len(outputs))
+
+    def split(module: nn.Module, devices: Any) -> nn.Module:
+        found = split_batches(module, devices)
+        found[0].register_forward_hook(counted)
+        return found
+
+    monkeypatch.setattr(sys.modules[ClientHandler.__module__], "split_batches", split)
+    models: list[torch.Tensor] = []
+    sizes: list[set[int]] = []
+    for devices in (("cpu",), ("cpu", "cpu")):
+        monkeypatch.setattr(sys.modules[app_for.__module__], "choose_devices", lambda _: devices)  # noqa: B023
+        passes.clear()
+        run = federated(grid_of(federation), FedAvg(), rounds=2)
+        models.append(run.tree.nodes[0].model)
+        sizes.append(set(passes))
+    assert LOCAL.batch_size in sizes[0]
+    assert LOCAL.batch_size / 2 in sizes[1]
+    torch.testing.assert_close(models[1], models[0], rtol=1e-5, atol=1e-6)
+
+
+def test_several_devices_that_a_client_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    config = {"partition-id": 0, "device": "cuda:0,cuda:1"}
+    app = app_of(federation_of(FOUR), engine="stacked")
+    assert "which the engine stacked does not do" in hello_of(app, **config)["refused"]
+    config["device"] = "cuda:0,cuda:7"
+    assert "device 'cuda:7' was requested" in hello_of(app, **config)["refused"]
 
 
 def missing(context: Context) -> Any:

@@ -42,6 +42,7 @@ from fedclade.flower.exchange import (
     Exchange,
     HttpInbox,
     Inbox,
+    ReplyLimit,
     inbox_of,
 )
 from fedclade.flower.wire import Content
@@ -131,12 +132,16 @@ class Grid(HttpGrid):
         for message in messages:
             message.metadata.__dict__["_message_id"] = message.object_id
             node = message.metadata.dst_node_id
-            vector = wire.raw_vector(torch.full((LENGTH,), float(node)))
-            parcel = Parcel.of(answered(message, wire.record({"node": node}, {"update": vector})))
+            parcel = Parcel.of(answered(message, self.answer(message)))
             parcel = self.superlink.spoil.get(node, lambda honest: honest)(parcel)
             self.superlink.replies[message.metadata.message_id] = parcel
             self.superlink.contents |= parcel.contents
         return [message.metadata.message_id for message in messages]
+
+    def answer(self, message: Message) -> RecordDict:
+        node = message.metadata.dst_node_id
+        vector = wire.raw_vector(torch.full((LENGTH,), float(node)))
+        return wire.record({"node": node}, {"update": vector})
 
 
 def ask(superlink: SuperLink, largest: int = 4 * LENGTH) -> dict[int, Content | str]:
@@ -288,12 +293,12 @@ def test_what_arrives_piece_by_piece_is_taken_when_it_is_whole():
     (question,) = grid.push_messages([Message(wire.record({}), 7, "train")])
     inbox, whole = inbox_of(grid), dict(superlink.contents)
     superlink.contents = dict.fromkeys(whole, b"")
-    assert list(inbox.read({question: 4 * LENGTH})) == []
+    assert list(inbox.read({question: ReplyLimit(4 * LENGTH)})) == []
     superlink.contents = whole
-    ((answers, message),) = inbox.read({question: 4 * LENGTH})
+    ((answers, message),) = inbox.read({question: ReplyLimit(4 * LENGTH)})
     assert answers == question
     assert isinstance(message, Message)
-    assert list(inbox.read({question: 4 * LENGTH})) == []
+    assert list(inbox.read({question: ReplyLimit(4 * LENGTH)})) == []
 
 
 def test_of_any_other_grid_one_that_cannot_be_read_costs_only_its_own():

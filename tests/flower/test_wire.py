@@ -284,6 +284,40 @@ def test_the_first_difference_between_models_is_named():
         "'a.bias' is [4] float32, and [2] float32 in the others"
     )
     assert wire.first_difference({**ours, "b": "[] int64"}, ours) == "'b' is unknown to the others"
+    assert wire.first_difference({"b": "[] int64", **ours}, ours) == "'b' is unknown to the others"
+    assert wire.first_difference({"a.weight": "[2, 3] float32"}, ours) == (
+        "'a.bias' is missing, which is [2] float32 in the others"
+    )
+    assert wire.first_difference({"w": "[2, 3] float32", "a.bias": "[2] float32"}, ours) == (
+        "'w' is in the place of 'a.weight' of the others"
+    )
+
+
+def described(names: list[str]) -> dict[str, str]:
+    """Return the tensors of a model with layers of these names, as its client describes them."""
+    module = nn.Module()
+    for name in names:
+        module.register_parameter(name, nn.Parameter(torch.zeros(1)))
+    return json.loads(wire.layout_arrays(Layout.of(module)))
+
+
+def test_the_first_difference_between_models_too_long_for_a_message_is_named():
+    names = [f"layer{k}" for k in range(1000)]
+    ours = described(names)
+    assert wire.CUT in ours
+    # One tensor more at the start: the last tensors of the others are then not described.
+    more = described(["extra", *names])
+    assert wire.first_difference(more, ours) == "'extra' is unknown to the others"
+    assert wire.first_difference(ours, more) == (
+        "'extra' is missing, which is [1] float32 in the others"
+    )
+    # A difference that neither or only one side describes is not named.
+    assert wire.first_difference(described([*names, "end"]), ours) == ""
+    last = list(ours)[-2]
+    longer = described([name + 200 * "x" if name == last else name for name in names])
+    assert last in ours
+    assert wire.first_difference(longer, ours) == ""
+    assert wire.first_difference(ours, longer) == ""
 
 
 def test_the_tensors_of_a_large_model_are_cut():

@@ -262,9 +262,11 @@ class ErrorFeedback:
         )
 
     def encode(self, update: Tensor) -> bytes:
-        """Encode an update ``[S]`` plus the residual as bytes, and store the new residual."""
-        # All steps are in place: a client has little memory besides its model.
-        meant = self.residual.add_(update.detach().to("cpu", torch.float32))
+        """Encode an update ``[S]`` plus the residual as bytes, and store the new residual.
+
+        If this fails, the residual is as before.
+        """
+        meant = self.residual + update.detach().to("cpu", torch.float32)
         data = encode(meant, self._encoding, self._n_parameters)
         if self._encoding == "float32":  # nothing is lost
             meant.zero_()

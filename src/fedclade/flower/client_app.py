@@ -48,7 +48,7 @@ from fedclade.flower.wire import LONGEST_LOG_LINE, Content, clean, refusal
 from fedclade.models import LoRA, Parts, Preset
 from fedclade.runs import Maker, check_inputs_apart
 from fedclade.tasks import Task, build_task
-from fedclade.training import choose_device, return_freed_memory
+from fedclade.training import choose_devices, return_freed_memory
 
 # Malicious client in a network, for experiments on the robustness of a federation.
 
@@ -181,7 +181,7 @@ def client_app(
     data_fn: DataFn,
     *,
     engine: str = "loop",
-    device: str = "auto",
+    device: str | Sequence[str] = "auto",
     encoding: str = "float32",
     privacy: Mechanism | None = None,
     budget: Budget | None = None,
@@ -218,9 +218,11 @@ def client_app(
         ``federation.alone(number)`` or the result of :func:`fedclade.one_client`. Tables and texts
         are encoded again by the schema that all clients agree on.
     engine, device
-        Engine and device of training, see :func:`fedclade.simulate`. The key ``device`` of a node
-        config takes precedence over ``device``. Engines that batch several
-        clients are not faster for a single client.
+        Engine and device of training, see :func:`fedclade.simulate`. With several numbered GPUs,
+        such as ``["cuda:0", "cuda:1"]`` or ``"cuda:0,cuda:1"``, each batch of the client is split
+        among them, which the engine ``loop`` alone does. The key ``device`` of a node config takes
+        precedence over ``device``. Engines that batch several clients are not faster for a single
+        client.
     encoding
         Encoding of updates in messages: ``float32``, ``float16`` or ``int8``, the last two with
         error feedback.
@@ -279,7 +281,7 @@ def client_app(
             federation,
             model,
             engine=engine,
-            device=choose_device(str(context.node_config.get("device", device))),
+            device=choose_devices(str(context.node_config.get("device", "")) or device),
             encoding=encoding,
             privacy=privacy,
             budget=budget,

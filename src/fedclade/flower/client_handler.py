@@ -105,6 +105,7 @@ from fedclade.training import (
     SimulatedClients,
     note_unsent_buffers,
     return_freed_memory,
+    split_batches,
     unpack_inputs,
 )
 
@@ -452,7 +453,7 @@ class ClientHandler:
         *,
         number: int | None = None,
         engine: str = "loop",
-        device: str = "cpu",
+        device: str | Sequence[str] = "cpu",
         encoding: str = "float32",
         privacy: Mechanism | None = None,
         budget: Budget | None = None,
@@ -502,7 +503,14 @@ class ClientHandler:
         self._imports = set(self._policy.imports)
         if isinstance(model, str):
             self._imports.add(model)
-        module = self._make(seed)
+        devices = [device] if isinstance(device, str) else list(device)
+        if len(devices) > 1 and engine != "loop":
+            raise ConfigError(
+                f"device = {', '.join(devices)} splits each batch of a client among several "
+                f"devices, which the engine {engine} does not do; set engine = 'loop', or name one "
+                "device"
+            )
+        module = split_batches(self._make(seed), devices)
         parts = parts or Parts()
         note_unsent_buffers(module, federation.pool.schema)
         personal = parts.personal_names(module)
@@ -514,7 +522,7 @@ class ClientHandler:
             return SimulatedClients(
                 self._held(federation),
                 module,
-                device,
+                devices[0],
                 engine,
                 task=task,
                 personal=personal,
@@ -805,6 +813,7 @@ class ClientHandler:
         if self._trainer.needs.targets:
             values["scaled_targets"] = True
         values["encoding"] = self._encoding
+        values["sends"] = self._residuals.encoding
         values["true_cluster"] = -1 if truth is None else truth[self._data.id]
         values["secret"] = ""
         if self._secret is not None:

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -206,6 +207,7 @@ class NetworkedClients(Deployment):
     _initial: Tensor = field(init=False)
     _layout: Layout = field(init=False)
     _name: str = field(init=False)
+    _warnings: tuple[str, ...] = ()
 
     @classmethod
     def connected_to(
@@ -267,6 +269,11 @@ class NetworkedClients(Deployment):
         return self.registry.agreed
 
     @property
+    def warnings(self) -> Sequence[str]:
+        """Warnings about the clients' encodings."""
+        return self._warnings
+
+    @property
     def size(self) -> int:
         """Number of clients that have joined the run so far."""
         return len(self.roster)
@@ -322,6 +329,7 @@ class NetworkedClients(Deployment):
         task = settings.task.of(self.spec)
         registry.check_task(task.described)
         self._make_models(settings, algorithm, model)
+        self._warnings = warn_of_encodings(algorithm, registry.encodings)
         _check_keeps_best(settings, algorithm, self._layout)
         return settings, task
 
@@ -541,6 +549,34 @@ class NetworkedClients(Deployment):
             _log.warning("the gains of clients could not be measured: %s", error)
             return run
         return store_gains(run, gains, self.folder)
+
+
+def warn_of_encodings(algorithm: Algorithm, encodings: Mapping[str, int]) -> tuple[str, ...]:
+    """Log a warning if an algorithm compares clients by updates of which a part is missing.
+
+    Parameters
+    ----------
+    algorithm
+        Algorithm of the run.
+    encodings
+        Number of clients by the encoding of their updates.
+
+    Returns
+    -------
+    tuple[str, ...]
+        The warning; empty if there is none.
+    """
+    sparse = encodings.get("topk", 0)
+    if not sparse or not algorithm.requires.signatures:
+        return ()
+    warning = (
+        f"{sparse} of {sum(encodings.values())} clients send updates as topk, a twentieth of the "
+        f"entries, but {type(algorithm).__name__} compares clients by their updates, so it can find "
+        "wrong clusters or none; set network.encoding = 'int8' (encoding='int8' in client_app), or "
+        "choose a method that does not compare updates, such as ifca"
+    )
+    _log.warning(warning)
+    return (warning,)
 
 
 def _registry(

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -46,6 +47,38 @@ from fedclade.flower.wire import Content, clean, untrusted
 AT_ONCE = 8
 
 
+# Largest number of Flower objects in a message, not counting the pieces of its vectors: the message
+# itself, its records and its arrays.
+MOST_OBJECTS = 64
+
+
+@dataclass(frozen=True)
+class ReplyLimit:
+    """Limits on the size of a reply.
+
+    Parameters
+    ----------
+    vectors
+        Largest number of bytes of the vectors (arrays) of the reply.
+    values
+        Largest number of bytes of the reply without its vectors.
+    objects
+        Largest number of Flower objects in the reply, without the pieces of its vectors.
+    hint
+        Advice to the operator if a reply exceeds the limits, for error texts.
+    """
+
+    vectors: int
+    values: int = wire.LARGEST_VALUES
+    objects: int = MOST_OBJECTS
+    hint: str = "install the same version of fedclade on server and clients"
+
+    @property
+    def bytes(self) -> int:
+        """Largest number of bytes of the reply."""
+        return self.vectors + self.values
+
+
 class Inbox:
     """Reader of replies from any of Flower's grids."""
 
@@ -55,7 +88,7 @@ class Inbox:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def read(self, pending: Mapping[str, int]) -> Iterator[tuple[str, Message | str]]:
+    def read(self, pending: Mapping[str, ReplyLimit]) -> Iterator[tuple[str, Message | str]]:
         """Yield the replies that have arrived, each as the id of its request and the message.
 
         For a reply that cannot be read, the reason is yielded in place of the message.
@@ -63,7 +96,7 @@ class Inbox:
         Parameters
         ----------
         pending
-            Largest number of bytes of the vectors of a reply, by the id of its request.
+            Limits on the size of a reply, by the id of its request.
         """
         for request in pending:
             try:
@@ -94,9 +127,6 @@ def inbox_of(grid: Grid) -> Inbox:
 # other replies. So the objects of a message are fetched here, checked, and only then assembled by
 # Flower. Like :mod:`fedclade.flower.local_grid` this uses Flower's internals.
 
-# Largest number of Flower objects in a message, not counting the pieces of its vectors: the message
-# itself, its records and its arrays.
-MOST_OBJECTS = 64
 # Largest number of replies that are partly fetched. Beyond this number the oldest replies are
 # discarded, since they may not be awaited any longer.
 MOST_INCOMING = 4096
@@ -137,7 +167,7 @@ class HttpInbox(Inbox):
         Some objects of the reply may not have arrived yet.
         """
 
-    def read(self, pending: Mapping[str, int]) -> Iterator[tuple[str, Message | str]]:
+    def read(self, pending: Mapping[str, ReplyLimit]) -> Iterator[tuple[str, Message | str]]:
         """Yield the replies that have arrived, each as the id of its request and the message.
 
         For a reply that is too large or cannot be read, the reason is yielded in place of the
@@ -147,7 +177,7 @@ class HttpInbox(Inbox):
         arrived = [request for request in pending if request in self._incoming]
         if not arrived:
             return
-        allowed = max(pending[request] for request in arrived) + wire.LARGEST_VALUES
+        allowed = max(pending[request].bytes for request in arrived)
         at_once = min(MOST_FETCHES, len(arrived), max(1, MOST_FETCHED // allowed))
         with ThreadPoolExecutor(at_once, thread_name_prefix="fetch") as pool:
             remaining = iter(arrived)
@@ -167,7 +197,7 @@ class HttpInbox(Inbox):
                 del fetch, answer  # or the reply would stay in memory until the next arrives
                 running.extend(start(following) for following in islice(remaining, 1))
 
-    def _fetch(self, message: str, tree: ObjectTree, largest: int) -> Message | str | None:
+    def _fetch(self, message: str, tree: ObjectTree, limit: ReplyLimit) -> Message | str | None:
         """Fetch a reply and confirm its receipt; return it, or the reason why it is unusable.
 
         See :meth:`_fetch_reply` for the parameters. The result is None if the node has not sent all
@@ -176,7 +206,7 @@ class HttpInbox(Inbox):
         answer: Message | str | None
         try:
             with wire.untrusted():
-                answer = self._fetch_reply(message, tree, largest)
+                answer = self._fetch_reply(message, tree, limit)
         except UpdateError as error:
             answer = str(error)
         if answer is not None:
@@ -203,7 +233,7 @@ class HttpInbox(Inbox):
         for request in list(self._incoming)[:-MOST_INCOMING]:
             del self._incoming[request]
 
-    def _fetch_reply(self, message: str, tree: ObjectTree, largest: int) -> Message | None:
+    def _fetch_reply(self, message: str, tree: ObjectTree, limit: ReplyLimit) -> Message | None:
         """Fetch a reply from the SuperLink and assemble its message.
 
         Parameters
@@ -212,8 +242,8 @@ class HttpInbox(Inbox):
             Id of the reply's message.
         tree
             Ids of the objects that the message consists of.
-        largest
-            Largest number of bytes of the vectors of the reply.
+        limit
+            Limits on the size of the reply.
 
         Returns
         -------
@@ -225,13 +255,12 @@ class HttpInbox(Inbox):
         UpdateError
             If the reply is too large, cannot be fetched, or is not a message.
         """
-        allowed = largest + wire.LARGEST_VALUES
-        most = MOST_OBJECTS + largest // SMALLEST_PIECE
+        allowed = limit.bytes
+        most = limit.objects + limit.vectors // SMALLEST_PIECE
         names = [each.object_id for each in islice(iterate_object_tree(tree), most + 1)]
         if len(names) > most:
             raise UpdateError(
-                f"the reply should consist of at most {most} objects, got more; install the same "
-                "version of fedclade on server and clients"
+                f"the reply should consist of at most {most} objects, got more; {limit.hint}"
             )
         contents: dict[str, bytes] = {}
         taken = 0
@@ -246,12 +275,12 @@ class HttpInbox(Inbox):
             if taken > allowed:
                 raise UpdateError(
                     f"the reply takes more than {allowed} bytes, the limit for a reply to this "
-                    "request, so the server ignores it"
+                    f"request, so the server ignores it; {limit.hint}"
                 )
-        if (unpacked := _unpacked(contents)) > allowed:
+        if (unpacked := _unpacked(contents, limit)) > allowed:
             raise UpdateError(
                 f"the reply takes {unpacked} bytes once it is unpacked, expected at most {allowed}; "
-                "install the same version of fedclade on server and clients"
+                f"{limit.hint}"
             )
         answer = inflate_object_from_contents(message, contents)
         if not isinstance(answer, Message):
@@ -289,7 +318,7 @@ class HttpInbox(Inbox):
         self._superlink.ConfirmMessageReceived(request)
 
 
-def _unpacked(contents: Mapping[str, bytes]) -> int:
+def _unpacked(contents: Mapping[str, bytes], limit: ReplyLimit) -> int:
     """Return the number of bytes that a message takes once its objects are assembled.
 
     The number can exceed the total size of the objects, since an array may contain the same object
@@ -299,6 +328,8 @@ def _unpacked(contents: Mapping[str, bytes]) -> int:
     ----------
     contents
         Bytes of each object of the message, by id.
+    limit
+        Limits on the size of the message.
 
     Raises
     ------
@@ -314,10 +345,10 @@ def _unpacked(contents: Mapping[str, bytes]) -> int:
             vectors += sum(sizes[place] for place in places)
         elif kind != "ArrayChunk":
             values += len(content)
-    if values > wire.LARGEST_VALUES:
+    if values > limit.values:
         raise UpdateError(
             f"the reply takes {values} bytes without its vectors, expected at most "
-            f"{wire.LARGEST_VALUES}; install the same version of fedclade on server and clients"
+            f"{limit.values}; {limit.hint}"
         )
     return values + vectors
 
@@ -475,7 +506,7 @@ class Exchange:
             Sent requests by the id of their message, and nodes to which no request could be sent.
         """
         pending: dict[str, Request] = {}
-        for some in _slices(list(contents), AT_ONCE):
+        for some in slices(list(contents), AT_ONCE):
             sealed = [with_nonce(contents[node]) for node in some]
             messages = [
                 Message(content, node, kind, ttl=seconds + LONGEST_PAUSE, group_id=group)
@@ -494,9 +525,9 @@ class Exchange:
 
         Requests with a reply are removed from ``pending``, which contains requests by message id.
         """
-        for some in _slices(list(pending), self._inbox.at_once):
+        for some in slices(list(pending), self._inbox.at_once):
             for message_id, reply in self._inbox.read(
-                {each: pending[each].largest for each in some}
+                {each: ReplyLimit(pending[each].largest) for each in some}
             ):
                 request = pending.pop(message_id, None)
                 if request is not None:  # otherwise the message replies to no known request
@@ -514,7 +545,7 @@ class Exchange:
             return f"the reply is from another node, {reply.metadata.src_node_id}"
         try:
             with untrusted():
-                size = _vector_bytes(reply.content)
+                size = vector_bytes(reply.content)
                 if size > request.largest:
                     raise UpdateError(
                         f"the reply has vectors of {size} bytes, expected at most "
@@ -526,7 +557,7 @@ class Exchange:
             return str(error)
 
 
-def _vector_bytes(content: RecordDict) -> int:
+def vector_bytes(content: RecordDict) -> int:
     """Return the number of bytes of all vectors in a reply."""
     # The view ``array_records`` is not used: it refers back to the record, so the reply would stay
     # in memory until cycles are collected.
@@ -534,6 +565,6 @@ def _vector_bytes(content: RecordDict) -> int:
     return sum(len(array.data) for some in arrays for array in some)
 
 
-def _slices(values: Sequence[T], at_once: int) -> Iterable[Sequence[T]]:
+def slices(values: Sequence[T], at_once: int) -> Iterable[Sequence[T]]:
     """Return consecutive slices of a sequence, each of at most ``at_once`` values."""
     return (values[start : start + at_once] for start in range(0, len(values), at_once))

@@ -51,7 +51,7 @@ from fedclade.flower.network import Network
 from fedclade.flower.schema_exchange import Proposer, SchemaSharing
 from fedclade.flower.secure.terms import check_sums, with_signs
 from fedclade.models import Preset
-from fedclade.training import REMOTE, choose_device
+from fedclade.training import REMOTE, choose_devices
 
 _log = logging.getLogger(__name__)
 
@@ -446,7 +446,7 @@ def client_app_from_config(
             engine="loop"
             if read.config.top.engine in ("auto", *REMOTE)
             else read.config.top.engine,
-            device=choose_device(str(context.node_config.get("device", "auto"))),
+            device=choose_devices(str(context.node_config.get("device", "auto"))),
             encoding=read.apps.encoding,
             privacy=privacy,
             budget=budget,

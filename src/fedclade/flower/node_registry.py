@@ -390,6 +390,11 @@ class NodeRegistry:
         """Public key of each client, in hexadecimal."""
         return {client: one.key for client, one in self._registered.items()}
 
+    @property
+    def encodings(self) -> Counter[str]:
+        """Number of clients by the encoding in which they send updates."""
+        return Counter(one.sends for one in self._registered.values())
+
     def discloses_scores(self, client: int) -> bool:
         """Return whether a client has registered that it reports scores on held-out data."""
         return self._registered[client].scores

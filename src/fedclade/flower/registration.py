@@ -8,6 +8,7 @@ from collections.abc import Collection, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
+from fedclade.channel import ENCODINGS
 from fedclade.core import DataSpec, Structure, TaskKind, UpdateError
 from fedclade.flower.replies import examples
 from fedclade.flower.signing import KEY_FILE
@@ -39,6 +40,7 @@ class RegisteredClient:
     lasts: bool = False
     scores: bool = True  # whether the client reports scores of models on held-out data
     since: int = 0  # round in which it joined; 0 if it was connected when the first round began
+    sends: str = "float32"  # encoding of its updates; clients of earlier versions do not report it
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Registration:
             key=signer.key,
             lasts=signer.lasts,
             scores=content.get("scores", bool),
+            sends=_encoding(content),
         )
         return cls(
             number=_number(content, "number"),
@@ -159,12 +162,12 @@ def read_client(kept: Mapping[str, Any]) -> RegisteredClient:
     cluster = 0 if client.true_cluster is None else client.true_cluster
     numbers = (client.node, client.size, cluster, client.since)
     typed = all(type(number) is int for number in numbers) and all(
-        type(s) is str for s in (client.name, client.key)
+        type(s) is str for s in (client.name, client.key, client.sends)
     )
     if not typed or not all(type(flag) is bool for flag in (client.lasts, client.scores)):
         raise TypeError(
             "a registered client should have whole numbers node, size, true_cluster and since, "
-            f"texts name and key, and truth values lasts and scores, got {shown(kept)}"
+            f"texts name, key and sends, and truth values lasts and scores, got {shown(kept)}"
         )
     return client
 
@@ -273,6 +276,17 @@ def _arrays(content: Content) -> dict[str, str]:
         clean(name, LONGEST_NAME): clean(str(described), LONGEST_NAME)
         for name, described in content.json("arrays").items()
     }
+
+
+def _encoding(content: Content) -> str:
+    """Return the encoding in which a client sends updates; float32 if it reports none."""
+    encoding = content.get("sends", str) if "sends" in content.values else "float32"
+    if encoding not in ENCODINGS:
+        raise UpdateError(
+            f"the registration is malformed: 'sends' should be one of {', '.join(ENCODINGS)}, got "
+            f"{shown(encoding)}"
+        )
+    return encoding
 
 
 def _digest(content: Content, name: str) -> str:

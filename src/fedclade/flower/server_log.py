@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 from fedclade.core import ParameterTree
 from fedclade.flower.network import LogFormat
 from fedclade.report import Terminal, add_figures, count, show_run, traffic
-from fedclade.runs import Row, Run, counting
+from fedclade.runs import Row, Run, counting, without_nan
 
 _log = logging.getLogger(__name__)
 
@@ -140,11 +139,7 @@ def log_round(row: Row, tree: ParameterTree) -> None:
 
 def _known(row: Row) -> dict[str, Any]:
     """Return the metrics of a round that are known: neither None nor, as JSON has none, NaN."""
-    return {
-        name: value
-        for name, value in row.items()
-        if value is not None and not (isinstance(value, float) and not math.isfinite(value))
-    }
+    return {name: value for name, value in without_nan(row).items() if value is not None}
 
 
 def show_end(run: Run, folder: Path | None = None, log_format: LogFormat = "text") -> None:

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from reprlib import repr as shown
 from typing import Any, TypeVar, cast
 
@@ -33,6 +34,8 @@ RELEASE = version_of("fedclade")
 RAW = "fedclade.raw"
 # Characters of a JSON value; a data spec and a local training take a few hundred.
 LONGEST_JSON = 10_000
+# Name that stands for the tensors of a model that a message does not describe.
+CUT = "..."
 # Bytes of a message without its vectors; lists of scores take about ten bytes for each model.
 LARGEST_VALUES = 2**20
 LONGEST_REASON = 600  # characters of an error text that another party has sent
@@ -297,14 +300,15 @@ def layout_arrays(layout: Layout) -> str:
     """Return names, shapes and types of a model's tensors as JSON, for the registration of a client.
 
     By them, the server names the first difference between two models. The text has as many tensors
-    as fit into :data:`LONGEST_JSON` characters.
+    as fit into :data:`LONGEST_JSON` characters, and the entry :data:`CUT` if there are more.
     """
     arrays: dict[str, str] = {}
-    left = LONGEST_JSON - 2
+    left = LONGEST_JSON - 2 - len(json.dumps({CUT: ""}))
     for slot in (*layout.parameters, *layout.buffers):
         described = f"{list(slot.shape)} {str(slot.dtype).removeprefix('torch.')}"
         left -= len(json.dumps({slot.name: described}))
         if left < 0:
+            arrays[CUT] = ""
             break
         arrays[slot.name] = described
     return json.dumps(arrays)
@@ -313,15 +317,24 @@ def layout_arrays(layout: Layout) -> str:
 def first_difference(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     """Return the first difference between the tensors of two models, as a text for messages.
 
-    The text is empty if the known tensors are equal.
+    The tensors are compared in their order, since later tensors may be unknown on one side only:
+    each side describes as many as fit into a message. The text is empty if the known tensors are
+    equal.
     """
-    for name, described in ours.items():
-        if name not in theirs:
-            return f"{name!r} is missing, which is {described} in the others"
-        if theirs[name] != described:
-            return f"{name!r} is {theirs[name]}, and {described} in the others"
-    unknown = [name for name in theirs if name not in ours]
-    return f"{unknown[0]!r} is unknown to the others" if unknown else ""
+    for mine, other in zip_longest(ours.items(), theirs.items()):
+        if mine == other:
+            continue
+        if CUT in ((mine or ("",))[0], (other or ("",))[0]):
+            return ""
+        if other is None or (mine is not None and other[0] in ours and mine[0] not in theirs):
+            assert mine is not None  # the longer one of the two has an entry
+            return f"{mine[0]!r} is missing, which is {mine[1]} in the others"
+        if mine is None or (mine[0] in theirs and other[0] not in ours):
+            return f"{other[0]!r} is unknown to the others"
+        if mine[0] == other[0]:
+            return f"{mine[0]!r} is {other[1]}, and {mine[1]} in the others"
+        return f"{other[0]!r} is in the place of {mine[0]!r} of the others"
+    return ""
 
 
 def _digest_of(tensor: Tensor) -> str:

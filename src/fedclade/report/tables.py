@@ -626,6 +626,8 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "model", f"{summary['model']}, {count(summary['rounds'], 'round')} on {summary['device']}"
     if fallback := summary.get("engine_fallback"):
         yield "engine", fallback
+    for warning in summary.get("warnings", ()):
+        yield "warning", warning
     if progress := summary.get("unfinished"):
         yield "unfinished", f"state after round {progress['round']} of {progress['of']}"
     if stopped := summary.get("stopped"):

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from fedclade.runs.simulation import simulate
     from fedclade.runs.stopping import FINISH, Stopped
     from fedclade.runs.store import Run, export_adapter, export_model, load_export
-    from fedclade.runs.store.contents import data_frame, events_of, without_unset
+    from fedclade.runs.store.contents import data_frame, events_of, without_nan, without_unset
     from fedclade.runs.store.export import serves_own
     from fedclade.runs.store.gains import (
         ALONE,
@@ -196,6 +196,7 @@ __all__ = [
     "version_of",
     "versions",
     "with_targets_for",
+    "without_nan",
     "without_unfit_baseline",
     "without_unset",
 ]

@@ -77,6 +77,11 @@ class Deployment(ABC):
         return None
 
     @property
+    def warnings(self) -> Sequence[str]:
+        """Warnings about the clients, for the results of the run."""
+        return ()
+
+    @property
     @abstractmethod
     def size(self) -> int:
         """Number of clients at the start of the run."""
@@ -216,6 +221,7 @@ class AssembledRun:
             least=settings.min_cluster_size,
             chosen_by=settings.chosen_by,
             schema=self.deployment.data_schema,
+            warnings=tuple(self.deployment.warnings),
         )
         name = self.checkpointer.config["algorithm"]["name"]
         bar = progress_shown(progress, name, settings.rounds, self.callbacks)

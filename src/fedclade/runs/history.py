@@ -389,6 +389,8 @@ class History:
         Name of the metric by which the best round is chosen; None for the task's first metric.
     schema
         Schema by which the clients' tables or texts are encoded; None for other data.
+    warnings
+        Warnings about the run's clients, which the summary repeats.
     """
 
     registry: ClientRegistry
@@ -404,6 +406,7 @@ class History:
     # name of the metric that chooses the best round; None: the first metric of the task
     chosen_by: str | None = None
     schema: DataSchema | None = None  # encoding of the clients' tables or texts
+    warnings: Sequence[str] = ()  # for the summary
 
     @cached_property
     def watch(self) -> LossWatch:
@@ -699,6 +702,8 @@ class History:
         }
         if fallback is not None:
             summary["engine_fallback"] = fallback
+        if self.warnings:
+            summary["warnings"] = list(self.warnings)
         if diverged := shown.divergence:
             summary["diverged"] = diverged
             # Clusters that were formed by diverged models carry no information.

@@ -8,7 +8,6 @@ line. They are followed by ``fedclade report --live`` and, for example, by ``tai
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, Literal, cast
 from fedclade.core import RunError, write_text
 from fedclade.runs.callbacks import Callback, EndRecord, RoundRecord
 from fedclade.runs.store import Run
-from fedclade.runs.store.contents import Row, plain
+from fedclade.runs.store.contents import Row, plain, without_nan
 from fedclade.runs.store.folder import RunFolder, load_unfinished
 from fedclade.runs.store.manifest import is_locked, read_run_config
 from fedclade.runs.store.run import EVENTS, is_finished, is_unfinished
@@ -49,13 +48,15 @@ class LiveLog(Callback):
         events = [plain(event.to_row(record.round)) for event in record.events]
         if not self._has_begun:
             (folder / ENDED).unlink(missing_ok=True)
-            earlier = [_without_nan(row) for row in record.rows if row["round"] < record.round]
+            earlier = [
+                without_nan(plain(row)) for row in record.rows if row["round"] < record.round
+            ]
             _write_rows(folder / LIVE_METRICS, earlier)
             _write_rows(folder / EVENTS, _rows_before(folder / EVENTS, record.round))
             self._has_begun = True
         # Events come first: a reader of a round's metrics then finds its events, too.
         _append_rows(folder / EVENTS, events)
-        _append_rows(folder / LIVE_METRICS, [_without_nan(record.metrics)])
+        _append_rows(folder / LIVE_METRICS, [without_nan(plain(record.metrics))])
 
     def on_end(self, record: EndRecord, /) -> None:
         """Remove the metrics of a finished run, and note why another run has ended."""
@@ -87,14 +88,6 @@ def _write_rows(path: Path, rows: Iterable[Row]) -> None:
 def _as_lines(rows: Iterable[Row]) -> str:
     """Return rows as lines of JSON."""
     return "".join(json.dumps(plain(row)) + "\n" for row in rows)
-
-
-def _without_nan(row: Row) -> Row:
-    """Return the metrics of a round with None for numbers that JSON cannot express."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in plain(row).items()
-    }
 
 
 def _rows_before(path: Path, number: int) -> list[Row]:

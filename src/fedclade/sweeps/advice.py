@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedclade.algorithms import MODEL_KINDS
 from fedclade.report import count, percent, shortened, significant
-from fedclade.runs import to_toml
+from fedclade.runs import to_toml, without_nan
 from fedclade.tasks import Metric, mean_and_interval
 
 ONE_MODEL = "fedavg"
@@ -292,22 +292,12 @@ class Advice:
         Numbers that are NaN or infinite are None.
         """
         found = asdict(self)
-        return {key: _without_nan(value) for key, value in found.items()}
+        return {key: without_nan(value) for key, value in found.items()}
 
     def to_toml(self) -> str:
         """Return the config of the recommended run as TOML text, with the sentences as comments."""
         lines = [f"# {sentence}" for sentence in self.sentences]
         return "\n".join(["# Made by 'fedclade advise':", *lines, "", to_toml(self.config)])
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(entry) for entry in value]
-    return value
 
 
 def _write_served(method: str, served: Mapping[str, int], groups: Sequence[Sequence[str]]) -> str:

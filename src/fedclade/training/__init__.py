@@ -35,8 +35,9 @@ if TYPE_CHECKING:
         taken_by,
     )
     from fedclade.training.row_scores import INTERVAL_KINDS, ClientRows
+    from fedclade.training.split_batches import split_batches
     from fedclade.training.store import OPTIMIZER, OWN_MODEL, PERSONAL, ClientStore
-    from fedclade.training.threads import choose_device, float32_products
+    from fedclade.training.threads import choose_device, choose_devices, float32_products
     from fedclade.training.unsent_buffers import note_unsent_buffers
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "actors_from",
     "check_engine",
     "choose_device",
+    "choose_devices",
     "default_memory",
     "float32_products",
     "here",
@@ -64,6 +66,7 @@ __all__ = [
     "note_unsent_buffers",
     "return_freed_memory",
     "smallest_batch_for",
+    "split_batches",
     "taken_by",
     "unpack_inputs",
     "updates_at_once",

@@ -251,15 +251,25 @@ def check_private(
             f"example is not known for changing data, but {federation} changes during a run; remove "
             "data.drift"
         )
+    for name, layer in mixing_layers(module):
+        if name not in layout.resting:
+            raise ConfigError(
+                "privacy.level = 'example' needs a separate gradient for each example, but "
+                f"layer {name!r} ({type(layer).__name__}) mixes the examples of a batch; use "
+                "GroupNorm instead"
+            )
+
+
+def mixing_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the name of each layer that mixes the examples of a training batch, and the layer.
+
+    These are BatchNorm, and other norms that store running statistics.
+    """
     for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and name not in layout.resting:  # pyright: ignore[reportPrivateUsage]
-            mixes = isinstance(layer, nn.modules.batchnorm._BatchNorm) or layer.track_running_stats  # pyright: ignore[reportPrivateUsage]
-            if mixes:
-                raise ConfigError(
-                    "privacy.level = 'example' needs a separate gradient for each example, but "
-                    f"layer {name!r} ({type(layer).__name__}) mixes the examples of a batch; use "
-                    "GroupNorm instead"
-                )
+        if not isinstance(layer, nn.modules.batchnorm._NormBase):  # pyright: ignore[reportPrivateUsage]
+            continue
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or layer.track_running_stats:  # pyright: ignore[reportPrivateUsage]
+            yield name, layer
 
 
 def refuse_rules(work: Workload) -> None:

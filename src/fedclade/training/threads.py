@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,41 @@ def choose_device(device: str) -> str:
         )
     torch.cuda.set_device(number)
     return f"cuda:{number}"
+
+
+def choose_devices(device: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the devices for a client's setting ``device``, the first one for its data.
+
+    Parameters
+    ----------
+    device
+        A device as :func:`choose_device` accepts it; or several numbered GPUs,
+        as a list or as a text with commas such as ``cuda:0,cuda:1``.
+
+    Raises
+    ------
+    ConfigError
+        If a device is unknown or named twice, or if one of several is not a numbered GPU.
+    """
+    given = device.split(",") if isinstance(device, str) else device
+    names = [name.strip() for name in given]
+    if not names:
+        raise ConfigError("device should name at least one device, got an empty list; name one")
+    if len(names) == 1:
+        return (choose_device(names[0]),)
+    for name in names:
+        if not name.startswith("cuda:"):
+            raise ConfigError(
+                "several devices should be numbered GPUs such as cuda:0,cuda:1, got "
+                f"{name!r} among {', '.join(names)}; name one device, or GPUs only"
+            )
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"device {name!r} is named twice among {', '.join(names)}; name it once"
+            )
+    # The first device is chosen last, since the choice also makes it torch's current device.
+    chosen = [choose_device(name) for name in reversed(names)]
+    return tuple(reversed(chosen))
 
 
 @contextmanager

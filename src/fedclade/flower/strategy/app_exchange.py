@@ -6,11 +6,12 @@ plain ClientApp, and the mods around it, expect one record of arrays and one con
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedclade.channel import Meter
@@ -19,15 +20,22 @@ from fedclade.flower.exchange import (
     AT_ONCE,
     FIRST_PAUSE,
     LONGEST_PAUSE,
+    MOST_OBJECTS,
     STOPPED,
     UNREACHED,
-    Inbox,
+    ReplyLimit,
     describe_error,
+    inbox_of,
+    slices,
+    vector_bytes,
 )
-from fedclade.flower.wire import untrusted
+from fedclade.flower.wire import LARGEST_VALUES, untrusted
 
-UNLIMITED = 2**62
-"""Number of bytes above every size: the size of a plain reply is not limited."""
+ENTRY_BYTES = 8
+"""Largest number of bytes of an entry of an array: a client may return arrays of any precision."""
+
+ARRAY_BYTES = 2**10
+"""Number of bytes that the name, the shape and the type of an array may take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +86,7 @@ class AppExchange:
         self.sleep = sleep
         self._meter = meter
         self._timeout = timeout
-        self._inbox = Inbox(grid)
+        self._inbox = inbox_of(grid)
 
     def ask(
         self, requests: Sequence[AppRequest], kind: str, group: str
@@ -97,24 +105,24 @@ class AppExchange:
         group
             Group of the Flower messages, for Flower's logs.
         """
+        if not requests:
+            return
         pending: dict[str, AppRequest] = {}
-        for start in range(0, len(requests), AT_ONCE):
-            yield from self._send(requests[start : start + AT_ONCE], kind, group, pending)
+        for some in slices(requests, AT_ONCE):
+            yield from self._send(some, kind, group, pending)
+        limit = reply_limit(requests[0].content)  # models of all requests have the same arrays
         repeated: set[AppRequest] = set()
         end = None if self._timeout is None else self.clock() + self._timeout
         pause = FIRST_PAUSE
         while pending:
             before = len(pending)
-            for message_id, reply in self._inbox.read(dict.fromkeys(pending, UNLIMITED)):
-                request = pending.pop(message_id, None)
-                if request is None:  # the message replies to no known request
-                    continue
-                content = self._read(reply, request)
+            for request, content in self._poll(pending, limit):
                 if content == STOPPED and request not in repeated:
                     repeated.add(request)
                     yield from self._send([request], kind, group, pending)
                 else:
                     yield request, content
+                del content  # or the reply would stay in memory until the next arrives
             if not pending or (end is not None and self.clock() >= end):
                 break
             pause = FIRST_PAUSE if len(pending) < before else pause
@@ -135,16 +143,32 @@ class AppExchange:
             message_id = message.metadata.message_id  # the grid has set this id
             if message_id in sent:
                 pending[message_id] = request
-                self._meter.bytes_down += array_bytes(request.content)
+                self._meter.bytes_down += vector_bytes(request.content)
             else:
                 yield request, UNREACHED
+
+    def _poll(
+        self, pending: dict[str, AppRequest], limit: ReplyLimit
+    ) -> Iterator[tuple[AppRequest, RecordDict | str]]:
+        """Yield each request whose reply has arrived, with the content or the reason against it.
+
+        These requests are removed from ``pending``, which contains requests by message id.
+        """
+        for some in slices(list(pending), self._inbox.at_once):
+            for message_id, reply in self._inbox.read(dict.fromkeys(some, limit)):
+                request = pending.pop(message_id, None)
+                if request is not None:  # otherwise the message replies to no known request
+                    yield request, self._read(reply, request, limit)
+                del reply  # or the reply would stay in memory until the next arrives
 
     @property
     def _ttl(self) -> float | None:
         """Seconds for which messages are valid; None for Flower's default."""
         return None if self._timeout is None else self._timeout + LONGEST_PAUSE
 
-    def _read(self, reply: Message | str, request: AppRequest) -> RecordDict | str:
+    def _read(
+        self, reply: Message | str, request: AppRequest, limit: ReplyLimit
+    ) -> RecordDict | str:
         """Return the content of a reply to a request, or the reason why it is unusable."""
         if isinstance(reply, str):
             return reply
@@ -155,17 +179,38 @@ class AppExchange:
         try:
             with untrusted():
                 content = reply.content
-                size = array_bytes(content)
+                size = vector_bytes(content)
+                if size > limit.vectors:
+                    raise UpdateError(
+                        f"the reply has arrays of {size} bytes, expected at most {limit.vectors} "
+                        f"for this request, so the server ignores the reply; {limit.hint}"
+                    )
         except UpdateError as error:
             return str(error)
         self._meter.bytes_up += size
         return content
 
 
-def array_bytes(content: RecordDict) -> int:
-    """Return the number of bytes of all arrays in a message."""
-    return sum(
-        len(array.data) for record in content.array_records.values() for array in record.values()
+def reply_limit(content: RecordDict) -> ReplyLimit:
+    """Return the limits on the size of a reply: a client returns at most the arrays it received.
+
+    Parameters
+    ----------
+    content
+        Content of the request.
+    """
+    arrays = [
+        array
+        for record in content.values()
+        if isinstance(record, ArrayRecord)
+        for array in record.values()
+    ]
+    entries = sum(math.prod(array.shape) for array in arrays)
+    return ReplyLimit(
+        vectors=ENTRY_BYTES * entries + ARRAY_BYTES * len(arrays),
+        values=LARGEST_VALUES + ARRAY_BYTES * len(arrays),
+        objects=MOST_OBJECTS + 2 * len(arrays),  # an array is an object, and so are its numbers
+        hint="return only the arrays that the client received, and short metrics",
     )
 
 

@@ -135,6 +135,14 @@ def _adversary_table(view: RunView, ids: Collection[int]) -> Table:
 # Clients whose training diverged.
 
 
+def warnings_section(view: RunView) -> Section | None:
+    """Return the page section with the warnings about the run's clients; None without warnings."""
+    warnings: Sequence[str] = view.run.summary.get("warnings", ())
+    if not warnings:
+        return None
+    return Section("warnings", "Warnings", ". ".join(warnings) + ".")
+
+
 def divergence_section(view: RunView) -> Section | None:
     """Return the page section with the clients whose training diverged; None if no client's did.
 

@@ -26,6 +26,7 @@ from fedclade.report.page.faults import (
     divergence_section,
     faults_section,
     newcomers_section,
+    warnings_section,
 )
 from fedclade.report.page.gains import distinction_section, gain_cards, gains_section
 from fedclade.report.page.sankey import sankey_section
@@ -294,6 +295,7 @@ def _cost_cards(summary: Mapping[str, Any]) -> list[Card]:
 
 
 SECTIONS = (
+    warnings_section,
     divergence_section,
     gains_section,
     distinction_section,

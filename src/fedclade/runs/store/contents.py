@@ -297,6 +297,7 @@ SUMMARY = {
     **{
         "engine?": str,
         "engine_fallback?": str,
+        "warnings?": [str],
         "versions?": {...: str},
         "class_weights?": [complex],
     },
@@ -556,6 +557,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, bool | int | float | str | None):
         return value
     return str(value)
+
+
+def without_nan(value: Any) -> Any:
+    """Return a value with None for numbers that JSON cannot express: NaN and infinite ones."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[Any, Any]", value)
+        return {key: without_nan(entry) for key, entry in entries.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(entry) for entry in cast("Sequence[Any]", value)]
+    return value
 
 
 EMPTY = {("local", "options"), ("signature", "of"), ("task", "metrics")}
