@@ -112,6 +112,13 @@ if TYPE_CHECKING:
         Withheld,
         generalize_reason,
     )
+    from fedclade.core.file_rows import (
+        copy_rows,
+        empty_rows,
+        files_of_rows_in,
+        is_in_file,
+        release_pages,
+    )
     from fedclade.core.files import (
         OWNER_ONLY,
         alone,
@@ -468,6 +475,7 @@ __all__ = [
     "check_module",
     "check_settings",
     "checked",
+    "copy_rows",
     "count_batches",
     "count_steps",
     "defaults",
@@ -475,7 +483,9 @@ __all__ = [
     "draw_examples",
     "draw_with",
     "drawn",
+    "empty_rows",
     "field_types",
+    "files_of_rows_in",
     "fitting",
     "flat",
     "function_named",
@@ -494,6 +504,7 @@ __all__ = [
     "installed",
     "inter_group",
     "is_choice",
+    "is_in_file",
     "is_statistic",
     "known_arguments",
     "label_rates",
@@ -519,6 +530,7 @@ __all__ = [
     "packed",
     "path_problem",
     "reading_folder",
+    "release_pages",
     "remove",
     "require",
     "restore_buffer",
