@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         state_preserved,
         unsent_buffers,
     )
+    from fedclade.core.byte_sizes import memory_bytes
     from fedclade.core.client_trainer import (
         Batches,
         ClientTrainer,
@@ -516,6 +517,7 @@ __all__ = [
     "matching",
     "mean",
     "mean_of_all",
+    "memory_bytes",
     "models_of",
     "moments_as_tensors",
     "moments_from_tensors",
