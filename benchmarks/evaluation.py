@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade import Federation, Pool
+from fedclade.core import memory_bytes
 from fedclade.core.queries import Split
 from fedclade.data.federation import ClientData
 from fedclade.models import build_model
 from fedclade.training import SimulatedClients
-from fedclade.training.memory import memory_bytes
 
 IMAGES, TEST_IMAGES, LABELS = 60_000, 10_000, 10
 LARGEST_PASS = 1024

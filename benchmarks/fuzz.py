@@ -42,13 +42,13 @@ from fedclade.cli import app
 from fedclade.config import check_config, read_config
 from fedclade.config.settings import SECTIONS
 from fedclade.config.toml_files import config_folder, find_config, read_toml
+from fedclade.core import memory_bytes
 from fedclade.core.errors import FedcladeError
 from fedclade.data import PARTITIONS, SHIFTS
 from fedclade.models import MODELS
 from fedclade.runs.store.contents import without_unset
 from fedclade.runs.store.run import is_unfinished
 from fedclade.training.auto import ENGINES
-from fedclade.training.memory import memory_bytes
 
 SECONDS = 20
 """Seconds after which a call counts as a hang."""

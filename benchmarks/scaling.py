@@ -37,13 +37,14 @@ from fedclade import Federation, LocalTraining, Pool
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import CountSketch, Sketching
 from fedclade.channel.streaming import Streaming
+from fedclade.core import memory_bytes
 from fedclade.core.aggregate import mean
 from fedclade.core.clients import Clients
 from fedclade.core.queries import Round
 from fedclade.data.federation import ClientData
 from fedclade.models import build_model
 from fedclade.training import SimulatedClients
-from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
+from fedclade.training.memory import default_memory, updates_at_once
 
 EXAMPLES, IMAGES = 60, 60_000
 CLIENTS = (10, 30, 100, 300, 1_000, 3_000, 10_000)

@@ -7,7 +7,7 @@ clusters with the true ones (ARI), its mean and its smallest value over all seed
 seeds in which the clusters are exactly those by whole updates.
 
     python studies/sketched_clusters.py
-    python studies/sketched_clusters.py --seeds 3
+    python studies/sketched_clusters.py --seeds 20 --methods cfl
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ METHODS: Mapping[str, tuple[Callable[[], Algorithm], int]] = {
 
 SIGNATURES: Mapping[str, Signature] = {
     "whole updates": Signature(),
+    "sketches of 8,192": Signature(kind="projected", dim=8192),
     "sketches of 4,096": Signature(kind="projected", dim=4096),
     "sketches of 1,024": Signature(kind="projected", dim=1024),
     "sketches of 256": Signature(kind="projected", dim=256),
@@ -86,12 +87,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds (default: 5)")
-    seeds = range(parser.parse_args().seeds)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
+    arguments = parser.parse_args()
+    seeds = range(arguments.seeds)
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     print("| method | signatures | ARI, mean | ARI, least | clusters as by whole updates |")
     print("|:--|:--|--:|--:|--:|")
-    for method, (make, rounds) in METHODS.items():
+    for method in arguments.methods:
+        make, rounds = METHODS[method]
         by_whole: dict[int, list[int]] = {}
         for name, signature in SIGNATURES.items():
             scores: list[float] = []

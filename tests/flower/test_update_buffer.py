@@ -7,7 +7,8 @@ import math
 import torch
 
 from fedclade.flower.exchange import AT_ONCE
-from fedclade.flower.grid_clients import LARGEST_BUFFER, UpdateBuffer, streamed_at_once
+from fedclade.flower.grid_clients import UpdateBuffer, streamed_at_once
+from fedclade.flower.network import STREAM_BUFFER
 from fedclade.flower.replies import UpdateReply
 
 MODELS = torch.zeros(1, 3)
@@ -83,6 +84,6 @@ def test_rows_without_an_update_are_closed_up_in_place():
 
 def test_a_stream_collects_few_updates_and_few_bytes():
     assert streamed_at_once(0) == AT_ONCE
-    assert streamed_at_once(LARGEST_BUFFER // AT_ONCE) == AT_ONCE
-    assert streamed_at_once(LARGEST_BUFFER // 3) == 3
-    assert streamed_at_once(10 * LARGEST_BUFFER) == 1
+    assert streamed_at_once(STREAM_BUFFER // AT_ONCE) == AT_ONCE
+    assert streamed_at_once(STREAM_BUFFER // 3) == 3
+    assert streamed_at_once(10 * STREAM_BUFFER) == 1

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedclade import ConfigError, LocalTraining
+from fedclade.core import memory_bytes
 from fedclade.core.params import Layout
 from fedclade.training import memory
 from fedclade.training.memory import (
@@ -23,7 +24,6 @@ from fedclade.training.memory import (
     default_memory,
     hot_bytes,
     keep_freed_memory,
-    memory_bytes,
     updates_at_once,
 )
 

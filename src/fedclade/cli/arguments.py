@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedclade.core import ConfigError, RunError, make_folder
+from fedclade.core import ConfigError, RunError, make_folder, memory_bytes
 from fedclade.runs import Callback, check_free, is_finished, is_unfinished
 from fedclade.trackers import build_callback
-from fedclade.training import Actors, choose_device, memory_bytes
+from fedclade.training import Actors, choose_device
 
 
 def collect_actors(actors: int | None, cores: int | None, address: str | None) -> Actors | None:

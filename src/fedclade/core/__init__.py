@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         state_preserved,
         unsent_buffers,
     )
+    from fedclade.core.byte_sizes import memory_bytes
     from fedclade.core.client_trainer import (
         Batches,
         ClientTrainer,
@@ -111,6 +112,13 @@ if TYPE_CHECKING:
         Waiting,
         Withheld,
         generalize_reason,
+    )
+    from fedclade.core.file_rows import (
+        copy_rows,
+        empty_rows,
+        files_of_rows_in,
+        is_in_file,
+        release_pages,
     )
     from fedclade.core.files import (
         OWNER_ONLY,
@@ -468,6 +476,7 @@ __all__ = [
     "check_module",
     "check_settings",
     "checked",
+    "copy_rows",
     "count_batches",
     "count_steps",
     "defaults",
@@ -475,7 +484,9 @@ __all__ = [
     "draw_examples",
     "draw_with",
     "drawn",
+    "empty_rows",
     "field_types",
+    "files_of_rows_in",
     "fitting",
     "flat",
     "function_named",
@@ -494,6 +505,7 @@ __all__ = [
     "installed",
     "inter_group",
     "is_choice",
+    "is_in_file",
     "is_statistic",
     "known_arguments",
     "label_rates",
@@ -505,6 +517,7 @@ __all__ = [
     "matching",
     "mean",
     "mean_of_all",
+    "memory_bytes",
     "models_of",
     "moments_as_tensors",
     "moments_from_tensors",
@@ -519,6 +532,7 @@ __all__ = [
     "packed",
     "path_problem",
     "reading_folder",
+    "release_pages",
     "remove",
     "require",
     "restore_buffer",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedclade.core.arguments import checked
 from fedclade.core.errors import TreeError, shown
+from fedclade.core.file_rows import copy_rows, merge_rows
 from fedclade.core.plugins import Displayed
 from fedclade.core.server_steps import server_step
 
@@ -46,8 +47,9 @@ class Node:
         Values of the criteria that decided the split of the node, by name.
     cached
         Signatures of the members' updates at the parent's model before the split, Δ_e of eq. 47:
-        ``[n, R]``, with a row of R numbers for each member, in the order of ``members``. None for
-        the root, and for nodes that were not created by a split.
+        ``[n, R]``, with a row of R numbers for each member, in the order of ``members``. A large
+        matrix lies in a temporary file (:mod:`fedclade.core.file_rows`). None for the root, and for
+        nodes that were not created by a split.
     trained_from
         The model ``[S]`` from which the cluster's last training began, so that ``params -
         trained_from`` is the latest update (Δw_t^(g) of FedGroup's eq. 10). In FlexCFL, it is the
@@ -505,10 +507,11 @@ class ParameterTree(Displayed):
         """
         cluster = self.nodes[node]
         members = [*cluster.members, *clients]
-        cached = signatures if cluster.cached is None else torch.cat([cluster.cached, signatures])
+        before = signatures[:0] if cluster.cached is None else cluster.cached
         order = sorted(range(len(members)), key=members.__getitem__)
+        cached = merge_rows(before, signatures, order)
         return self._replace_node(
-            replace(cluster, members=tuple(members[i] for i in order), cached=cached[order])
+            replace(cluster, members=tuple(members[i] for i in order), cached=cached)
         )
 
     @checked()
@@ -528,11 +531,10 @@ class ParameterTree(Displayed):
         for node in self.nodes:
             kept = [i for i, member in enumerate(node.members) if member not in gone]
             members = tuple(node.members[i] for i in kept)
-            nodes.append(
-                replace(
-                    node, members=members, cached=None if node.cached is None else node.cached[kept]
-                )
-            )
+            cached = node.cached
+            if cached is not None and len(kept) < len(cached):
+                cached = copy_rows(cached, kept)
+            nodes.append(replace(node, members=members, cached=cached))
         return ParameterTree(tuple(nodes))
 
     def map_vectors(

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedclade.core.arguments import checked
 from fedclade.core.errors import UpdateError
 from fedclade.core.events import Event
+from fedclade.core.file_rows import copy_rows
 from fedclade.core.settings import (
     Check,
     as_section,
@@ -760,9 +761,10 @@ class Updates:
     def signatures_of(self, members: Sequence[int]) -> Tensor:
         """Return the signatures ``[m, R]`` of the given clients, except clients without a reply.
 
-        The rows are in the order of ``members``.
+        The rows are in the order of ``members``. They are a copy, which lies in a file if it is
+        large (:mod:`fedclade.core.file_rows`), so that it can be stored for newcomers.
         """
-        return self.signatures[self._find_rows(members)]
+        return copy_rows(self.signatures, self._find_rows(members).tolist())
 
     def concat(self, other: Updates) -> Updates:
         """Return the concatenation of these updates and of updates of other clients.

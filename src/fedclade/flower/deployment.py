@@ -41,6 +41,7 @@ from fedclade.core import (
     FedcladeError,
     Layout,
     UpdateError,
+    memory_bytes,
     owner_only,
     require,
 )
@@ -48,7 +49,7 @@ from fedclade.data import DataSchema, StatisticsQuery
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.gain_query import measure_network_gains
-from fedclade.flower.grid_clients import ConnectedClients, GridClients
+from fedclade.flower.grid_clients import ConnectedClients, GridClients, StreamSwitch
 from fedclade.flower.network import MakeAlgorithm, ModelFor, Network
 from fedclade.flower.newcomers import NewcomerLimit
 from fedclade.flower.node_registry import NodeRegistry
@@ -57,6 +58,7 @@ from fedclade.flower.secure.terms import SecureAggregation, announcement, check_
 from fedclade.flower.signing import read_keys
 from fedclade.flower.wire import Content
 from fedclade.runs import (
+    SHARE_OF_UPDATES,
     AssembledRun,
     Backend,
     Connected,
@@ -65,14 +67,15 @@ from fedclade.runs import (
     Run,
     RunSettings,
     ServerEnd,
+    StreamChoice,
+    choose_network_stream,
     clip_by_default,
-    decide_network_stream,
     initial_models,
     model_name,
     store_gains,
 )
 from fedclade.tasks import FittedTask
-from fedclade.training import default_memory, memory_bytes, smallest_batch_for
+from fedclade.training import default_memory, smallest_batch_for
 
 _log = logging.getLogger(__name__)
 
@@ -409,13 +412,16 @@ class NetworkedClients(Deployment):
             if settings.memory is None
             else memory_bytes(settings.memory)
         )
-        streams = network.secure_aggregation or decide_network_stream(
-            settings,
-            algorithm,
-            joined=len(joined),
-            bytes_each=layout.size * self._initial.itemsize,
-            budget=budget,
-        )
+        streams = StreamChoice(True)
+        if not network.secure_aggregation:
+            streams = choose_network_stream(
+                settings,
+                algorithm,
+                joined=len(joined),
+                bytes_each=layout.size * self._initial.itemsize,
+                budget=budget,
+                may_change=assembled.settings.stream == "auto",
+            )
         limits = settings.aggregate.limits(
             untrusted=True, largest_weight=network.largest_weight, largest_norm=network.largest_norm
         )
@@ -429,7 +435,7 @@ class NetworkedClients(Deployment):
                 tells_releases=settings.privacy is not None,
                 sizes=joined.sizes if by_example else None,
             ),
-            streaming=Streaming() if streams else None,
+            streaming=Streaming() if streams.active else None,
             limits=limits,
             untrusted=True,
             names=lambda: joined.names,
@@ -443,15 +449,20 @@ class NetworkedClients(Deployment):
             network.wait,
             self._secure_aggregation(settings, algorithm, server),
             download=network.download,
+            stream_buffer=memory_bytes(network.stream_buffer),
+            largest_in_memory=budget // SHARE_OF_UPDATES,
         )
         task = self._fit_task(settings, assembled.task, grid_clients, limits.largest_weight)
         if self.registry.target_scale is not None:
             settings = replace(settings, local=clip_by_default(settings.local, algorithm))
         joined.columns = self.registry.columns
-        # Middleware that changes single updates needs updates that the server receives unmasked.
-        seen = [server.retrying] if network.secure_aggregation else server.middleware
         counting = StepCounting(self.meter, lambda _: grid_clients.sizes)
-        channel = Channel(grid_clients, Timing(self.meter), counting, *seen, *assembled.middleware)
+
+        def build_channel(server: ServerEnd) -> Channel:
+            # Middleware that changes single updates needs updates that arrive unmasked.
+            seen = [server.retrying] if network.secure_aggregation else server.middleware
+            return Channel(grid_clients, Timing(self.meter), counting, *seen, *assembled.middleware)
+
         initial = self._initial
         if self.registry.secret and not assembled.finish:
             # The server knows models that are drawn from its own seed. Clients with a shared secret
@@ -459,7 +470,13 @@ class NetworkedClients(Deployment):
             count = algorithm.requires.initial_models
             drawn = drawn_by_clients(grid_clients, count)
             initial = drawn[0] if count == 1 else drawn
-        clients = ConnectedClients(channel, self.registry, self.folder, network.wait)
+        clients = ConnectedClients(
+            build_channel(server),
+            self.registry,
+            self.folder,
+            network.wait,
+            switch=StreamSwitch(streams, lambda: build_channel(server.streaming_from_now())),
+        )
         backend = Backend(
             clients=clients,
             initial=initial,

@@ -47,6 +47,9 @@ from fedclade.core import (
     Updates,
     Waiting,
     Workers,
+    empty_rows,
+    is_in_file,
+    release_pages,
 )
 from fedclade.data import Statistics, StatisticsQuery
 from fedclade.flower import wire
@@ -59,6 +62,7 @@ from fedclade.flower.models_sent import (
     of_mixture,
     training_values,
 )
+from fedclade.flower.network import STREAM_BUFFER
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
 from fedclade.flower.replies import (
@@ -79,13 +83,51 @@ from fedclade.flower.secure.server import secure_updates
 from fedclade.flower.secure.terms import Members, SecureAggregation
 from fedclade.flower.wire import Content
 from fedclade.flower.work_sent import check_work_travels
-from fedclade.runs import ComingAndGoing
+from fedclade.runs import ComingAndGoing, StreamChoice
 from fedclade.tasks import FittedTask
 
 # The algorithm's view of the clients: before each round new clients are admitted, and disconnected
 # clients are left out of the round.
 
 _log = logging.getLogger(__name__)
+
+
+class StreamSwitch:
+    """Switch of a run to a server that streams, once so many clients have joined that it should.
+
+    Parameters
+    ----------
+    choice
+        The choice of the run, which is asked before each round.
+    build
+        Function that returns the clients with the middleware of a server that streams.
+    """
+
+    def __init__(self, choice: StreamChoice, build: Callable[[], Clients]) -> None:
+        self._choice = choice
+        self._build = build
+
+    def apply(self, clients: Clients, joined: int, number: int) -> Clients:
+        """Return the clients for a round: as given, or with the middleware of streaming.
+
+        Parameters
+        ----------
+        clients
+            The clients with their present middleware.
+        joined
+            Number of clients of the run.
+        number
+            Number of the round.
+        """
+        if not self._choice.begins(joined):
+            return clients
+        _log.info(
+            "from round %d on the server sums updates as they arrive, since the updates of %d "
+            "clients would take too much memory",
+            number,
+            joined,
+        )
+        return self._build()
 
 
 class ConnectedClients(Channel, ComingAndGoing):
@@ -105,12 +147,22 @@ class ConnectedClients(Channel, ComingAndGoing):
         Folder of the run; None if the run has no folder.
     wait
         Seconds to wait for a client if none is connected.
+    switch
+        Switch to a server that streams when more clients have joined; None: the server does not
+        change.
     """
 
     def __init__(
-        self, clients: Clients, registry: NodeRegistry, folder: Path | None, wait: float
+        self,
+        clients: Clients,
+        registry: NodeRegistry,
+        folder: Path | None,
+        wait: float,
+        *,
+        switch: StreamSwitch | None = None,
     ) -> None:
         super().__init__(clients)
+        self._switch = switch
         self._registry = registry
         self._folder = folder
         self._wait = wait
@@ -146,6 +198,8 @@ class ConnectedClients(Channel, ComingAndGoing):
             self._registry.wait(1, self._wait)
         self._away = frozenset(self.ids) - frozenset(self._registry.connected)
         changes = self._registry.changes()
+        if self._switch is not None:
+            self._clients = self._switch.apply(self._clients, len(self.ids), this_round.number)
         if self._folder is not None:
             self._registry.save(self._folder)
         events: list[Event] = [
@@ -274,10 +328,16 @@ class UpdateBuffer:
         Number of entries of an update.
     models
         Models that the server has sent. The buffer has the same type and device.
+    largest_in_memory
+        Bytes of all rows above which the buffer lies in a file.
     """
 
-    def __init__(self, rows: int, length: int, models: Tensor) -> None:
-        self._deltas = models.new_empty(rows, length)
+    def __init__(
+        self, rows: int, length: int, models: Tensor, largest_in_memory: float = math.inf
+    ) -> None:
+        in_file = rows * length * models.itemsize > largest_in_memory
+        self._deltas = empty_rows(rows, length, models, in_file=in_file)
+        self._is_in_file = is_in_file(self._deltas)
         # client, number of training examples, and loss, by row
         self._reply_of: dict[int, tuple[int, int, float | None]] = {}
         # component of a mixture that each client chose, by client
@@ -294,6 +354,8 @@ class UpdateBuffer:
         if row is None:
             row = len(self._reply_of)
         self._deltas[row] = reply.update
+        if self._is_in_file:
+            release_pages()
         self._reply_of[row] = (client, reply.size, reply.loss)
         if reply.component is not None:
             self._component_of[client] = reply.component
@@ -342,16 +404,17 @@ class UpdateBuffer:
         return updates.with_columns(losses=updates.losses.masked_fill(hidden, torch.nan))
 
 
-LARGEST_BUFFER = 2**24
-"""Bytes of the updates that a server which streams collects before it adds them up: 16 MiB.
+def streamed_at_once(size: int, buffer: int = STREAM_BUFFER) -> int:
+    """Return the number of updates that a server which streams collects before it adds them up.
 
-A single update may be larger.
-"""
-
-
-def streamed_at_once(size: int) -> int:
-    """Return the number of updates of ``size`` bytes that are collected before they are summed."""
-    return max(1, min(AT_ONCE, LARGEST_BUFFER // max(1, size)))
+    Parameters
+    ----------
+    size
+        Bytes of an update.
+    buffer
+        Bytes of the collected updates; a single update may be larger.
+    """
+    return max(1, min(AT_ONCE, buffer // max(1, size)))
 
 
 T = TypeVar("T")
@@ -392,6 +455,11 @@ class GridClients(Workers):
     download
         Encoding of the models that clients receive to train, one of
         :data:`~fedclade.channel.DENSE_ENCODINGS`.
+    stream_buffer
+        Bytes of the updates that a server which streams collects before it adds them up.
+    largest_in_memory
+        Bytes of the updates of a query above which a server that does not stream stores them in a
+        file.
     """
 
     def __init__(
@@ -405,7 +473,11 @@ class GridClients(Workers):
         secure: SecureAggregation | None = None,
         *,
         download: str = "float32",
+        stream_buffer: int = STREAM_BUFFER,
+        largest_in_memory: float = math.inf,
     ) -> None:
+        self._stream_buffer = stream_buffer
+        self._largest_in_memory = largest_in_memory
         self._exchange = exchange
         self._registry = registry
         self._wait = wait
@@ -782,11 +854,13 @@ class GridClients(Workers):
                 zip(query.models.start, range(len(query.ids)), query.ids, strict=True)
             )
             place_of = {client: place for place, (*_, client) in enumerate(by_model)}
-            buffer = UpdateBuffer(len(query.ids), length, query.models.vectors)
+            buffer = UpdateBuffer(
+                len(query.ids), length, query.models.vectors, self._largest_in_memory
+            )
             for client, reply in replies:
                 buffer.put(client, reply, place_of[client])
             return self._checked(buffer, query, left_out)
-        rows = streamed_at_once(length * query.models.vectors.itemsize)
+        rows = streamed_at_once(length * query.models.vectors.itemsize, buffer=self._stream_buffer)
         buffer: UpdateBuffer | None = None
         for client, reply in replies:
             if buffer is None:

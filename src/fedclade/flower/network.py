@@ -20,6 +20,7 @@ from fedclade.core import (
     document_settings,
     greater_than,
     in_range,
+    memory_bytes,
     one_of,
     setting,
 )
@@ -27,6 +28,9 @@ from fedclade.flower.registration import Identity
 from fedclade.flower.secure.terms import SecureRules
 
 LogFormat = Literal["text", "json"]
+
+STREAM_BUFFER = 2**24
+"""Default of ``stream_buffer`` in bytes: 16 MiB."""
 
 MakeAlgorithm = Callable[[Mapping[int, int] | None], Algorithm]
 """Function that makes an algorithm from the clients' true clusters.
@@ -170,7 +174,15 @@ class Network:
         evaluated, are sent as float32. Not possible with ``secure_aggregation``.""",
     )
 
+    stream_buffer: int | str = setting(
+        "16MiB",
+        doc="""Largest size of the updates that a server which streams (``stream``) collects before
+        it adds them up, in bytes or as text such as ``"16MiB"``. A single update may be larger.""",
+        later=True,
+    )
+
     def __post_init__(self) -> None:
+        memory_bytes(self.stream_buffer, "network.stream_buffer")
         if self.secure_aggregation and self.download != "float32":
             raise ConfigError(
                 f"network.download = {self.download!r} is not possible with "

@@ -45,7 +45,10 @@ if TYPE_CHECKING:
     )
     from fedclade.runs.live_log import LIVE_METRICS, FollowedRun, LiveLog, Progress
     from fedclade.runs.models import (
+        SHARE_OF_UPDATES,
         Maker,
+        StreamChoice,
+        choose_network_stream,
         decide_network_stream,
         decide_stream,
         initial_models,
@@ -112,6 +115,7 @@ __all__ = [
     "PRIVATE_CLIENTS",
     "REFERENCES_LOG",
     "SCHEMA",
+    "SHARE_OF_UPDATES",
     "TRIVIAL",
     "AssembledRun",
     "Backend",
@@ -146,6 +150,7 @@ __all__ = [
     "SplitRecord",
     "Stopped",
     "Stream",
+    "StreamChoice",
     "TopSettings",
     "assemble_run",
     "assign",
@@ -154,6 +159,7 @@ __all__ = [
     "check_inputs_apart",
     "check_table_file",
     "check_validation",
+    "choose_network_stream",
     "chosen_round",
     "clip_by_default",
     "column_of",

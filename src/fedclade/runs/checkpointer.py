@@ -22,6 +22,7 @@ from fedclade.core import (
     ConfigError,
     RunInterrupted,
     ServerMoments,
+    files_of_rows_in,
     moments_as_tensors,
     moments_from_tensors,
     remove,
@@ -162,7 +163,8 @@ class Checkpointer:
         if self._folder is not None:
             self._folder.check(config)
             if not self._folder.holds_all(config):
-                self._found = self._folder.newest(config, fingerprint())
+                with files_of_rows_in(self._folder.path):
+                    self._found = self._folder.newest(config, fingerprint())
                 self._check_end_of_network_run(self._folder.path)
         self._finish = finish
         if finish and self._folder is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,10 +48,67 @@ simulation, bit by bit.
 EXPECTED_CLIENTS = 100
 """Smallest number of clients that the server of a network assumes to choose whether it streams.
 
-Further clients may join during the run, and the choice holds for the whole run.
+Further clients may join during the run.
 """
 
 _log = logging.getLogger(__name__)
+
+
+class StreamChoice:
+    """Whether the server of a run streams, which may begin during a run of a network.
+
+    Parameters
+    ----------
+    active
+        Whether the server streams now.
+    decide
+        Function that returns whether a server with a number of clients should stream; None if the
+        choice never changes. A server that streams never stops doing so.
+    """
+
+    def __init__(self, active: bool, decide: Callable[[int], bool] | None = None) -> None:
+        self.active = active
+        self._decide = None if active else decide
+        self._most = 0  # the largest number of clients so far
+
+    def begins(self, clients: int) -> bool:
+        """Return whether the server begins to stream now, since it has this number of clients."""
+        if self._decide is None or clients <= self._most:
+            return False
+        self._most = clients
+        if not self._decide(clients):
+            return False
+        self.active = True
+        self._decide = None
+        return True
+
+
+def choose_network_stream(
+    settings: RunSettings,
+    algorithm: Algorithm,
+    *,
+    joined: int,
+    bytes_each: int,
+    budget: int,
+    may_change: bool,
+) -> StreamChoice:
+    """Choose whether the server of a network streams, now and when more clients have joined.
+
+    Parameters
+    ----------
+    settings, algorithm, joined, bytes_each, budget
+        As in :func:`decide_network_stream`. The settings of a continued run state whether it
+        streamed before.
+    may_change
+        Whether the choice may change during the run: the user has set ``stream`` to ``auto``.
+    """
+    auto = replace(settings, stream="auto")
+
+    def decide(clients: int) -> bool:
+        return decide_network_stream(auto, algorithm, clients, bytes_each, budget)
+
+    now = decide_network_stream(settings, algorithm, joined, bytes_each, budget)
+    return StreamChoice(now, decide if may_change else None)
 
 
 def decide_network_stream(
@@ -68,7 +126,7 @@ def decide_network_stream(
     settings, algorithm, budget
         As in :func:`decide_stream`.
     joined
-        Number of clients at the start.
+        Number of clients that have joined.
     bytes_each
         Size of an update, in bytes.
     """
@@ -114,7 +172,8 @@ def decide_stream(
     if not can and size > budget // SHARE_OF_UPDATES:
         _log.warning(
             "the updates of all clients take %.1f GB of memory, but the run is limited to %.1f GB; "
-            "with signature.kind = 'projected' the server would sum updates and store none of them",
+            "with signature.kind = 'projected' and signature.dim = 4096 the server would sum "
+            "updates and store none of them",
             size / 1e9,
             budget / 1e9,
         )

@@ -32,6 +32,8 @@ from fedclade.core import (
     RunInterrupted,
     ServerSteps,
     TooFew,
+    files_of_rows_in,
+    release_pages,
     shown,
 )
 from fedclade.runs.backend import Backend
@@ -119,7 +121,8 @@ def run_rounds(
         scored_by=history.task.metrics,
     )
     try:
-        _train_rounds(algorithm, backend, clients, checkpointer, training, settings, following)
+        with files_of_rows_in(checkpointer.path):
+            _train_rounds(algorithm, backend, clients, checkpointer, training, settings, following)
         if settings.keep_best and training.best is None:
             _log.warning(
                 "keep_best = true: no round has a finite score on validation data, so the models "
@@ -165,6 +168,7 @@ def _train_rounds(
             if isinstance(answer, Stopped) and not last:
                 training.stopped = answer
             checkpointer.after_round(training, backend)
+            release_pages()
             if answer is True and not last:
                 checkpointer.stop(training, backend)
         if training.stopped is not None and not training.history.is_evaluated:

@@ -151,6 +151,11 @@ class ServerEnd:
             weighing=self.weighing,
         )
 
+    def streaming_from_now(self) -> ServerEnd:
+        """Return the middleware of a server that begins to stream, as more clients have joined."""
+        compared = NoSketch() if self.sketch is None else self.sketch
+        return replace(self, streaming=Streaming(), compared=compared, opposing=None)
+
     @property
     def within_actors(self) -> list[Middleware]:
         """Middleware that each Ray actor applies to its clients' replies before it sends them.

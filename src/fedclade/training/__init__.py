@@ -19,12 +19,7 @@ if TYPE_CHECKING:
     from fedclade.training.clients import SimulatedClients
     from fedclade.training.input_hooks import unpack_inputs, with_hooks_for, with_input_hooks
     from fedclade.training.jobs import PrivateSteps
-    from fedclade.training.memory import (
-        default_memory,
-        memory_bytes,
-        return_freed_memory,
-        updates_at_once,
-    )
+    from fedclade.training.memory import default_memory, return_freed_memory, updates_at_once
     from fedclade.training.remote import (
         Actors,
         Cluster,
@@ -62,7 +57,6 @@ __all__ = [
     "default_memory",
     "float32_products",
     "here",
-    "memory_bytes",
     "note_unsent_buffers",
     "return_freed_memory",
     "smallest_batch_for",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,16 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import (
-    DENSE,
-    ConfigError,
-    Indices,
-    Layout,
-    LocalTraining,
-    ModelError,
-    TrainQuery,
-    shown,
-)
+from fedclade.core import DENSE, Indices, Layout, LocalTraining, ModelError, TrainQuery
 from fedclade.data import Federation, Pool
 from fedclade.tasks import FittedTask
 from fedclade.training.jobs import Workload
@@ -58,28 +48,6 @@ LARGEST_THRESHOLD = 2**30
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """File in which Linux reports the memory limit of a container; ``max`` if there is no limit."""
-
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-def memory_bytes(memory: int | str) -> int:
-    """Return a memory size such as ``"2GB"``, ``"500 MiB"`` or a number of bytes, in bytes.
-
-    Raises
-    ------
-    ConfigError
-        If the value is not a size, or not above 0.
-    """
-    size: float = 0.0 if isinstance(memory, str | bool) else memory
-    if isinstance(memory, str) and (
-        found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", memory.strip())
-    ):
-        size = float(found[1]) * UNITS.get((found[2] or "B").upper(), 0)
-    if not 1 <= size < 2**63:  # also excludes infinity, the value of a number with many digits
-        raise ConfigError(
-            f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {shown(memory)}"
-        )
-    return int(size)
 
 
 def default_memory(device: torch.device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,8 +34,7 @@ from fedclade.core import (
     Updates,
     Workers,
 )
-from fedclade.flower.exchange import AT_ONCE
-from fedclade.flower.grid_clients import Backoff, UpdateBuffer
+from fedclade.flower.grid_clients import Backoff, StreamSwitch, UpdateBuffer, streamed_at_once
 from fedclade.flower.replies import MOST_EXAMPLES, Scores, UpdateReply, evaluation_of
 from fedclade.flower.strategy.app_exchange import AppExchange, AppRequest, only_record
 from fedclade.flower.strategy.app_nodes import AppNodes
@@ -126,6 +126,9 @@ class AppClients(Workers):
         Names of the metrics by which clients are scored.
     evaluates
         Whether clients are evaluated after rounds.
+    largest_in_memory
+        Bytes of the updates of a query above which a server that does not stream stores them in a
+        file.
 
     Attributes
     ----------
@@ -144,7 +147,9 @@ class AppClients(Workers):
         keys: ScoreKeys,
         *,
         evaluates: bool = True,
+        largest_in_memory: float = math.inf,
     ) -> None:
+        self._largest_in_memory = largest_in_memory
         self._exchange = exchange
         self._nodes = nodes
         self._model = model
@@ -211,8 +216,12 @@ class AppClients(Workers):
             return self._read_update(content, vectors[base_of[client]], query, client)
 
         replies = self._request(requests, MessageType.TRAIN, str(query.round.number), left_out)
+        at_once = streamed_at_once(self.layout.size * vectors.itemsize)
         buffer = UpdateBuffer(
-            len(query.ids) if sink is None else AT_ONCE, self.layout.size, vectors
+            len(query.ids) if sink is None else at_once,
+            self.layout.size,
+            vectors,
+            math.inf if sink is not None else self._largest_in_memory,
         )
         place_of = {client: place for place, client in enumerate(query.ids)}
         n_parameters = self.layout.n_parameters
@@ -228,7 +237,7 @@ class AppClients(Workers):
             buffer.put(client, reply, place_of[client] if sink is None else None)
             if sink is not None and buffer.full:
                 sink(buffer.checked(n_parameters, query.round.number))
-                buffer = UpdateBuffer(AT_ONCE, self.layout.size, vectors)
+                buffer = UpdateBuffer(at_once, self.layout.size, vectors)
         updates = buffer.checked(n_parameters, query.round.number)
         return replace(updates, left_out={**left_out, **updates.left_out})
 
@@ -432,12 +441,22 @@ class AppMembers(Channel, ComingAndGoing):
         Registry of the clients and their nodes.
     folder
         Folder of the run, in which the nodes are saved; None without a folder.
+    switch
+        Switch to a server that streams when more clients have joined; None: the server does not
+        change.
     """
 
     def __init__(
-        self, clients: Clients, workers: AppClients, nodes: AppNodes, folder: Path | None
+        self,
+        clients: Clients,
+        workers: AppClients,
+        nodes: AppNodes,
+        folder: Path | None,
+        *,
+        switch: StreamSwitch | None = None,
     ) -> None:
         super().__init__(clients)
+        self._switch = switch
         self._workers = workers
         self._nodes = nodes
         self._folder = folder
@@ -463,6 +482,8 @@ class AppMembers(Channel, ComingAndGoing):
         self._workers.begin(this_round.number)
         if self._folder is not None:
             self._nodes.save(self._folder)
+        if self._switch is not None:
+            self._clients = self._switch.apply(self._clients, len(self.ids), this_round.number)
         events = self._list_changes()
         known = state.tree.leaf_of
         if new := [client for client in self._nodes.connected if client not in known]:

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from fedclade.algorithms import Algorithm, build_algorithm, describe
 from fedclade.channel import Channel, Meter, Replicating, Retrying, StepCounting, Streaming, Timing
-from fedclade.core import ClientRegistry, ConfigError, DataSpec, SplitPart, UpdateError, owner_only
+from fedclade.core import (
+    ClientRegistry,
+    ConfigError,
+    DataSpec,
+    SplitPart,
+    UpdateError,
+    memory_bytes,
+    owner_only,
+)
+from fedclade.flower.grid_clients import StreamSwitch
 from fedclade.flower.strategy.app_clients import (
     AppClients,
     AppMembers,
@@ -31,16 +40,17 @@ from fedclade.flower.strategy.array_model import ArrayModel
 from fedclade.flower.strategy.parts import PartSent
 from fedclade.flower.strategy.score_keys import ScoreKeys
 from fedclade.runs import (
+    SHARE_OF_UPDATES,
     AssembledRun,
     Backend,
     Connected,
     Deployment,
     RunSettings,
     ServerEnd,
-    decide_network_stream,
+    choose_network_stream,
 )
 from fedclade.tasks import FittedTask
-from fedclade.training import default_memory, memory_bytes
+from fedclade.training import default_memory
 
 PROBED = 3
 """Number of nodes that evaluate the initial model before round 1, to learn the metrics' names."""
@@ -335,13 +345,15 @@ class AppDeployment(Deployment):
             self.messages,
             self._keys,
             evaluates=self.chosen.evaluates,
+            largest_in_memory=budget // SHARE_OF_UPDATES,
         )
-        streams = decide_network_stream(
+        streams = choose_network_stream(
             settings,
             algorithm,
             joined=self.size,
             bytes_each=layout.size * self._initial.itemsize,
             budget=budget,
+            may_change=assembled.settings.stream == "auto",
         )
         retrying = Retrying()
         server = ServerEnd.assemble(
@@ -350,21 +362,30 @@ class AppDeployment(Deployment):
             layout,
             lambda: self.nodes.sizes,
             retrying=retrying,
-            streaming=Streaming() if streams else None,
+            streaming=Streaming() if streams.active else None,
             limits=settings.aggregate.limits(untrusted=False),
             untrusted=False,
             names=lambda: self.roster.names,
         )
+
         # The server computes the mean of the updates from parts itself, since a plain ClientApp
         # replies with the model that it trained on each part.
-        channel = Channel(
+        def build_channel(server: ServerEnd) -> Channel:
+            return Channel(
+                self.workers,
+                Replicating(server.sketch_of_parts),
+                Timing(self.meter),
+                *server.middleware,
+                *assembled.middleware,
+            )
+
+        clients = AppMembers(
+            build_channel(server),
             self.workers,
-            Replicating(server.sketch_of_parts),
-            Timing(self.meter),
-            *server.middleware,
-            *assembled.middleware,
+            self.nodes,
+            self.folder,
+            switch=StreamSwitch(streams, lambda: build_channel(server.streaming_from_now())),
         )
-        clients = AppMembers(channel, self.workers, self.nodes, self.folder)
         backend = Backend(
             clients=clients,
             initial=self._initial,

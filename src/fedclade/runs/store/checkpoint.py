@@ -35,7 +35,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedclade.core import CheckpointError, ParameterTree, RunError, write_tensors
+from fedclade.core import CheckpointError, ParameterTree, RunError, copy_rows, write_tensors
 from fedclade.runs.store.contents import Row
 from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.manifest import check_manifest, is_private, read_manifest, write_manifest
@@ -353,7 +353,7 @@ class Checkpoint:
                 fingerprint=run["fingerprint"],
                 tree=read_tree(
                     folder / "tree", partial(read_members, folder / "members")
-                ).map_vectors(torch.clone, torch.clone),
+                ).map_vectors(torch.clone, copy_rows),
                 memory=_select_tensors(tensors, "memory/"),
                 on_cpu=frozenset(run["on_cpu"]),
                 rows=rows,

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedclade.core import ParameterTree, write_tensors
+from fedclade.core import ParameterTree, copy_rows, write_tensors
 from fedclade.runs.store.tree_files import SimilarityMatrix, read_tree, write_tree
 
 _FACTS = "best.json"
@@ -98,7 +98,7 @@ class KeptRound:
             )
             for s in facts["similarities"]
         )
-        tree = read_tree(folder / _TREE).map_vectors(torch.clone, torch.clone)
+        tree = read_tree(folder / _TREE).map_vectors(torch.clone, copy_rows)
         return cls(
             facts["round"], tree, kept, own_models=facts["own_models"], similarities=similarities
         )

@@ -22,7 +22,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedclade.clustering import Similarity
-from fedclade.core import VECTORS, Layout, Node, ParameterTree, RunError, Slot, shown, write_tensors
+from fedclade.core import (
+    VECTORS,
+    Layout,
+    Node,
+    ParameterTree,
+    RunError,
+    Slot,
+    is_in_file,
+    release_pages,
+    shown,
+    write_tensors,
+)
 from fedclade.runs.store.contents import check_ids, check_shape
 
 # Similarity matrices of a run, and the NPZ file that stores them.
@@ -243,10 +254,9 @@ def write_tree(
         }
     if layout is not None:
         tensors |= {f"{FROZEN}{name}": value for name, value in layout.frozen.items()}
-    copies = {
-        name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()
-    }
+    copies = {name: _copy_to_write(name, tensor) for name, tensor in tensors.items()}
     write_tensors(folder / "tree.safetensors", copies, private=private)
+    release_pages()
     nodes = [_describe_node(node) for node in tree.nodes]
     for number, name in (members or {}).items():
         nodes[number]["members"] = name
@@ -254,6 +264,17 @@ def write_tree(
     if layout is not None:
         content["layout"] = _describe_layout(layout)
     (folder / "tree.json").write_text(json.dumps(content, indent=2, default=dict) + "\n")
+
+
+def _copy_to_write(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of a tree in memory of its own, as a file of tensors requires it.
+
+    Models are copied, since a node and its parent may have the same model. Large matrices of
+    signatures are not: each of them lies in a temporary file of its own.
+    """
+    if name.endswith("/cached") and is_in_file(tensor):
+        return tensor
+    return tensor.cpu().clone(memory_format=torch.contiguous_format)
 
 
 def read_tree(folder: Path, members: Callable[[str], list[int]] | None = None) -> ParameterTree:
