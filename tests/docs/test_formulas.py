@@ -107,7 +107,9 @@ def changed_by_markdown(text: str) -> list[str]:
 
 def test_markdown_changes_no_formula_before_github_typesets_it():
     pages = sorted((ROOT / "docs").rglob("*.md"))
-    changed = {page.relative_to(ROOT): changed_by_markdown(page.read_text("utf-8")) for page in pages}
+    changed = {
+        page.relative_to(ROOT): changed_by_markdown(page.read_text("utf-8")) for page in pages
+    }
     assert not {page: formulas for page, formulas in changed.items() if formulas}
 
 
