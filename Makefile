@@ -67,8 +67,8 @@ check: install  ## lint, types, and the direction of imports
 docs: install  ## the site, in site/; a warning is an error; with FEDCLADE_DOCS_EXECUTE=true notebooks are executed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-check-pages: docs  ## check pages of the site in Chromium: accessibility, width, and that nothing is loaded from elsewhere
-	$(BIN)/python docs/check_pages.py
+check-pages: docs  ## check pages of the site in Chromium (PAGES="faq.html ..."; else one of each kind): accessibility, width, and that nothing is loaded from elsewhere
+	$(BIN)/python docs/check_pages.py site $(PAGES)
 
 wheel: install  ## build the wheels, and use them in an environment that has nothing else
 	$(BIN)/python tests/wheel/check_wheel.py $(ARGUMENTS)

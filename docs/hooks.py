@@ -15,6 +15,7 @@ from typing import Any
 
 import generated
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from plotly.offline import get_plotlyjs
@@ -24,6 +25,12 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 """Where a link of Markdown leads to: a path, and an anchor."""
 
 SCRIPT = re.compile(r"<script\b([^>]*)>(.*?)</script>", re.DOTALL)
+OUTPUT = 'class="jp-OutputArea-child'
+"""The start of an output on the page of a notebook."""
+
+LOG = get_plugin_logger("fedclade")
+"""Log of the build, where a warning is an error with ``--strict``."""
+
 PLOTLY = "assets/plotly.min.js"
 """What the figures of notebooks need, where these are executed."""
 
@@ -89,6 +96,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     """Leave out what the page of a notebook would load from elsewhere; its figures take the site's own plotly."""
     if not page.file.src_uri.endswith(".ipynb"):
         return html
+    if config.plugins["mkdocs-jupyter"].config["execute"] and OUTPUT not in html:
+        LOG.warning("%s was executed, but its page has no output", page.file.src_uri)
     plotly = posixpath.relpath(PLOTLY, posixpath.dirname(page.file.src_uri))
 
     def kept(script: re.Match[str]) -> str:

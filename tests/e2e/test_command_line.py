@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-from fedclade import FedGroup, Run, UpdateError
+from fedclade import FedGroup, Run, UpdateError, load_federation, simulate
 from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import main
 from fedclade.config import Config, check_config
@@ -650,6 +650,19 @@ def test_resume_refuses_what_it_cannot_continue(
     assert (
         "if fedclade.simulate started the run, repeat the same call to continue it" in outcome.err
     )
+
+
+def test_resume_of_a_python_run_names_the_call_that_continues_it(
+    fedclade: Callable[..., Outcome], tmp_path: Path
+):
+    digits = load_federation("digits", clients=3, samples_per_client=30)
+    simulate("fedavg", "mclr", digits, rounds=1, folder=tmp_path / "result")
+    outcome = fedclade("resume", "result", "--rounds", "2")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: result is the run of a Python program")
+    assert "run the program again, with folder='result' and rounds=2 in this call" in outcome.err
+    run = simulate("fedavg", "mclr", digits, rounds=2, folder=tmp_path / "result")
+    assert run.summary["rounds"] == 2
 
 
 def test_compare_reads_what_is_finished_and_continues_the_rest(

@@ -143,6 +143,7 @@ def test_of_more_clusters_than_colours_the_mean_and_a_band_are_drawn(make_run):
     assert mean.y[0] == pytest.approx(np.mean(scores))
     assert (band.low[0], band.high[0]) == pytest.approx(tuple(np.percentile(scores, (10, 90))))
     assert labels(picture) == ["mean of the clusters", "10th to 90th percentile of the clusters"]
+    assert [entry.colour for entry in picture.legend] == [mean.colour, band.colour]
 
 
 def test_language_models_are_drawn_by_perplexity(make_run):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import matplotlib.image
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
+from matplotlib.colors import same_color, to_hex
 
 from fedclade.core.errors import MissingExtraError
 from fedclade.report import (
@@ -70,8 +70,10 @@ def test_crowded_markers_keep_their_lines_and_lose_labels(make_run):
 
 def test_many_clusters_have_a_band_and_a_short_legend(make_run):
     (axes,) = score_figure(make_run(clients=20, star=True)).axes
-    assert len(axes.collections) == 1
+    (band,) = axes.collections
     assert legend(axes) == ["mean of the clusters", "10th to 90th percentile of the clusters"]
+    shown = axes.get_legend().legend_handles[1]
+    assert same_color(shown.get_color(), band.get_facecolor()[0])
 
 
 def test_perplexities_and_norms_have_a_logarithmic_scale(make_run):

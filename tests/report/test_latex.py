@@ -89,7 +89,20 @@ def test_the_best_is_bold_only_if_a_test_says_so(four_seeds, summary_run):
     )
     assert "textbf" not in close.latex()
     assert cells(close.latex(bold="best"), "cfl")[1].startswith(r"\textbf{70.0")
-    assert "without a test" in close.latex(bold="best")
+    assert "Bold: best mean, without a test." in close.latex(bold="best")
+
+
+def test_a_mean_over_fewer_seeds_is_not_bold(summary_run):
+    scores = {"fedavg": [0.5, 0.6], "cfl": [0.7, 0.6], "ifca": [0.9]}
+    latex = Comparison(
+        {
+            name: [summary_run(name, score, seed=seed) for seed, score in enumerate(values)]
+            for name, values in scores.items()
+        }
+    ).latex(bold="best")
+    assert cells(latex, "ifca")[1:3] == ["1", "90.0"]
+    assert cells(latex, "cfl")[2].startswith(r"\textbf{65.0")
+    assert "Bold: best mean over 2 seeds, without a test." in latex
 
 
 def test_a_single_seed_has_no_spread_and_no_test(summary_run):

@@ -151,7 +151,20 @@ def resume(
 
 
 def _read_config_of_folder(folder: Path, rounds: int | None) -> Config:
-    """Read the config in a run folder, with another number of rounds if given."""
+    """Read the config in a run folder, with another number of rounds if given.
+
+    Raises
+    ------
+    RunError
+        If ``fedclade.simulate`` started the run: its data are not described by the config.
+    """
+    if "description" in read_run_config(folder).get("data", {}):  # only simulate() writes this key
+        change = "" if rounds is None else f" and rounds={rounds}"
+        raise RunError(
+            f"{folder} is the run of a Python program, which called fedclade.simulate, and only this "
+            "program has its data and its model; to continue the run after its last checkpoint, run "
+            f"the program again, with folder={str(folder)!r}{change} in this call"
+        )
     try:
         return read_config(folder / CONFIG, options.overrides(None, rounds=rounds))
     except UntrustedNameError:

@@ -208,7 +208,8 @@ class Comparison(ComparisonFiles):
         bold
             ``significant``: the best mean of the main metric is bold only if it is better than all
             others by :meth:`paired_tests`, at a level of 5 % for all tests together. ``best``: the
-            best mean is bold, without a test. ``none``: nothing is bold. The oracle, which is given
+            best mean is bold, without a test. A mean over fewer values than another mean is then
+            not bold, even if it is the best. ``none``: nothing is bold. The oracle, which is given
             the true clusters, is never bold, and need not be beaten.
         columns
             Headings of the columns to write, in this order, as in :attr:`columns`, such as
@@ -252,17 +253,28 @@ class Comparison(ComparisonFiles):
 
     def _find_bold(self, bold: str) -> str | None:
         """Return the label of the configuration whose score is bold, if any; see :meth:`latex`."""
-        score = self.scores[0]
-        means: dict[str, float] = {}
-        for row in self.rows:
-            estimate = row.scores[score.name]
-            if row.algorithm != ORACLE and estimate is not None and isfinite(estimate.mean):
-                means[row.label] = score.sign * estimate.mean
-        if bold == "none" or not means:
+        estimates = self._find_candidates()
+        if bold == "none" or not estimates:
             return None
         if bold == "significant":
-            return self.paired_tests().winner(list(means))
+            return self.paired_tests().winner(list(estimates))
+        most = max(len(estimate.values) for estimate in estimates.values())
+        sign = self.scores[0].sign
+        means = {
+            label: sign * estimate.mean
+            for label, estimate in estimates.items()
+            if len(estimate.values) == most
+        }
         return max(means, key=lambda label: means[label])
+
+    def _find_candidates(self) -> dict[str, Estimate]:
+        """Return the main scores of the configurations that may be bold in LaTeX, by label."""
+        estimates: dict[str, Estimate] = {}
+        for row in self.rows:
+            estimate = row.scores[self.scores[0].name]
+            if row.algorithm != ORACLE and estimate is not None and isfinite(estimate.mean):
+                estimates[row.label] = estimate
+        return estimates
 
     def _caption(self, spread: str, bold: str) -> str:
         """Return the caption of the table in LaTeX: data, seeds, and what ± and bold mean."""
@@ -278,7 +290,11 @@ class Comparison(ComparisonFiles):
                 "after Holm's correction)."
             )
         elif bold == "best":
-            sentences.append("Bold: best mean, without a test.")
+            values = [len(each.values) for each in self._find_candidates().values()]
+            means = "mean"
+            if values and min(values) < max(values):
+                means = f"mean over {count(max(values), 'seed')}"
+            sentences.append(f"Bold: best {means}, without a test.")
         if "gap closed" in self._columns and any(row.gap_closed for row in self.rows):
             sentences.append("Gap closed: 0 is FedAvg, 1 the oracle.")
         return " ".join(sentences)

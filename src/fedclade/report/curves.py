@@ -485,6 +485,9 @@ def _draw_similarity_strip(truth: Sequence[tuple[int, int, int]], step: int, n: 
 BAND = (10, 90)
 """Percentiles of the clusters' values between which a band is drawn if there are many clusters."""
 
+BAND_COLOUR = "@accent/0.25"
+"""Colour of this band and of its entry in the legend."""
+
 
 def score_picture(view: RunView) -> Picture:
     """Return the scores of the clusters over the rounds, with the separation gap (CFL fig. 8).
@@ -568,7 +571,8 @@ def _list_legend(view: RunView) -> list[LegendEntry]:
     if view.colours.crowded:
         low, high = BAND
         band = f"{low}th to {high}th percentile of the clusters"
-        return [LegendEntry("@c1", "mean of the clusters"), LegendEntry("@accent", band)]
+        mean = LegendEntry("@c1", "mean of the clusters")
+        return [mean, LegendEntry(BAND_COLOUR, band, "box")]
     legend = view.colours.legend()
     return legend if len(legend) > 1 else []
 
@@ -611,7 +615,7 @@ def _draw_band(series_of: Mapping[int, Series], hover: str) -> list[Mark]:
     high = [float(np.percentile(at_round, BAND[1])) for at_round in values.values()]
     name = "mean of the clusters"
     line = Line(x=mean.rounds, y=mean.values, colour="@c1", name=name, hover=hover)
-    return [Band(tuple(values), low, high, "@accent"), line]
+    return [Band(tuple(values), low, high, BAND_COLOUR), line]
 
 
 def _draw_thresholds(view: RunView, series_of: Mapping[int, Series], symbol: str) -> list[Mark]:

@@ -208,10 +208,8 @@ def _draw_mark(axes: Axes, mark: Mark) -> None:
         case Line():
             _draw_line(axes, mark)
         case Band():
-            look: dict[str, Any] = {"alpha": 0.25, "linewidth": 0}
-            axes.fill_between(
-                mark.x, mark.low, mark.high, color=_resolve_colour(mark.colour), **look
-            )
+            colour = _resolve_colour(mark.colour)
+            axes.fill_between(mark.x, mark.low, mark.high, color=colour, linewidth=0)
         case HeatMap():
             scale: dict[str, Any] = {"vmin": -mark.limit, "vmax": mark.limit}
             axes.imshow(mark.values, cmap=style.diverging_map(), aspect="auto", **scale)
@@ -332,12 +330,25 @@ def _draw_heat_map(axes: Axes, picture: Picture, *, is_large: bool) -> None:
 
 
 def _make_handle(entry: LegendEntry) -> Line2D:
-    """Return an entry of a legend as a line of matplotlib, with its colour and dash pattern."""
-    return style.handle(
-        entry.label, {"color": _resolve_colour(entry.colour), "linestyle": _DASHES[entry.dash]}
-    )
+    """Return an entry of a legend as a line of matplotlib, with its colour and dash pattern.
+
+    The line of a box is so wide that it looks like one.
+    """
+    look: dict[str, Any] = {
+        "color": _resolve_colour(entry.colour),
+        "linestyle": _DASHES[entry.dash],
+    }
+    if entry.shape == "box":
+        look["linewidth"] = 8
+    return style.handle(entry.label, look)
 
 
-def _resolve_colour(name: str) -> str:
-    """Convert the name of a colour, such as ``@ink``, to the form ``#RRGGBB`` for matplotlib."""
-    return COLOURS[name.removeprefix("@")]
+def _resolve_colour(name: str) -> str | tuple[str, float]:
+    """Convert the name of a colour, such as ``@ink``, to the form ``#RRGGBB`` for matplotlib.
+
+    If an opacity follows the name, as in ``@accent/0.25``, the result is a pair with the opacity.
+    """
+    name, _, opacity = name.removeprefix("@").partition("/")
+    if opacity:
+        return COLOURS[name], float(opacity)
+    return COLOURS[name]

@@ -174,12 +174,17 @@ def coloured(value: Any, colours: Mapping[str, str]) -> Any:
 
 def _legend_trace(entry: LegendEntry) -> dict[str, Any]:
     """Return a Plotly trace without points, which only adds an entry to the legend."""
+    if entry.shape == "box":
+        marker = {"color": entry.colour, "size": 12, "symbol": "square"}
+        look: dict[str, Any] = {"mode": "markers", "marker": marker}
+    else:
+        line = {"color": entry.colour, "width": 2, "dash": entry.dash}
+        look = {"mode": "lines", "line": line}
     return {
         "type": "scatter",
         "x": [None],
         "y": [None],
-        "mode": "lines",
-        "line": {"color": entry.colour, "width": 2, "dash": entry.dash},
+        **look,
         "name": escaped(entry.label),
         "hoverinfo": "skip",
     }

@@ -131,6 +131,7 @@ def test_of_more_clusters_than_colours_the_mean_and_a_band_are_drawn(make_run, s
         "mean of the clusters",
         "10th to 90th percentile of the clusters",
     ]
+    assert [entry.colour for entry in found.legend] == ["@c1", high["fillcolor"]]
 
 
 def test_long_runs_are_thinned_and_that_is_said(make_run):

@@ -316,7 +316,7 @@ def _convert_band(mark: Band) -> list[Figure]:
     """
     low = _line_trace(Line(x=mark.x, y=mark.low, colour=mark.colour, width=0))
     high = _line_trace(Line(x=mark.x, y=mark.high, colour=mark.colour, width=0))
-    high |= {"fill": "tonexty", "fillcolor": f"{mark.colour}/0.25"}
+    high |= {"fill": "tonexty", "fillcolor": mark.colour}
     return [low | {"hoverinfo": "skip"}, high | {"hoverinfo": "skip"}]
 
 

@@ -284,7 +284,7 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["css"] = lambda name: f"var(--{name.removeprefix('@')})"
+    environment.filters["css"] = _write_colour
     return environment
 
 
@@ -299,3 +299,11 @@ def _plotly_script() -> str:
     """Return Plotly's JavaScript in a form that is safe inside an HTML script element."""
     script: str = import_extra("plotly.offline", "plotly", "report", PURPOSE).get_plotlyjs()
     return script.replace("</script", "<\\/script")
+
+
+def _write_colour(name: str) -> str:
+    """Return the name of a colour, such as ``@ink`` or ``@accent/0.25``, as a value for CSS."""
+    name, _, opacity = name.removeprefix("@").partition("/")
+    if not opacity:
+        return f"var(--{name})"
+    return f"color-mix(in srgb, var(--{name}) {float(opacity):.0%}, transparent)"
