@@ -6,7 +6,7 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -39,6 +39,15 @@ def new_console() -> Terminal:
 def say(console: Console, line: str) -> None:
     """Print a line without wrapping, so that paths can be copied, and without markup."""
     console.print(line, soft_wrap=True, markup=False)
+
+
+def is_from_program(config: Mapping[str, Any]) -> bool:
+    """Return whether a Python program started a run, by the config in the run's folder.
+
+    The config of such a run has a description of its data in place of settings that load them, so
+    that only the program can continue the run.
+    """
+    return "description" in config.get("data", {})
 
 
 # Interrupts: the first signal stops a run after the round, a second one at once.

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from fedclade.cli import arguments
-from fedclade.cli.options import interruptible, new_console, say
+from fedclade.cli.options import interruptible, is_from_program, new_console, say
 from fedclade.cli.references import references_announced
 from fedclade.config import (
     find_config,
@@ -77,10 +77,12 @@ def _announce_unfinished(run: Run, folder: Path, console: Console) -> None:
     """Print that a run is unfinished, if it is, and how to continue it."""
     if run.is_unfinished:
         progress = run.summary["unfinished"]
+        advice = f"continue with: fedclade resume {folder}"
+        if is_from_program(run.config):
+            advice = f"to continue, run its Python program again with folder={str(folder)!r}"
         say(
             console,
-            f"unfinished: state after round {progress['round']} of {progress['of']}; continue with: "
-            f"fedclade resume {folder}",
+            f"unfinished: state after round {progress['round']} of {progress['of']}; {advice}",
         )
 
 

@@ -158,7 +158,7 @@ def _read_config_of_folder(folder: Path, rounds: int | None) -> Config:
     RunError
         If ``fedclade.simulate`` started the run: its data are not described by the config.
     """
-    if "description" in read_run_config(folder).get("data", {}):  # only simulate() writes this key
+    if options.is_from_program(read_run_config(folder)):
         change = "" if rounds is None else f" and rounds={rounds}"
         raise RunError(
             f"{folder} is the run of a Python program, which called fedclade.simulate, and only this "
