@@ -261,10 +261,15 @@ class ErrorFeedback:
             path, lambda beside: write_tensors(beside, {"residual": self.residual}, private=True)
         )
 
-    def encode(self, update: Tensor) -> bytes:
-        """Encode an update ``[S]`` plus the residual as bytes, and store the new residual."""
+    def encode(self, update: Tensor, *, overwrites: bool = False) -> bytes:
+        """Encode an update ``[S]`` plus the residual as bytes, and store the new residual.
+
+        With ``overwrites``, the new residual takes the memory of the update, which must then not be
+        used any more.
+        """
         # All steps are in place: a client has little memory besides its model.
-        meant = self.residual.add_(update.detach().to("cpu", torch.float32))
+        update = update.detach().to("cpu", torch.float32)
+        meant = update.add_(self.residual) if overwrites else self.residual.add_(update)
         data = encode(meant, self._encoding, self._n_parameters)
         if self._encoding == "float32":  # nothing is lost
             meant.zero_()
