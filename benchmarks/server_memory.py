@@ -2,7 +2,8 @@
 
 The server's clients are scripted, as in ``federation.py``: they reply at once with an update of
 their true cluster plus noise. Memory is the peak of the process during a run, minus its memory
-before, in multiples of all updates (clients × entries of a model × 4 bytes). CPU time is the time
+before, in multiples of all updates (clients × entries of a model × 4 bytes). It includes pages of
+files that are mapped into memory, which the system can drop. CPU time is the time
 per round without the clients' own code, also as a multiple of the time of Flower's FedAvg on the
 same kind of grid, with replies of the same size. Both train and evaluate all clients in each round.
 
@@ -76,6 +77,8 @@ class Case:
     method: Callable[[], Algorithm]
     stream: Stream
     sketches: int = 0  # numbers of a sketch; 0 to compare whole updates
+    saves: bool = False  # whether the run has a folder, with a checkpoint after each round
+    limit: str | None = None  # memory limit of the run; None for the default
 
 
 def cfl(splits: Sequence[int]) -> Algorithm:
@@ -88,6 +91,8 @@ SERVERS = {
     "fedavg, default": Case(OurFedAvg, stream="auto"),
     "cfl before splits, stores all": Case(partial(cfl, (100,)), stream=False),
     "cfl after splits, stores all": Case(partial(cfl, SPLITS), stream=False),
+    "cfl after splits, checkpoints": Case(partial(cfl, SPLITS), stream=False, saves=True),
+    "cfl after splits, in a file": Case(partial(cfl, SPLITS), stream=False, limit="64MB"),
     "cfl after splits, default": Case(partial(cfl, SPLITS), stream="auto"),
     "cfl after splits, streams sketches": Case(partial(cfl, SPLITS), stream=True, sketches=1024),
 }
@@ -125,16 +130,20 @@ def measure_server(name: str, clients: int, hidden: int, rounds: int) -> Measure
     seen: list[tuple[float, float]] = []
 
     def play(clients: int, rounds: int) -> Any:
-        return federate(
-            grid_of(scripted, clients),
-            case.method(),
-            federation.model,
-            network=Network(clients=clients),
-            rounds=rounds,
-            signature=signature,
-            stream=case.stream,
-            on_round=lambda *_: seen.append((process_time(), scripted.seconds)),
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            return federate(
+                grid_of(scripted, clients),
+                case.method(),
+                federation.model,
+                network=Network(clients=clients),
+                rounds=rounds,
+                signature=signature,
+                stream=case.stream,
+                memory=case.limit,
+                folder=Path(folder, "run") if case.saves else None,
+                checkpoint_every=1 if case.saves else "auto",
+                on_round=lambda *_: seen.append((process_time(), scripted.seconds)),
+            )
 
     play(2 * CLUSTERS, max(SPLITS) + 1)
     seen.clear()

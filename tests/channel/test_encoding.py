@@ -229,6 +229,17 @@ def test_a_residual_is_kept_over_a_restart(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["residual.safetensors"]
 
 
+@pytest.mark.parametrize("encoding", [e for e in ENCODINGS if e != "float32"])
+def test_a_residual_in_the_memory_of_the_update_is_the_same(encoding):
+    own, shared = (ErrorFeedback(encoding, 300, 290) for _ in range(2))
+    for number in range(3):
+        update = drawn(number, 300)
+        expected = own.encode(update.clone())
+        assert shared.encode(update, overwrites=True) == expected
+        assert shared.residual.data_ptr() == update.data_ptr()
+        assert torch.equal(shared.residual, own.residual)
+
+
 def test_there_is_no_residual_before_the_first_answer(tmp_path, caplog):
     assert not ErrorFeedback.load(tmp_path / "nothing", "int8", 3, 3).residual.any()
     assert caplog.records == []

@@ -261,12 +261,14 @@ class ErrorFeedback:
             path, lambda beside: write_tensors(beside, {"residual": self.residual}, private=True)
         )
 
-    def encode(self, update: Tensor) -> bytes:
+    def encode(self, update: Tensor, *, overwrites: bool = False) -> bytes:
         """Encode an update ``[S]`` plus the residual as bytes, and store the new residual.
 
-        If this fails, the residual is as before.
+        If this fails, the residual is as before. With ``overwrites``, the new residual takes the
+        memory of the update, which must then not be used any more.
         """
-        meant = self.residual + update.detach().to("cpu", torch.float32)
+        update = update.detach().to("cpu", torch.float32)
+        meant = update.add_(self.residual) if overwrites else update + self.residual
         data = encode(meant, self._encoding, self._n_parameters)
         if self._encoding == "float32":  # nothing is lost
             meant.zero_()

@@ -973,7 +973,10 @@ class ClientHandler:
             return wire.record(values, {})
         what = f"{content.values['what']} {content.values['purpose']}"
         sizes = (vectors.shape[1], updates.n_parameters) if mixture else None
-        return wire.record(values, {"update": residuals.encoded(vectors[0], what, sizes)})
+        # Nothing needs the update after it is encoded, unless the user's middleware has stored it.
+        overwrites = not self._own_middleware
+        update = residuals.encoded(vectors[0], what, sizes, overwrites=overwrites)
+        return wire.record(values, {"update": update})
 
     def _trained_for_sum(self, content: Content, state: RecordDict | None = None) -> Updates:
         """Train, and return the client's update for a sum under secure aggregation.

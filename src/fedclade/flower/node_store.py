@@ -57,7 +57,14 @@ class Residuals:
         self._sizes = layout.size, layout.n_parameters
         self._kept: dict[str, ErrorFeedback] = {}
 
-    def encoded(self, update: Tensor, kind: str, sizes: tuple[int, int] | None = None) -> Array:
+    def encoded(
+        self,
+        update: Tensor,
+        kind: str,
+        sizes: tuple[int, int] | None = None,
+        *,
+        overwrites: bool = False,
+    ) -> Array:
         """Return an update as an encoded array for a message.
 
         Parameters
@@ -69,17 +76,22 @@ class Residuals:
         sizes
             Number S of entries and number D of parameters of the update; None for the numbers of a
             single model.
+        overwrites
+            Whether the update's memory may be used for the residual, until it is written into the
+            client's folder. Without a folder, the residual has memory of its own.
         """
         exact = self.encoding == "float32"
         sizes = sizes or self._sizes
         data = (
             encode(update, "float32", len(update))
             if exact
-            else self._with_feedback(update, kind, sizes)
+            else self._with_feedback(update, kind, sizes, overwrites=overwrites)
         )
         return wire.raw(data, self.encoding, len(update))
 
-    def _with_feedback(self, update: Tensor, kind: str, sizes: tuple[int, int]) -> bytes:
+    def _with_feedback(
+        self, update: Tensor, kind: str, sizes: tuple[int, int], *, overwrites: bool
+    ) -> bytes:
         """Encode an update plus the residual of its kind, and store the new residual."""
         # A residual of updates without noise must never be added to a noisy update, since it would
         # reach the server without noise. So each privacy mechanism has separate residuals. The
@@ -99,7 +111,7 @@ class Residuals:
         if path is None:
             return self._kept.setdefault(name, ErrorFeedback(self.encoding, *sizes)).encode(update)
         feedback = ErrorFeedback.load(path, self.encoding, *sizes)
-        data = feedback.encode(update)
+        data = feedback.encode(update, overwrites=overwrites)
         feedback.save(path)
         return data
 

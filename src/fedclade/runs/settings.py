@@ -112,7 +112,8 @@ class TopSettings:
         results by rounding only. ``auto``: true if the algorithm permits it, and the updates of all
         clients would take more than a quarter of ``memory``, or come from the actors of engine
         ``ray``; over a network also if the updates of 100 clients, or of all if there are more,
-        would take more than 64 MiB.""",
+        would take more than 64 MiB. A server of a network that does not stream decides again when
+        more clients have joined.""",
     )
     checkpoint_every: Every = setting(
         "auto",
