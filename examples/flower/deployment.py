@@ -25,7 +25,7 @@ from processes import DeploymentError, Process
 HOST = "127.0.0.1"
 CONNECTION = "deployment"
 """Name of the SuperLink in the connections of the command ``flwr``."""
-START = 60.0
+START = 180.0
 """Seconds within which a process must be ready."""
 STOP = 8.0
 """Seconds that processes have to end by themselves before they are killed."""

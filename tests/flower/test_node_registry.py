@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from fedclade.channel.traffic import Meter
+from fedclade.core import DataSpec
 from fedclade.core.errors import ModelError, RunError, UpdateError
-from fedclade.flower import LocalGrid, wire
+from fedclade.flower import LocalGrid, LocalNode, wire
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.node_registry import RETRY_AFTER, Changes, NodeRegistry
-from fedclade.flower.registration import Identity
+from fedclade.flower.registration import Identity, KnownClients, schema_values
+from fedclade.flower.signing import key_of, signed
 from tests.flower.grids import FOUR, Clock, app_of, grid_of, node_of, spoil, worded
 from tests.tiny import federation_of, linear
 
@@ -336,3 +338,41 @@ def test_what_is_no_introduction_is_none():
     registry.update()
     assert registry.connected == [0, 3]
     assert set(registry.changes().refused) == {101, 102}
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_the_work_of_registering_grows_with_the_number_of_nodes_and_no_faster(
+    numbered: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Four times as many nodes are looked at four times as often, not sixteen times."""
+    schema = json.dumps(schema_values(DataSpec("data", (2,), outputs=2)))
+
+    def register(message: Message, context: Context) -> Message:
+        values = {
+            **{"number": context.node_id if numbered else -1, "name": "", "size": 10},
+            **{"true_cluster": -1, "scores": True, "schema": schema, "description": ""},
+            **{"layout": "0" * 32, "secret": "", "task": "t", "scaled": False, "encoding": ""},
+        }
+        return Message(signed(wire.record(values), message, key_of(context)), reply_to=message)
+
+    looks = 0
+
+    def counting(read: Any) -> Any:
+        def counted(clients: KnownClients) -> Any:
+            nonlocal looks
+            looks += len(clients)
+            return read(clients)
+
+        return counted
+
+    for name in ("__iter__", "items", "values", "_sort"):
+        monkeypatch.setattr(KnownClients, name, counting(getattr(KnownClients, name)))
+    found: list[int] = []
+    for nodes in (16, 64):
+        looks = 0
+        grid = LocalGrid({node: LocalNode(register) for node in range(1, nodes + 1)})
+        registry = registry_of(grid)
+        registry.wait(nodes, 5.0)
+        assert len(registry.connected) == nodes
+        found.append(looks)
+    assert 0 < found[1] <= 4 * found[0]
