@@ -94,6 +94,21 @@ def test_a_client_app_imports_neither_the_server_nor_the_report():
     assert {*unneeded} & {*modules} == set()
 
 
+def test_a_client_app_of_a_program_imports_nothing_that_reads_whole_runs():
+    pytest.importorskip("flwr")
+    modules = modules_after(
+        "from fedclade.flower import client_app; client_app('mlp', lambda context: None)"
+    )
+    assert "fedclade.flower.client_handler" in modules
+    unneeded = (
+        "fedclade.algorithms.registry",
+        "fedclade.flower.network_gains",
+        "fedclade.runs.settings",
+        "fedclade.runs.store.run",
+    )
+    assert {*unneeded} & {*modules} == set()
+
+
 def test_the_catalogue_has_the_names_and_descriptions_of_all_registries():
     registries = {
         "CREDITED": ALGORITHMS,

@@ -13,7 +13,7 @@ import fedclade
 from fedclade.algorithms import Local
 from fedclade.core import RunError, RunInterrupted
 from fedclade.runs import FINISH, gains, lacks_references, references
-from fedclade.runs.gains import predict_trivially
+from fedclade.runs.gain_outputs import predict_trivially
 from fedclade.runs.reference_log import RunLog, log_of_reference
 from fedclade.runs.references import is_small, settings_of_reference
 from fedclade.runs.store.gains import GAINS, _sum_of

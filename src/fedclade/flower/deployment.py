@@ -48,9 +48,9 @@ from fedclade.core import (
 from fedclade.data import DataSchema, StatisticsQuery
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
-from fedclade.flower.gain_query import measure_network_gains
 from fedclade.flower.grid_clients import ConnectedClients, GridClients, StreamSwitch
 from fedclade.flower.network import MakeAlgorithm, ModelFor, Network
+from fedclade.flower.network_gains import measure_network_gains
 from fedclade.flower.newcomers import NewcomerLimit
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.secure.norms import NormsByRound

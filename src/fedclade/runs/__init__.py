@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from fedclade.runs.divergence import ADVICE, diverged_clients
     from fedclade.runs.early_stopping import EarlyStopping
     from fedclade.runs.example_inputs import PRIVATE_CLIENTS, by_own_examples, check_inputs_apart
-    from fedclade.runs.gains import (
-        explain_missing_cluster_model,
+    from fedclade.runs.gain_outputs import (
         predict_in_parts,
         predict_trivially,
-        store_gains,
         without_unfit_baseline,
     )
+    from fedclade.runs.gains import explain_missing_cluster_model, store_gains
     from fedclade.runs.history import (
         History,
         check_validation,

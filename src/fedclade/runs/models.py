@@ -9,12 +9,11 @@ import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fedclade.algorithms import Algorithm
 from fedclade.core import (
     ConfigError,
     DataSpec,
@@ -26,9 +25,12 @@ from fedclade.core import (
     unknown,
 )
 from fedclade.models import Parts, build_model
-from fedclade.runs.settings import RunSettings
 from fedclade.tasks import FittedTask
 from fedclade.training import note_unsent_buffers, unpack_inputs
+
+if TYPE_CHECKING:  # a network's client makes models, but needs no settings of a run
+    from fedclade.algorithms import Algorithm
+    from fedclade.runs.settings import RunSettings
 
 # Automatic choice of streaming.
 

@@ -43,7 +43,7 @@ from fedclade.data import (
     scale_as_in_run,
 )
 from fedclade.runs.backend import Backend
-from fedclade.runs.gains import predict_in_parts
+from fedclade.runs.gain_outputs import predict_in_parts
 from fedclade.runs.models import Maker
 from fedclade.runs.newcomers import check_columns
 from fedclade.runs.noted import NotedRun

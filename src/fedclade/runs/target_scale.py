@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from fedclade.algorithms import Algorithm, RunFacts
+from fedclade.algorithms import RunFacts
 from fedclade.core import ConfigError, LocalTraining
 from fedclade.data import Federation, replace_pool
 from fedclade.tasks import SCALED_LOSSES, TargetScale, Task
+
+if TYPE_CHECKING:
+    from fedclade.algorithms import Algorithm
 
 CLIP_NORM = 1.0
 """Default limit on the norm of the gradient in SGD on standardized targets.

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from flwr.app import Array, RecordDict
 
-from fedclade.algorithms import Algorithm
 from fedclade.channel import Limiting, Sketch
 from fedclade.core import Aggregation, ConfigError, TrainQuery, UpdateError
 from fedclade.flower.kinds import SKETCH
@@ -28,7 +27,10 @@ from fedclade.flower.secure.secrets import Numbers
 from fedclade.flower.secure.sums_of_cluster import FEWEST_SUMS
 from fedclade.flower.wire import PROTOCOL, Content, T, shown
 from fedclade.flower.work_sent import stores_model
-from fedclade.runs import RunSettings
+
+if TYPE_CHECKING:  # a client needs no settings of a run
+    from fedclade.algorithms import Algorithm
+    from fedclade.runs import RunSettings
 
 STAGES = ("keys", "shares", "masked", "agree", "unmask")
 """Kinds of the five requests of a sum, in their order; clients train in the third, ``masked``."""
