@@ -38,6 +38,8 @@ from fedclade.core import (
     Round,
     RoundPlan,
     Updates,
+    ascending_ids,
+    id_array,
     require,
 )
 
@@ -294,9 +296,7 @@ class Algorithm(ABC, Generic[S]):
         """
         return False
 
-    def sample_cohort(
-        self, state: S, fraction: float, draw: np.random.Generator
-    ) -> tuple[int, ...]:
+    def sample_cohort(self, state: S, fraction: float, draw: np.random.Generator) -> Sequence[int]:
         """Sample the clients of a round: a fraction of every cluster, at least one client of each.
 
         Each cluster is sampled separately, since it is a federation of its own (CFL Algorithm 3;
@@ -480,7 +480,7 @@ def require_different_models(params: Tensor, needed: int, method: str) -> Tensor
     return models
 
 
-def groups_that_train(state: State) -> list[tuple[int, ...]]:
+def groups_that_train(state: State) -> list[Sequence[int]]:
     """Return the groups of clients that are sampled separately for a round, a fraction of each.
 
     The groups are the members of each cluster that has members, and for each split cluster its
@@ -506,7 +506,9 @@ def share_of(count: int, fraction: float) -> int:
 
 def sample_count(members: Sequence[int], count: int, draw: np.random.Generator) -> tuple[int, ...]:
     """Draw ``count`` of the members at random, without replacement, and return them sorted."""
-    return tuple(sorted(draw.choice(np.sort(members), count, replace=False).tolist()))
+    ids = id_array(ascending_ids(members))
+    drawn = draw.choice(len(ids), count, replace=False)
+    return tuple(np.sort(ids[drawn]).tolist())
 
 
 def never_clusters(

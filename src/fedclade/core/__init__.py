@@ -31,6 +31,18 @@ if TYPE_CHECKING:
         state_preserved,
         unsent_buffers,
     )
+    from fedclade.core.client_ids import (
+        MANY_IDS,
+        ArrayMapping,
+        ClientIds,
+        Positions,
+        ascending_ids,
+        concatenated_ids,
+        id_array,
+        numbers_of,
+        sum_of,
+        without_ids,
+    )
     from fedclade.core.client_trainer import (
         Batches,
         ClientTrainer,
@@ -190,15 +202,7 @@ if TYPE_CHECKING:
         TrainQuery,
         check_declared,
     )
-    from fedclade.core.registry import (
-        DENSE,
-        IGNORED,
-        ArrayMapping,
-        ClientRegistry,
-        DataSpec,
-        Positions,
-        TaskKind,
-    )
+    from fedclade.core.registry import DENSE, IGNORED, ClientRegistry, DataSpec, TaskKind
     from fedclade.core.rng import BESIDE
     from fedclade.core.server_steps import (
         ServerMoments,
@@ -294,6 +298,7 @@ __all__ = [
     "LARGEST",
     "LARGEST_NORM",
     "LEAST_DIVIDED",
+    "MANY_IDS",
     "MECHANISMS",
     "NOT_ASKED",
     "OF_TORCH",
@@ -321,6 +326,7 @@ __all__ = [
     "CheckpointError",
     "Choice",
     "ChoiceQuery",
+    "ClientIds",
     "ClientRegistry",
     "ClientTrainer",
     "ClientWork",
@@ -455,6 +461,7 @@ __all__ = [
     "are_copies",
     "array_problem",
     "as_section",
+    "ascending_ids",
     "at_least",
     "at_prompt",
     "bring_to_disk",
@@ -468,6 +475,7 @@ __all__ = [
     "check_module",
     "check_settings",
     "checked",
+    "concatenated_ids",
     "count_batches",
     "count_steps",
     "defaults",
@@ -485,6 +493,7 @@ __all__ = [
     "has_replied",
     "has_same_values",
     "have_different_targets",
+    "id_array",
     "import_extra",
     "imported",
     "importing_only",
@@ -511,6 +520,7 @@ __all__ = [
     "name_of",
     "name_problem",
     "named",
+    "numbers_of",
     "one_of",
     "optimizer_class",
     "or_kept",
@@ -531,6 +541,7 @@ __all__ = [
     "sha256_of",
     "shown",
     "state_preserved",
+    "sum_of",
     "summary_of",
     "take_place",
     "trainer_function",
@@ -542,6 +553,7 @@ __all__ = [
     "version_of",
     "with_features",
     "with_settings_of",
+    "without_ids",
     "write_tensors",
     "write_text",
 ]
