@@ -30,6 +30,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -102,8 +103,8 @@ def measure(data: Path, method: str, rounds: int, out: Path) -> Line:
         on_round=note_round,
     )
     finished = process_time()
-    of_rounds = [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
-    training = [end - begin for begin, end in zip(trained, trained[1:], strict=False)]
+    of_rounds = [end - begin for begin, end in pairwise(ends)]
+    training = [end - begin for begin, end in pairwise(trained)]
     rest = [whole - part for whole, part in zip(of_rounds, training, strict=True)]
     last = max((out / "checkpoints").glob("round-*"))
     return {

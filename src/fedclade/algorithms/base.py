@@ -25,6 +25,7 @@ from fedclade.core import (
     KEEPS_NONE,
     OWN,
     CheckpointError,
+    ClientIds,
     Clients,
     ClientWork,
     ConfigError,
@@ -49,8 +50,9 @@ class State:
     """Algorithm state: immutable between rounds and saved in checkpoints.
 
     An algorithm that stores more than the tree of clusters defines a frozen subclass, whose further
-    fields are tensors, numbers, tuples of numbers, or booleans. A field that may be missing from a
-    checkpoint needs a default.
+    fields are tensors, numbers, tuples of numbers, booleans, or ids of clients in ascending order
+    (``Sequence[int]``, which are stored in an array if there are many). A field that may be missing
+    from a checkpoint needs a default.
 
     Parameters
     ----------
@@ -159,6 +161,8 @@ def _value_of(hint: Any, tensor: Tensor) -> Any:
     hint = get_args(hint)[0] if isinstance(hint, UnionType) else hint  # "X | None": X
     if hint in (bool, int, float):
         return hint(tensor.item())
+    if get_origin(hint) is Sequence:
+        return ascending_ids(ClientIds(tensor.cpu().numpy()))
     return tuple(tensor.tolist()) if get_origin(hint) is tuple else tensor
 
 

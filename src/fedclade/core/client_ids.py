@@ -82,7 +82,8 @@ class ClientIds(Sequence[int]):
         return hash(tuple(self))  # equal to the hash of an equal tuple
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self.array, dtype=dtype, copy=copy)
+        values = np.asarray(self.array, dtype=dtype)
+        return values.copy() if copy else values
 
     def __repr__(self) -> str:
         return f"ClientIds({len(self)} ids)"

@@ -107,9 +107,6 @@ def cluster_scores(
     return {"ari": ari, "nmi": nmi}
 
 
-LARGEST_LABEL = 2**20
-"""Labels of clusters below this number are counted, and others are sorted, which is slower."""
-
 LARGEST_TABLE = 2**20
 """Largest number of pairs of clusters that are counted in a table; more pairs are sorted."""
 
@@ -138,21 +135,21 @@ class PairCounts:
     @classmethod
     def of(cls, true_labels: NDArray[np.int64], found_labels: NDArray[np.int64]) -> PairCounts:
         """Count the pairs of clusters, given the true and the found cluster of n clients."""
-        true, true_places = _number_labels(true_labels)
-        found, found_places = _number_labels(found_labels)
-        size = len(true) * len(found)
-        if size > LARGEST_TABLE:
+        width = int(found_labels.max(initial=0)) + 1
+        size = (int(true_labels.max(initial=0)) + 1) * width
+        lowest = min(true_labels.min(initial=0), found_labels.min(initial=0))
+        if lowest < 0 or size > LARGEST_TABLE:
+            true, true_places = np.unique(true_labels, return_inverse=True)
+            found, found_places = np.unique(found_labels, return_inverse=True)
             pairs, counts = np.unique(true_places * len(found) + found_places, return_counts=True)
-        else:
-            table = np.zeros(size, dtype=np.int64)
-            for start in range(0, len(true_places), COUNTED_AT_A_TIME):
-                part = slice(start, start + COUNTED_AT_A_TIME)
-                table += np.bincount(
-                    true_places[part] * len(found) + found_places[part], None, size
-                )
-            pairs = np.flatnonzero(table)
-            counts = table[pairs]
-        return cls(true[pairs // max(1, len(found))], found[pairs % max(1, len(found))], counts)
+            return cls(true[pairs // max(1, len(found))], found[pairs % max(1, len(found))], counts)
+        table = np.zeros(size, dtype=np.int64)
+        for start in range(0, len(true_labels), COUNTED_AT_A_TIME):
+            part = slice(start, start + COUNTED_AT_A_TIME)
+            pairs = true_labels[part] * width + found_labels[part]
+            table += np.bincount(pairs, minlength=size)
+        pairs = np.flatnonzero(table)
+        return cls(pairs // width, pairs % width, table[pairs])
 
     def select(self, found: Collection[int]) -> PairCounts:
         """Return the counts of the clients in some found clusters, without all other clients."""
@@ -186,16 +183,6 @@ class PairCounts:
         if information == 0:
             return ari, 0.0
         return ari, information / float(np.mean([_entropy(of_true), _entropy(of_found)]))
-
-
-def _number_labels(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the different labels in ascending order, and the place of each label among them."""
-    most = int(labels.max(initial=0))
-    if labels.min(initial=0) < 0 or most >= LARGEST_LABEL:
-        return np.unique(labels, return_inverse=True)
-    occur = np.zeros(most + 1, dtype=bool)
-    occur[labels] = True
-    return np.flatnonzero(occur), (occur.cumsum() - 1)[labels]
 
 
 def _sum_by(groups: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
