@@ -25,6 +25,7 @@ from fedclade.core import (
     KEEPS_NONE,
     OWN,
     CheckpointError,
+    ClientIds,
     Clients,
     ClientWork,
     ConfigError,
@@ -38,6 +39,8 @@ from fedclade.core import (
     Round,
     RoundPlan,
     Updates,
+    ascending_ids,
+    id_array,
     require,
 )
 
@@ -47,8 +50,9 @@ class State:
     """Algorithm state: immutable between rounds and saved in checkpoints.
 
     An algorithm that stores more than the tree of clusters defines a frozen subclass, whose further
-    fields are tensors, numbers, tuples of numbers, or booleans. A field that may be missing from a
-    checkpoint needs a default.
+    fields are tensors, numbers, tuples of numbers, booleans, or ids of clients in ascending order
+    (``Sequence[int]``, which are stored in an array if there are many). A field that may be missing
+    from a checkpoint needs a default.
 
     Parameters
     ----------
@@ -157,6 +161,8 @@ def _value_of(hint: Any, tensor: Tensor) -> Any:
     hint = get_args(hint)[0] if isinstance(hint, UnionType) else hint  # "X | None": X
     if hint in (bool, int, float):
         return hint(tensor.item())
+    if get_origin(hint) is Sequence:
+        return ascending_ids(ClientIds(tensor.cpu().numpy()))
     return tuple(tensor.tolist()) if get_origin(hint) is tuple else tensor
 
 
@@ -294,9 +300,7 @@ class Algorithm(ABC, Generic[S]):
         """
         return False
 
-    def sample_cohort(
-        self, state: S, fraction: float, draw: np.random.Generator
-    ) -> tuple[int, ...]:
+    def sample_cohort(self, state: S, fraction: float, draw: np.random.Generator) -> Sequence[int]:
         """Sample the clients of a round: a fraction of every cluster, at least one client of each.
 
         Each cluster is sampled separately, since it is a federation of its own (CFL Algorithm 3;
@@ -480,7 +484,7 @@ def require_different_models(params: Tensor, needed: int, method: str) -> Tensor
     return models
 
 
-def groups_that_train(state: State) -> list[tuple[int, ...]]:
+def groups_that_train(state: State) -> list[Sequence[int]]:
     """Return the groups of clients that are sampled separately for a round, a fraction of each.
 
     The groups are the members of each cluster that has members, and for each split cluster its
@@ -506,7 +510,9 @@ def share_of(count: int, fraction: float) -> int:
 
 def sample_count(members: Sequence[int], count: int, draw: np.random.Generator) -> tuple[int, ...]:
     """Draw ``count`` of the members at random, without replacement, and return them sorted."""
-    return tuple(sorted(draw.choice(np.sort(members), count, replace=False).tolist()))
+    ids = id_array(ascending_ids(members))
+    drawn = draw.choice(len(ids), count, replace=False)
+    return tuple(np.sort(ids[drawn]).tolist())
 
 
 def never_clusters(

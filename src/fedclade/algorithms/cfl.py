@@ -492,7 +492,7 @@ class CFL(Algorithm[CFLState]):
 
     def sample_cohort(
         self, state: CFLState, fraction: float, draw: np.random.Generator
-    ) -> tuple[int, ...]:
+    ) -> Sequence[int]:
         """Sample a fraction of each cluster that is not done, and of each group of stragglers.
 
         A cluster that is done no longer trains. Stragglers are the members of a split cluster that

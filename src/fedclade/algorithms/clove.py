@@ -191,10 +191,11 @@ class CLoVE(OneCohort[CLoVEState]):
     def models_for(self, state: CLoVEState, clients: Clients) -> EvaluatedModels:
         """Return the models with which clients are evaluated: those of their last clusters.
 
-        A client that never took part is queried for the model with the lowest loss on its data.
+        A client that is evaluated and never took part is queried for the model with the lowest loss
+        on its data.
         """
         tree = state.tree
-        unseen = [client for client, node in tree.leaf_of.items() if node == 0]
+        unseen = [client for client in clients.evaluated if tree.leaf_of.get(client) == 0]
         if unseen:
             tree, _ = assign_to_lowest_loss(tree, unseen, clients)
         return EvaluatedModels(nodes=tree.leaf_of)

@@ -29,6 +29,7 @@ from fedclade.algorithms.base import OneCohort, OwnModels, OwnState, RoundLog
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
 from fedclade.core import (
     LARGEST,
+    ClientIds,
     Clients,
     ClientWork,
     FromStored,
@@ -37,8 +38,10 @@ from fedclade.core import (
     ParameterTree,
     Proximal,
     RoundPlan,
+    ascending_ids,
     checked,
     require,
+    without_ids,
 )
 
 
@@ -56,7 +59,7 @@ class DittoState(OwnState):
     """
 
     initial: Tensor | None = None
-    untrained: tuple[int, ...] = ()
+    untrained: Sequence[int] = ()
 
 
 @checked()
@@ -97,7 +100,7 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
     def init(self, params: Tensor, clients: Clients) -> DittoState:
         """Return the state before round 1, in which no personal model has been trained yet."""
         return DittoState(
-            ParameterTree.root_only(clients.ids, params), (), params, tuple(clients.ids)
+            ParameterTree.root_only(clients.ids, params), (), params, ascending_ids(clients.ids)
         )
 
     def step(
@@ -116,9 +119,9 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
         )
         w = state.tree.nodes[0].params
         models = torch.stack([w] if state.initial is None else [w, state.initial])
+        waiting = state.untrained if isinstance(state.untrained, ClientIds) else {*state.untrained}
         first = [
-            1 if c in state.untrained else row
-            for c, row in zip(cohort, state.rows(cohort), strict=True)
+            1 if c in waiting else row for c, row in zip(cohort, state.rows(cohort), strict=True)
         ]
         updates = clients.train(
             cohort,
@@ -129,7 +132,7 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
             anchors=[0] * len(cohort),
             sent_before=True,  # the clients received w for the global training of this round
         )
-        untrained = tuple(client for client in state.untrained if client not in updates.ids)
+        untrained = without_ids(state.untrained, updates.ids)
         initial = state.initial if untrained else None
         tree = move_clusters(state.tree, [part])
         keepers = state.keepers_after(updates)

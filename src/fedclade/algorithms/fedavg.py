@@ -90,7 +90,7 @@ class Local(OwnModels[OwnState]):
 
     def sample_cohort(
         self, state: OwnState, fraction: float, draw: np.random.Generator
-    ) -> tuple[int, ...]:
+    ) -> Sequence[int]:
         """Return the ids of all clients: each trains alone, so the fraction does not apply."""
         return state.tree.nodes[0].members
 

@@ -262,7 +262,7 @@ class FLHC(Algorithm[FLHCState]):
 
     def sample_cohort(
         self, state: FLHCState, fraction: float, draw: np.random.Generator
-    ) -> tuple[int, ...]:
+    ) -> Sequence[int]:
         """Sample the clients of a round: m clients of every cluster, or all if it has fewer.
 
         Source: Algorithm 1, lines 19 and 20. The number m is a fraction of all clients, or of the

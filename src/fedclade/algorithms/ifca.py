@@ -212,10 +212,10 @@ class IFCA(OneCohort[IFCAState]):
     def models_for(self, state: IFCAState, clients: Clients) -> EvaluatedModels:
         """Return the models with which clients are evaluated: the models that they chose last.
 
-        A client that has not chosen a model yet is queried for its choice now.
+        A client that is evaluated and has not chosen a model yet is queried for its choice now.
         """
         tree = state.tree
-        unseen = [client for client, node in tree.leaf_of.items() if node == 0]
+        unseen = [client for client in clients.evaluated if tree.leaf_of.get(client) == 0]
         if unseen:
             tree = self._estimate_clusters(tree, unseen, clients).tree
         return EvaluatedModels(nodes=tree.leaf_of)

@@ -56,6 +56,7 @@ from fedclade.core import (
     checked,
     mean,
     require,
+    sum_of,
 )
 
 
@@ -149,7 +150,7 @@ class Scaffold(OneCohort[ScaffoldState]):
     ) -> Tensor:
         """Return the step of the server's control variate c in a round, ``[S]`` (line 17)."""
         if self.weighted or updates.has_weights:
-            total = sum(clients.weigh(clients.sizes).values())
+            total = sum_of(clients.weigh(clients.sizes))
             return _sum_control_steps(control, updates, updates.weights, total, this_round)
         return _sum_control_steps(
             control, updates, torch.ones_like(updates.sizes), len(clients.ids), this_round

@@ -32,6 +32,18 @@ if TYPE_CHECKING:
         unsent_buffers,
     )
     from fedclade.core.byte_sizes import memory_bytes
+    from fedclade.core.client_ids import (
+        MANY_IDS,
+        ArrayMapping,
+        ClientIds,
+        Positions,
+        ascending_ids,
+        concatenated_ids,
+        id_array,
+        numbers_of,
+        sum_of,
+        without_ids,
+    )
     from fedclade.core.client_trainer import (
         Batches,
         ClientTrainer,
@@ -198,15 +210,7 @@ if TYPE_CHECKING:
         TrainQuery,
         check_declared,
     )
-    from fedclade.core.registry import (
-        DENSE,
-        IGNORED,
-        ArrayMapping,
-        ClientRegistry,
-        DataSpec,
-        Positions,
-        TaskKind,
-    )
+    from fedclade.core.registry import DENSE, IGNORED, ClientRegistry, DataSpec, TaskKind
     from fedclade.core.rng import BESIDE
     from fedclade.core.server_steps import (
         ServerMoments,
@@ -302,6 +306,7 @@ __all__ = [
     "LARGEST",
     "LARGEST_NORM",
     "LEAST_DIVIDED",
+    "MANY_IDS",
     "MECHANISMS",
     "NOT_ASKED",
     "OF_TORCH",
@@ -329,6 +334,7 @@ __all__ = [
     "CheckpointError",
     "Choice",
     "ChoiceQuery",
+    "ClientIds",
     "ClientRegistry",
     "ClientTrainer",
     "ClientWork",
@@ -463,6 +469,7 @@ __all__ = [
     "are_copies",
     "array_problem",
     "as_section",
+    "ascending_ids",
     "at_least",
     "at_prompt",
     "bring_to_disk",
@@ -476,6 +483,7 @@ __all__ = [
     "check_module",
     "check_settings",
     "checked",
+    "concatenated_ids",
     "copy_rows",
     "count_batches",
     "count_steps",
@@ -496,6 +504,7 @@ __all__ = [
     "has_replied",
     "has_same_values",
     "have_different_targets",
+    "id_array",
     "import_extra",
     "imported",
     "importing_only",
@@ -524,6 +533,7 @@ __all__ = [
     "name_of",
     "name_problem",
     "named",
+    "numbers_of",
     "one_of",
     "optimizer_class",
     "or_kept",
@@ -545,6 +555,7 @@ __all__ = [
     "sha256_of",
     "shown",
     "state_preserved",
+    "sum_of",
     "summary_of",
     "take_place",
     "trainer_function",
@@ -556,6 +567,7 @@ __all__ = [
     "version_of",
     "with_features",
     "with_settings_of",
+    "without_ids",
     "write_tensors",
     "write_text",
 ]

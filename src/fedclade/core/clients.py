@@ -50,6 +50,15 @@ class Clients(ABC):
         return self.ids
 
     @property
+    def evaluated(self) -> Sequence[int]:
+        """Ids of the clients that are being evaluated: all clients, or the run's sample of them.
+
+        An algorithm that queries clients to find the models for an evaluation
+        (:meth:`Algorithm.models_for <fedclade.Algorithm.models_for>`) queries these clients only.
+        """
+        return self.ids
+
+    @property
     @abstractmethod
     def sizes(self) -> Mapping[int, int]:
         """Number |D_i| of training examples of each client, by client id."""

@@ -11,10 +11,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import index
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core.arguments import checked
+from fedclade.core.client_ids import (
+    MANY_IDS,
+    ArrayMapping,
+    ClientIds,
+    Positions,
+    ascending_ids,
+    concatenated_ids,
+    id_array,
+    numbers_of,
+    without_ids,
+)
 from fedclade.core.errors import TreeError, shown
 from fedclade.core.file_rows import copy_rows, merge_rows
 from fedclade.core.plugins import Displayed
@@ -34,7 +47,8 @@ class Node:
         Index of the node in the tree's list of nodes, and index of the node from which it was
         split. The root has id 0 and parent None.
     members
-        Ids of the cluster's clients c_v, in ascending order.
+        Ids of the cluster's clients c_v, in ascending order: a tuple, or for 10,000 or more clients
+        a :class:`~fedclade.core.client_ids.ClientIds`, which stores the ids in an array.
     params
         The cluster's model, a vector ``[S]``. For a leaf, it is the current model. For an inner
         node, it is the model θ*_v at which the clients computed the updates that led to the split,
@@ -61,7 +75,7 @@ class Node:
 
     id: int
     parent: int | None
-    members: tuple[int, ...]
+    members: Sequence[int]
     params: Tensor
     born: int = 0
     split_in: int | None = None
@@ -89,7 +103,7 @@ class Group:
     See :meth:`ParameterTree.regrouped`.
     """
 
-    members: tuple[int, ...]
+    members: Sequence[int]
     leaf: int  # id of the leaf that becomes this cluster; 0 for a new leaf
     params: Tensor  # the cluster's model [S]
     # signatures of its members, [n, R], in ascending order of the members
@@ -120,7 +134,7 @@ class ParameterTree(Displayed):
 
         ``members`` are the ids of the clients, and ``params [S]`` is the vector of the model.
         """
-        return cls((Node(0, None, tuple(sorted(members)), params),))
+        return cls((Node(0, None, ascending_ids(members), params),))
 
     @classmethod
     @checked()
@@ -144,7 +158,7 @@ class ParameterTree(Displayed):
         TreeError
             If there are no clusters, or ``params`` has another shape.
         """
-        members = [*(client for cluster in clusters for client in cluster), *unassigned]
+        members = concatenated_ids([*clusters, unassigned])
         if (
             not clusters
             or params.dim() not in (1, 2)
@@ -159,7 +173,7 @@ class ParameterTree(Displayed):
         root = replace(cls.root_only(members, models[0]).nodes[0], split_in=0)
         pairs = enumerate(zip(clusters, models, strict=True), start=1)
         return cls(
-            (root, *(Node(i, 0, tuple(sorted(cluster)), model) for i, (cluster, model) in pairs))
+            (root, *(Node(i, 0, ascending_ids(cluster), model) for i, (cluster, model) in pairs))
         )
 
     @cached_property
@@ -174,12 +188,35 @@ class ParameterTree(Displayed):
 
         For a client that belongs to no leaf, it is the id of the deepest node with this member.
         """
+        if len(self.nodes[0].members) >= MANY_IDS:
+            return self._leaf_of_many
         leaves = set(self.leaves)
         inner = (node for node in self.nodes if node not in leaves)
         return {client: node.id for node in (*inner, *self.leaves) for client in node.members}
 
+    @property
+    def _leaf_of_many(self) -> ArrayMapping[int]:
+        """The mapping :attr:`leaf_of` in an array of 4 bytes for each client."""
+        leaves = set(self.leaves)
+        inner = [node for node in self.nodes if node not in leaves]
+        members = [id_array(node.members) for node in self.nodes]
+        everyone = self._positions_of_root
+        if not all(everyone.have(ids) for ids in members[1:]):
+            everyone = Positions(np.unique(np.concatenate(members)))
+        found = np.zeros(len(everyone), dtype=np.int32)  # the root, unless a deeper node is found
+        for node in (*inner, *self.leaves):
+            if node.id > 0:
+                found[everyone.of(members[node.id])] = node.id
+        return ArrayMapping(everyone, found)
+
+    @property
+    def _positions_of_root(self) -> Positions:
+        """Position of each member of the root, which are computed once for many members."""
+        members = self.nodes[0].members
+        return members.positions if isinstance(members, ClientIds) else Positions(id_array(members))
+
     @cached_property
-    def stragglers(self) -> Mapping[int, tuple[int, ...]]:
+    def stragglers(self) -> Mapping[int, Sequence[int]]:
         """Ids of clients that belong to no leaf, by the id of the deepest node with them.
 
         The ids of each node's clients are in ascending order.
@@ -187,12 +224,28 @@ class ParameterTree(Displayed):
         leaves = set(self.leaves)
         leaf_of = self.leaf_of
         inner = (node for node in self.nodes if node not in leaves)
-        waiting = (
-            (node.id, tuple(c for c in node.members if leaf_of[c] == node.id)) for node in inner
-        )
-        return dict(
-            sorted(((node, ids) for node, ids in waiting if ids), key=lambda each: each[1][0])
-        )
+        waiting: list[tuple[int, Sequence[int]]] = []
+        for node in inner:
+            are_here = numbers_of(leaf_of, node.members) == node.id
+            if are_here.any():
+                waiting.append(
+                    (node.id, ascending_ids(ClientIds(id_array(node.members)[are_here])))
+                )
+        return dict(sorted(waiting, key=lambda each: each[1][0]))
+
+    def has_leaf(self, ids: Sequence[int]) -> NDArray[np.bool_]:
+        """Return for each of n clients whether it belongs to a leaf, as a mask ``[n]``.
+
+        Parameters
+        ----------
+        ids
+            Ids of the n clients, which need not be in the tree.
+        """
+        leaves = {leaf.id for leaf in self.leaves}
+        leaf_of = self.leaf_of
+        if isinstance(leaf_of, ArrayMapping) and leaf_of.positions.have(id_array(ids)):
+            return np.isin(numbers_of(leaf_of, ids), list(leaves))
+        return np.array([leaf_of.get(client) in leaves for client in ids], dtype=bool)
 
     def children(self, node: int) -> tuple[Node, ...]:
         """Return the child nodes of a node: the clusters into which it was split.
@@ -393,9 +446,8 @@ class ParameterTree(Displayed):
         for leaf in self.leaves:
             # Drop cached signatures, since their rows are in the order of the old members.
             if came[leaf.id] or leaf.id in left:
-                gone = left.get(leaf.id, ())
-                stayed = (client for client in leaf.members if client not in gone)
-                members = tuple(sorted((*stayed, *came[leaf.id])))
+                stayed = without_ids(leaf.members, left.get(leaf.id, ()))
+                members = ascending_ids(concatenated_ids([stayed, came[leaf.id]]))
                 tree = tree._replace_node(replace(leaf, members=members, cached=None))
         return tree
 
@@ -432,7 +484,7 @@ class ParameterTree(Displayed):
             Node(
                 first + i,
                 node,
-                tuple(sorted(members)),
+                ascending_ids(members),
                 parent.params,
                 born=round_number,
                 cached=updates,
@@ -476,7 +528,7 @@ class ParameterTree(Displayed):
             )
         nodes = [root, *(replace(leaf, members=(), cached=None) for leaf in self.nodes[1:])]
         for group in groups:
-            members = tuple(sorted(group.members))
+            members = ascending_ids(group.members)
             if not group.leaf:
                 nodes.append(
                     Node(
@@ -506,19 +558,18 @@ class ParameterTree(Displayed):
             They are added to the cached signatures of the other members.
         """
         cluster = self.nodes[node]
-        members = [*cluster.members, *clients]
+        members = concatenated_ids([cluster.members, clients])
         before = signatures[:0] if cluster.cached is None else cluster.cached
-        order = sorted(range(len(members)), key=members.__getitem__)
+        order: list[int] = np.argsort(id_array(members), kind="stable").tolist()
         cached = merge_rows(before, signatures, order)
-        return self._replace_node(
-            replace(cluster, members=tuple(members[i] for i in order), cached=cached)
-        )
+        return self._replace_node(replace(cluster, members=ascending_ids(members), cached=cached))
 
     @checked()
     def with_newcomers(self, clients: Sequence[int]) -> ParameterTree:
         """Return the tree with new clients as members of the root, but not of any cluster yet."""
         root = self.nodes[0]
-        return self._replace_node(replace(root, members=tuple(sorted({*root.members, *clients}))))
+        members = np.union1d(id_array(root.members), id_array(clients))
+        return self._replace_node(replace(root, members=ascending_ids(ClientIds(members))))
 
     @checked()
     def without(self, clients: Sequence[int]) -> ParameterTree:
@@ -526,15 +577,15 @@ class ParameterTree(Displayed):
 
         All models remain, also the models of clusters whose members have all left.
         """
-        gone = set(clients)
+        gone = np.fromiter(clients, np.int64)
         nodes = list[Node]()
         for node in self.nodes:
-            kept = [i for i, member in enumerate(node.members) if member not in gone]
-            members = tuple(node.members[i] for i in kept)
             cached = node.cached
-            if cached is not None and len(kept) < len(cached):
-                cached = copy_rows(cached, kept)
-            nodes.append(replace(node, members=members, cached=cached))
+            if cached is not None:
+                stay = np.flatnonzero(~np.isin(id_array(node.members), gone))
+                if len(stay) < len(cached):
+                    cached = copy_rows(cached, stay.tolist())
+            nodes.append(replace(node, members=without_ids(node.members, clients), cached=cached))
         return ParameterTree(tuple(nodes))
 
     def map_vectors(

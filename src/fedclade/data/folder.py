@@ -357,8 +357,8 @@ def open_folder(folder: str | Path, augment: Augment | str | None = None) -> Fed
     Raises
     ------
     DataError
-        If a file is missing or damaged; the error names the file. The bytes of the examples are not
-        checked.
+        If a file is missing or damaged; the error names the file. Only the first example is
+        checked, since a check of all would read the whole file.
     """
     folder = Path(folder)
     header = Header.read(folder)
@@ -428,11 +428,11 @@ def _build_pool(folder: Path, header: Header, examples: Mapped) -> Pool:
     related = None
     if "related" in examples.names:
         related = examples.array("related", header.examples)
-    pool = Pool(
+    one = Pool(
         name=header.name,
-        x=torch.from_numpy(x),
-        y=torch.from_numpy(y),
-        groups=np.broadcast_to(np.int64(0), len(x)),
+        x=torch.from_numpy(x[:1]),
+        y=torch.from_numpy(y[:1]),
+        groups=np.zeros(len(x[:1]), dtype=np.int64),
         train=nothing,
         test=nothing,
         outputs=header.outputs,
@@ -441,10 +441,11 @@ def _build_pool(folder: Path, header: Header, examples: Mapped) -> Pool:
         mean=header.mean,
         std=header.std,
         columns=None if header.columns is None else _read_columns(header.columns),
-        related=related,
+        related=None if related is None else related[:1],
         structure=_read_structure(header.structures[0]),
         target_structure=_read_structure(header.structures[1]),
     )
+    pool = one.with_file(torch.from_numpy(x), torch.from_numpy(y), related)
     pool.record_file(header.digest, open_pool, str(folder.absolute()), header.digest)
     return pool
 

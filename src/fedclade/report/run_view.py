@@ -26,8 +26,6 @@ class Outcome:
     """Row of each client that replied to the run's last evaluation, by client id."""
     known: Mapping[int, Row]
     """Last row of each client that replied to any evaluation of the run."""
-    everybody: frozenset[int]
-    """All clients of the run, including clients that never replied to an evaluation."""
     score: Score
 
     @classmethod
@@ -37,10 +35,8 @@ class Outcome:
             row["client"]: row for row in sorted(run.client_rows, key=lambda row: row["round"])
         }
         last = max((row["round"] for row in known.values()), default=0)
-        members = {client for node in run.tree.nodes for client in node.members}
-        compared = {client for matrix in run.similarities for client in matrix.clients}
         rows = {client: row for client, row in known.items() if row["round"] == last}
-        return cls(rows, known, frozenset(members | compared | set(known)), Score.of_run(run))
+        return cls(rows, known, Score.of_run(run))
 
     @cached_property
     def truth(self) -> dict[int, int] | None:

@@ -99,7 +99,7 @@ class SplitRecord(_Record):
 
     round: int
     node: int
-    children: Mapping[int, tuple[int, ...]]
+    children: Mapping[int, Sequence[int]]
     event: Event | None
 
     @property

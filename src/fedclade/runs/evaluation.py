@@ -7,8 +7,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fedclade.algorithms import Algorithm, EvaluatedModels, State
-from fedclade.core import FORBIDS, OWN, ConfigError, Evaluation, ParameterTree, rng
+from fedclade.channel import Channel
+from fedclade.core import (
+    FORBIDS,
+    OWN,
+    Clients,
+    ConfigError,
+    Evaluation,
+    ParameterTree,
+    id_array,
+    rng,
+)
 from fedclade.runs.backend import Backend
 from fedclade.runs.churn import ComingAndGoing
 from fedclade.runs.reference_log import RunLog
@@ -118,9 +130,9 @@ def evaluate_round(
     number
         Number of the round, from 1.
     """
-    evaluated = algorithm.models_for(state, clients)
-    _check_declared(algorithm, evaluated)
     asked = panel(state.tree, clients.ids, settings.evaluate_clients, settings.seed)
+    evaluated = algorithm.models_for(state, _Panel(clients, asked))
+    _check_declared(algorithm, evaluated)
     models, rows = state.tree.models([evaluated.nodes[client] for client in asked], served=True)
     own = set(evaluated.own)
     rows = [OWN if client in own else row for client, row in zip(asked, rows, strict=True)]
@@ -150,6 +162,37 @@ def evaluate_round(
     )
 
 
+class _Panel(Channel):
+    """All clients of a run, some of which are evaluated.
+
+    Parameters
+    ----------
+    clients
+        All clients.
+    evaluated
+        Ids of the clients that are evaluated.
+    """
+
+    def __init__(self, clients: Clients, evaluated: Sequence[int]) -> None:
+        super().__init__(clients)
+        self._evaluated = evaluated
+
+    @property
+    def evaluated(self) -> Sequence[int]:
+        """Ids of the clients that are being evaluated."""
+        return self._evaluated
+
+    @property
+    def reachable(self) -> Sequence[int]:
+        """Ids of the clients that are available in this round."""
+        return self._clients.reachable
+
+    @property
+    def stage(self) -> int:
+        """Number of times that the clients' data has changed so far."""
+        return self._clients.stage
+
+
 def panel(tree: ParameterTree, ids: Sequence[int], most: int | None, seed: int) -> Sequence[int]:
     """Select the clients to evaluate: all, or the same random sample in all rounds.
 
@@ -167,11 +210,11 @@ def panel(tree: ParameterTree, ids: Sequence[int], most: int | None, seed: int) 
     """
     if most is None or most >= len(ids):
         return ids
-    order = rng.generator(seed, "evaluated clients").permutation(len(ids)).tolist()
-    held = {client for leaf in tree.leaves for client in leaf.members}
-    # The sort is stable: clients in a cluster come first, in both groups in random order.
-    drawn = sorted(order, key=lambda place: ids[place] not in held)[:most]
-    return [ids[place] for place in sorted(drawn)]
+    order = rng.generator(seed, "evaluated clients").permutation(len(ids))
+    are_held = tree.has_leaf(ids)[order]
+    # Clients in a cluster come first, in both groups in random order.
+    drawn = np.concatenate([order[are_held][:most], order[~are_held][:most]])[:most]
+    return id_array(ids)[np.sort(drawn)].tolist()
 
 
 def _check_declared(algorithm: Algorithm, evaluated: EvaluatedModels) -> None:

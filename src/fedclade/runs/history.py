@@ -35,6 +35,7 @@ from fedclade.core import (
     Released,
     Served,
     Stepped,
+    numbers_of,
     shown,
     unknown,
     version_of,
@@ -48,11 +49,11 @@ from fedclade.runs.store.contents import Block, Row, RowTable, events_of, plain
 from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.run import FORMAT, Run
 from fedclade.runs.store.tree_files import LARGEST_KEPT, SimilarityMatrix
-from fedclade.tasks import SPREAD, FittedTask, Metric, cluster_scores, mean_score, spread
+from fedclade.tasks import SPREAD, FittedTask, Metric, PairCounts, mean_score, spread
 
 # Splits: clusters of a round whose members were in one cluster before the round.
 
-Members = Mapping[int, tuple[int, ...]]
+Members = Mapping[int, Sequence[int]]
 """Client ids of the members of each cluster, by node id."""
 
 
@@ -407,6 +408,10 @@ class History:
     chosen_by: str | None = None
     schema: DataSchema | None = None  # encoding of the clients' tables or texts
     warnings: Sequence[str] = ()  # for the summary
+    # leaves of the clients, true clusters, and the scores of their agreement in the last round
+    _agreement: tuple[Mapping[int, int], Mapping[int, int], Row] | None = field(
+        default=None, init=False, repr=False
+    )
 
     @cached_property
     def watch(self) -> LossWatch:
@@ -506,15 +511,22 @@ class History:
         """
         truth = self.registry.in_round(number).true_clusters
         leaf_of = tree.leaf_of
-        present = {client: leaf_of[client] for client in self.registry.ids if client in leaf_of}
-        scores: Row = dict(cluster_scores(present, truth))
-        if not tree.stragglers:
-            return {**scores, "ari_assigned": scores["ari"]}
-        inside = {client for leaf in tree.leaves for client in leaf.members}
-        assigned = {client: leaf for client, leaf in present.items() if client in inside}
-        scores["ari_assigned"] = None
-        if assigned:
-            scores["ari_assigned"] = cluster_scores(assigned, truth)["ari"]
+        if truth is None:
+            return {"ari": None, "nmi": None, "ari_assigned": None}
+        known = self._agreement
+        if known is not None and known[0] is leaf_of and known[1] is truth:
+            return known[2]
+        ids = self.registry.ids
+        if len(leaf_of) < len(ids):
+            ids = [client for client in ids if client in leaf_of]
+        pairs = PairCounts.of(numbers_of(truth, ids), numbers_of(leaf_of, ids))
+        ari, nmi = pairs.scores
+        assigned = pairs.select([leaf.id for leaf in tree.leaves])
+        ari_assigned: float | None = ari
+        if len(assigned.counts) < len(pairs.counts):
+            ari_assigned = assigned.scores[0] if len(assigned.counts) else None
+        scores: Row = {"ari": ari, "nmi": nmi, "ari_assigned": ari_assigned}
+        self._agreement = (leaf_of, truth, scores)
         return scores
 
     @property
@@ -921,7 +933,7 @@ def _cluster_facts(
     sizes = _list_cluster_sizes(tree)
     facts: dict[str, Any] = {
         "found": len(sizes),
-        "true": None if truth is None else len(set(truth.values())),
+        "true": None if truth is None else len(np.unique(numbers_of(truth, truth))),
         "ari": last["ari"],
     }
     assigned = last.get("ari_assigned")
@@ -952,13 +964,13 @@ def _weighted_mean_score(evaluation: Evaluation, tree: ParameterTree) -> float |
     Unlike a mean over clients, it weights each client by its number of test targets. Clients
     that belong to no cluster or have no score are left out; the result is None if no client is left.
     """
-    assigned = {client for leaf in tree.leaves for client in leaf.members}
     scores = zip(
-        evaluation.ids, evaluation.scores[:, 0].tolist(), evaluation.examples.tolist(), strict=True
+        tree.has_leaf(evaluation.ids).tolist(),
+        evaluation.scores[:, 0].tolist(),
+        evaluation.examples.tolist(),
+        strict=True,
     )
-    counted = [
-        (score * n, n) for client, score, n in scores if client in assigned and not isnan(score)
-    ]
+    counted = [(score * n, n) for is_held, score, n in scores if is_held and not isnan(score)]
     if not counted:
         return None
     return sum(total for total, _ in counted) / sum(n for _, n in counted)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import ArrayMapping, ConfigError, Structure, TaskKind, checked, shown, unknown
+from fedclade.core import ConfigError, Structure, TaskKind, checked, numbers_of, shown, unknown
 from fedclade.tasks.client_scores import HIGHER_IS_BETTER, client_score, family_of
 
 # Scores of a run: the distribution over its clients, and the agreement of its clusters with the
@@ -102,27 +103,118 @@ def cluster_scores(
     """
     if truth is None:
         return {"ari": None, "nmi": None}
-    if isinstance(truth, ArrayMapping):
-        true_labels = truth.of([*found])
-    else:
-        true_labels = [truth[client] for client in found]
-    true_bytes = np.array(true_labels, dtype=np.int64).tobytes()
-    found_bytes = np.array([*found.values()], dtype=np.int64).tobytes()
-    ari, nmi = _compute_agreement(true_bytes, found_bytes)
+    ari, nmi = PairCounts.of(numbers_of(truth, found), numbers_of(found, found)).scores
     return {"ari": ari, "nmi": nmi}
 
 
-@lru_cache(maxsize=2)  # in most rounds clusters are those of the round before
-def _compute_agreement(true_labels: bytes, found_labels: bytes) -> tuple[float, float]:
-    """Return the adjusted Rand index and the normalized mutual information of two labellings.
+LARGEST_TABLE = 2**20
+"""Largest number of pairs of clusters that are counted in a table; more pairs are sorted."""
 
-    The labels are bytes of int64 numbers, so that they can be keys of the cache.
+COUNTED_AT_A_TIME = 2**20
+"""Number of clients that are counted at once, which bounds the memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairCounts:
+    """Numbers of clients with each pair of a true and a found cluster that occurs.
+
+    Pairs are in the order of the true cluster, then of the found cluster.
+
+    Parameters
+    ----------
+    true_labels, found_labels
+        True and found cluster of each of m pairs, ``[m]``.
+    counts
+        Number of clients with each pair, at least 1, ``[m]``.
     """
-    # slow to import: only where used
-    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-    labels = [np.frombuffer(each, dtype=np.int64) for each in (true_labels, found_labels)]
-    return float(adjusted_rand_score(*labels)), float(normalized_mutual_info_score(*labels))
+    true_labels: NDArray[np.int64]
+    found_labels: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, true_labels: NDArray[np.int64], found_labels: NDArray[np.int64]) -> PairCounts:
+        """Count the pairs of clusters, given the true and the found cluster of n clients."""
+        width = int(found_labels.max(initial=0)) + 1
+        size = (int(true_labels.max(initial=0)) + 1) * width
+        lowest = min(true_labels.min(initial=0), found_labels.min(initial=0))
+        if lowest < 0 or size > LARGEST_TABLE:
+            true, true_places = np.unique(true_labels, return_inverse=True)
+            found, found_places = np.unique(found_labels, return_inverse=True)
+            pairs, counts = np.unique(true_places * len(found) + found_places, return_counts=True)
+            return cls(true[pairs // max(1, len(found))], found[pairs % max(1, len(found))], counts)
+        table = np.zeros(size, dtype=np.int64)
+        for start in range(0, len(true_labels), COUNTED_AT_A_TIME):
+            part = slice(start, start + COUNTED_AT_A_TIME)
+            pairs = true_labels[part] * width + found_labels[part]
+            table += np.bincount(pairs, minlength=size)
+        pairs = np.flatnonzero(table)
+        return cls(pairs // width, pairs % width, table[pairs])
+
+    def select(self, found: Collection[int]) -> PairCounts:
+        """Return the counts of the clients in some found clusters, without all other clients."""
+        there = np.isin(self.found_labels, list(found))
+        return PairCounts(self.true_labels[there], self.found_labels[there], self.counts[there])
+
+    @property
+    def scores(self) -> tuple[float, float]:
+        """The adjusted Rand index and the normalized mutual information of the clusterings.
+
+        The formulas are those of ``adjusted_rand_score`` and ``normalized_mutual_info_score`` of
+        scikit-learn. Its import takes longer than a short run, and it sorts the labels of all
+        clients.
+        """
+        true = np.unique(self.true_labels, return_inverse=True)[1]
+        found = np.unique(self.found_labels, return_inverse=True)[1]
+        of_true = _sum_by(true, self.counts)
+        of_found = _sum_by(found, self.counts)
+        ari = _adjusted_rand(self.counts, of_true, of_found)
+        if len(of_true) == len(of_found) <= 1:
+            return ari, 1.0
+        if len(of_true) == 1 or len(of_found) == 1:
+            return ari, 0.0
+        clients = int(self.counts.sum())
+        shares = self.counts / clients
+        log_clients = math.log(clients)
+        of_product = -np.log(of_true[true] * of_found[found]) + log_clients + log_clients
+        terms = shares * (np.log(self.counts) - log_clients) + shares * of_product
+        terms = np.where(np.abs(terms) < np.finfo(np.float64).eps, 0.0, terms)
+        information = float(np.clip(terms.sum(), 0.0, None))
+        if information == 0:
+            return ari, 0.0
+        return ari, information / float(np.mean([_entropy(of_true), _entropy(of_found)]))
+
+
+def _sum_by(groups: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sum of the counts of each group, given the number of the group of each count."""
+    sums = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
+    np.add.at(sums, groups, counts)
+    return sums
+
+
+def _adjusted_rand(
+    counts: NDArray[np.int64], of_true: NDArray[np.int64], of_found: NDArray[np.int64]
+) -> float:
+    """Return the adjusted Rand index, given numbers of clients in pairs of clusters, and sums."""
+    clients = int(counts.sum())
+    squares = int((counts**2).sum())
+    # Pairs of clients: together in both clusterings, in only one of them, or in neither.
+    both = squares - clients
+    only_true = int((of_true**2).sum()) - squares
+    only_found = int((of_found**2).sum()) - squares
+    neither = clients**2 - only_true - only_found - squares
+    if only_true == 0 and only_found == 0:
+        return 1.0
+    above = 2.0 * (both * neither - only_true * only_found)
+    return above / (
+        (both + only_true) * (only_true + neither) + (both + only_found) * (only_found + neither)
+    )
+
+
+def _entropy(sizes: NDArray[np.int64]) -> float:
+    """Return the entropy in nats of the cluster of a random client, given the clusters' sizes."""
+    clients = int(sizes.sum())
+    return float(-np.sum((sizes / clients) * (np.log(sizes) - math.log(clients))))
 
 
 RIGHT = "assignment_accuracy"

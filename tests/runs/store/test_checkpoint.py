@@ -301,7 +301,7 @@ def test_files_are_copied_where_they_cannot_be_linked(tmp_path, monkeypatch):
 
 
 def test_members_of_large_clusters_are_written_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(members, "LARGE", 2)
+    monkeypatch.setattr(members, "MANY_IDS", 2)
     before = {path.name for path in (saved(tmp_path, 8) / "members").iterdir()}
     tree = a_checkpoint(9).tree.reassigned({0: 2})  # of the leaves (0, 2) and (1,)
     saving: list[str] = []

@@ -463,7 +463,9 @@ def test_the_tree_and_the_report_of_an_unfinished_run(unfinished, monkeypatch, c
             cli_main()
         assert leaving.value.code in (0, None)
         printed = capsys.readouterr().out
-        assert "unfinished: state after round 3 of 5; to continue, run its Python program" in printed
+        assert (
+            "unfinished: state after round 3 of 5; to continue, run its Python program" in printed
+        )
     page = (unfinished / "report.html").read_text()
     assert "Unfinished" in page
     assert "of 5; the page shows the newest checkpoint" in page

@@ -32,14 +32,29 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedclade.core import CheckpointError, ParameterTree, RunError, copy_rows, write_tensors
+from fedclade.core import (
+    MANY_IDS,
+    CheckpointError,
+    ParameterTree,
+    RunError,
+    copy_rows,
+    id_array,
+    write_tensors,
+)
 from fedclade.runs.store.contents import Row
 from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.manifest import check_manifest, is_private, read_manifest, write_manifest
-from fedclade.runs.store.tree_files import DAMAGES, SimilarityMatrix, read_tree, write_tree
+from fedclade.runs.store.tree_files import (
+    DAMAGES,
+    SimilarityMatrix,
+    consecutive_range,
+    read_tree,
+    write_tree,
+)
 
 # The rows of a checkpoint are in several files, so that the next checkpoint writes little more than
 # the rows of the new rounds.
@@ -146,10 +161,8 @@ def _round_of(row: Row) -> int:
 
 
 # The members of each large cluster are in a separate file, so that a checkpoint only writes the
-# members of clusters that have changed.
-
-LARGE = 10_000
-"""Number of members from which on a cluster's members are stored in a separate file."""
+# members of clusters that have changed. Members with consecutive ids, such as all clients of a
+# simulation, need no file: the tree states the first and the last id.
 
 _MEMBERS_NAME = re.compile(r"[0-9a-f]{32}\.npy")
 
@@ -159,8 +172,9 @@ def write_members(
 ) -> tuple[dict[int, str], list[Path]]:
     """Write the client ids of large clusters into a new folder, with one file for each cluster.
 
-    A file is named by the hash of its content, so that an ``earlier`` file with the same content
-    can be reused without writing it again.
+    A cluster is large if it has at least :data:`~fedclade.core.MANY_IDS` members. A file is named
+    by the hash of its content, so that an ``earlier`` file with the same content can be reused
+    without writing it again. Clusters whose members have consecutive ids are left out.
 
     Parameters
     ----------
@@ -180,9 +194,9 @@ def write_members(
     names: dict[int, str] = {}
     shared: list[Path] = []
     for node in tree.nodes:
-        if len(node.members) < LARGE:
+        if len(node.members) < MANY_IDS or consecutive_range(node.members) is not None:
             continue
-        members = np.array(node.members, dtype=np.int64)
+        members = np.ascontiguousarray(id_array(node.members))
         names[node.id] = name = f"{hashlib.sha256(members.data).hexdigest()[:32]}.npy"
         folder.mkdir(exist_ok=True)
         if (folder / name).exists():  # a root and its only leaf have the same members
@@ -195,7 +209,7 @@ def write_members(
     return names, shared
 
 
-def read_members(folder: Path, name: str) -> list[int]:
+def read_members(folder: Path, name: str) -> NDArray[np.int64]:
     """Read the client ids of a cluster from a file that :func:`write_members` wrote.
 
     Raises
@@ -208,7 +222,12 @@ def read_members(folder: Path, name: str) -> list[int]:
             "in the tree of a checkpoint, members should be a list of client ids, or the name of a "
             f"file with them, got {name!r}"
         )
-    return np.load(folder / name, allow_pickle=False).tolist()
+    members = np.load(folder / name, allow_pickle=False)
+    if members.ndim != 1 or members.dtype != np.int64:
+        raise ValueError(
+            f"{name} should be an array [n] of int64 ids, got {members.dtype} {members.shape}"
+        )
+    return members
 
 
 FORMAT = 2

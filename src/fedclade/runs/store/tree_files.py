@@ -17,18 +17,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedclade.clustering import Similarity
 from fedclade.core import (
+    MANY_IDS,
     VECTORS,
+    ClientIds,
     Layout,
     Node,
     ParameterTree,
     RunError,
     Slot,
+    ascending_ids,
+    id_array,
     is_in_file,
     release_pages,
     shown,
@@ -243,6 +248,11 @@ def write_tree(
     members
         For each node whose members are stored in a separate file, the name of this file, which is
         written in place of the members.
+
+    Notes
+    -----
+    For many members with consecutive ids, ``tree.json`` has the first and the last id, such as
+    ``{"first": 0, "last": 9999999}``, in place of a list of all ids.
     """
     folder.mkdir()
     tensors: dict[str, Tensor] = {}
@@ -277,7 +287,9 @@ def _copy_to_write(name: str, tensor: Tensor) -> Tensor:
     return tensor.cpu().clone(memory_format=torch.contiguous_format)
 
 
-def read_tree(folder: Path, members: Callable[[str], list[int]] | None = None) -> ParameterTree:
+def read_tree(
+    folder: Path, members: Callable[[str], NDArray[np.int64]] | None = None
+) -> ParameterTree:
     """Read a parameter tree from its folder, and check that its nodes and vectors are consistent.
 
     Parameters
@@ -295,13 +307,14 @@ def read_tree(folder: Path, members: Callable[[str], list[int]] | None = None) -
     """
     try:
         described = json.loads((folder / "tree.json").read_text())
-        if members is not None:
-            for node in described["nodes"]:
-                if isinstance(file := node["members"], str):
-                    node["members"] = members(file)
+        ids = [_read_members(node, members) for node in described["nodes"]]
         check_shape(described, {"nodes": [_NODE]}, "tree.json")
         tensors = load_file(folder / "tree.safetensors")
-        tree = ParameterTree(tuple(_build_node(node, tensors) for node in described["nodes"]))
+        nodes = [
+            _build_node(node, members_of_node, tensors)
+            for node, members_of_node in zip(described["nodes"], ids, strict=True)
+        ]
+        tree = ParameterTree(tuple(nodes))
         _check_tree(tree)
         return tree
     except DAMAGES as error:
@@ -334,16 +347,63 @@ def read_layout(folder: Path) -> Layout | None:
         ) from error
 
 
+def consecutive_range(members: Sequence[int]) -> range | None:
+    """Return many members with consecutive ids as a range; None for other members.
+
+    ``members`` are in ascending order. Fewer members than :data:`~fedclade.core.MANY_IDS` are
+    listed one by one, as people and other programs expect.
+    """
+    if len(members) < MANY_IDS or members[-1] - members[0] >= len(members):
+        return None
+    return range(members[0], members[-1] + 1)
+
+
 def _describe_node(node: Node) -> dict[str, Any]:
     """Return the attributes of a node that ``tree.json`` stores."""
-    return {name: getattr(node, name) for name in _NODE}
+    described = {name: getattr(node, name) for name in _NODE}
+    ids = consecutive_range(node.members)
+    described["members"] = list(node.members) if ids is None else {"first": ids[0], "last": ids[-1]}
+    return described
 
 
-def _build_node(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Node:
-    """Build a node from its description in ``tree.json`` and the tensors of the tree."""
+def _read_members(
+    described: dict[str, Any], read: Callable[[str], NDArray[np.int64]] | None
+) -> Sequence[int] | None:
+    """Take the members out of the description of a node, if they are no list of ids.
+
+    These are members with consecutive ids, and members in a separate file, which ``read`` reads.
+    The description then has an empty list. None if the members are a list.
+    """
+    stated = described["members"]
+    if isinstance(stated, Mapping):
+        check_shape(stated, {"first": int, "last": int}, "members")
+        ids = np.arange(stated["first"], stated["last"] + 1)
+    elif isinstance(stated, str) and read is not None:
+        ids = read(stated)
+    else:
+        return None
+    described["members"] = []
+    if len(ids) == 0 or not bool((ids[1:] > ids[:-1]).all()):
+        raise ValueError(
+            f"the members of node {described['id']} should be distinct and in ascending order, got "
+            f"{shown(stated)}"
+        )
+    return ascending_ids(ClientIds(ids))
+
+
+def _build_node(
+    described: Mapping[str, Any], members: Sequence[int] | None, tensors: Mapping[str, Tensor]
+) -> Node:
+    """Build a node from its description in ``tree.json``, its members and the tree's tensors.
+
+    If ``members`` is None, the members are those in the description.
+    """
     node: dict[str, Any] = {name: described[name] for name in _NODE}
     node |= {name: tensors.get(f"{node['id']}/{name}") for name in _TENSORS}
-    node |= {"members": tuple(node["members"]), "params": tensors[f"{node['id']}/params"]}
+    if members is None:
+        listed: list[int] = described["members"]
+        members = ClientIds(np.array(listed)) if len(listed) >= MANY_IDS else tuple(listed)
+    node |= {"members": members, "params": tensors[f"{node['id']}/params"]}
     return Node(**node)
 
 
@@ -370,7 +430,8 @@ def _check_tree(tree: ParameterTree) -> None:
             raise ValueError(
                 f"the parent of node {place} should be a node with a smaller id, got {node.parent}"
             )
-        if list(node.members) != sorted(set(node.members)):
+        ids = id_array(node.members)
+        if not bool((ids[1:] > ids[:-1]).all()):
             raise ValueError(
                 f"the members of node {place} should be distinct and in ascending order, got "
                 f"{shown(list(node.members))}"
