@@ -43,7 +43,7 @@ LET_THROUGH = {
 }
 """Words of other programs, which no test knows the options of."""
 
-INSTALLED = {"build", "twine"}
+INSTALLED = {"build", "flwr", "twine"}
 """What pip installs besides fedclade and folders."""
 
 OURS = {"fedclade": ROOT, "fedclade-papers": ROOT / "packages/fedclade-papers"}

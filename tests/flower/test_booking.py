@@ -54,7 +54,7 @@ def test_it_withholds_its_loss_and_draws_from_the_system(tmp_path: Path):
 def test_its_steps_are_booked_before_the_update_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def crash(*_: Any) -> Any:
+    def crash(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     client = private(tmp_path)

@@ -524,7 +524,7 @@ def test_a_release_is_booked_before_the_update_leaves(
     """So that a crash on the way counts one too many, and never one too few."""
     privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=2.0)
 
-    def crash(*_: Any) -> Any:
+    def crash(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     client = handler_of(privacy=privacy, budget=UNBOUNDED, folder=tmp_path)

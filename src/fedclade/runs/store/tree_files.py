@@ -307,6 +307,7 @@ def read_tree(
     """
     try:
         described = json.loads((folder / "tree.json").read_text())
+        check_shape(described, {"nodes": [{"id": int, "members": object}]}, "tree.json")
         ids = [_read_members(node, members) for node in described["nodes"]]
         check_shape(described, {"nodes": [_NODE]}, "tree.json")
         tensors = load_file(folder / "tree.safetensors")
