@@ -566,7 +566,7 @@ def test_auto_streams_when_updates_take_more_than_a_quarter_of_the_memory(memory
 
 def test_auto_never_streams_full_signatures_but_says_what_would_help(caplog):
     assert run_of("cfl", memory=1000).config["stream"] is False
-    assert "with signature.kind = 'projected' the server would sum updates" in caplog.text
+    assert "with signature.kind = 'projected' and signature.dim = 4096 the server" in caplog.text
     caplog.clear()
     run_of("cfl", memory="1GB")
     assert caplog.text == ""
