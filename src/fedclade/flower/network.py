@@ -172,6 +172,7 @@ class Network:
         doc="""Encoding of the models that clients receive to train: ``float32``, ``float16`` or
         ``int8``. Updates are relative to the decoded model. Mixtures of models, and models that are
         evaluated, are sent as float32. Not possible with ``secure_aggregation``.""",
+        later=True,
     )
 
     stream_buffer: int | str = setting(

@@ -422,6 +422,7 @@ def test_without_secure_aggregation_a_config_notes_nothing_of_it():
         "log",
         "metrics",
         "metrics_address",
+        "download",
         "stream_buffer",
     }
 
