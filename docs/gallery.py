@@ -12,8 +12,8 @@ each client:
   disease data, with at least the columns of ``HEART_COLUMNS`` and the grade of the disease, from 0
   to 4, as ``target``. Cells with missing values are empty.
 
-The script needs the extra ``dev`` and the browser Chromium, whose path may be in the environment
-variable ``CHROME``.
+The script needs the extra ``dev`` and the browser Chromium, whose path or name may be in the
+environment variable ``CHROME``.
 """
 
 from __future__ import annotations
@@ -185,7 +185,14 @@ def call(folder: Path, *arguments: str) -> None:
 @contextmanager
 def browser() -> Iterator[Browser]:
     """Start Chromium without a window."""
-    chrome = os.environ.get("CHROME") or shutil.which("chromium") or shutil.which("google-chrome")
+    # CHROME may be a path or the name of a program, which playwright does not look for itself.
+    names = [os.environ["CHROME"]] if "CHROME" in os.environ else ["chromium", "google-chrome"]
+    chrome = next((path for name in names if (path := shutil.which(name))), None)
+    if chrome is None:
+        raise SystemExit(
+            f"no browser {' or '.join(names)} was found; install Chromium, such as with apt-get "
+            "install chromium, or set the environment variable CHROME to its path"
+        )
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=chrome, args=["--no-sandbox"])
         yield chromium
