@@ -224,8 +224,8 @@ def client_app(
         precedence over ``device``. Engines that batch several clients are not faster for a single
         client.
     encoding
-        Encoding of updates in messages: ``float32``, ``float16`` or ``int8``, the last two with
-        error feedback.
+        Encoding of updates in messages: ``float32``, ``float16``, ``int8`` or ``topk``, the last
+        three with error feedback.
     privacy
         Differential privacy, see :mod:`fedclade.channel.privacy`; needs a ``folder`` and a
         ``budget``.
