@@ -97,6 +97,10 @@ class ClientStore:
         """Return whether any client stores a tensor."""
         return bool(self._kept)
 
+    def __contains__(self, client: int) -> bool:
+        """Return whether a client stores a tensor."""
+        return client in self._kept
+
     def before(self, number: int, client: int) -> Mapping[str, Tensor]:
         """Return the tensors, by name, that a client had stored before a round.
 
@@ -502,13 +506,15 @@ class WholeModels:
         The tensors are given by client id and name: personal parameters ``[P]``, whole models
         ``[F]``, and weights of mixtures ``[K]``.
         """
-        start: dict[str, Tensor] = {}
-        if self._layout.personal:
-            start[PERSONAL] = self.initial
-        if not start and not self._store:  # avoids a pass over a million clients
-            return {}
-        each = {client: {**start, **self._store.latest(client)} for client in ids}
-        found = {client: _select_deployed(mine) for client, mine in each.items()}
+        initial = {PERSONAL: self.initial} if self._layout.personal else {}
+        clients = ids
+        if not initial:
+            # Of millions of clients, only those that have trained store tensors.
+            clients = [client for client in ids if client in self._store] if self._store else []
+        found = {
+            client: _select_deployed({**initial, **self._store.latest(client)})
+            for client in clients
+        }
         return {client: mine for client, mine in found.items() if mine}
 
     def _whole(
