@@ -41,6 +41,9 @@ REFERENCE = "rcfl"
 BASE = "fedavg"
 """Method whose costs are 1."""
 
+TITLES: Mapping[str, str] = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+"""Names of the data sets in sentences."""
+
 LEVEL = 0.05
 
 Line = Mapping[str, Any]
@@ -285,6 +288,35 @@ def settings_table(lines: Sequence[Line]) -> str:
     return markdown_table(head, rows)
 
 
+def state_largest(lines: Sequence[Line]) -> str:
+    """Return the sentence that states for how many methods the largest step size was the best."""
+    largest: dict[str, list[str]] = {data: [] for data in arena_judged.TUNING_CELLS}
+    chosen_of: dict[str, int] = dict.fromkeys(largest, 0)
+    for data, names in largest.items():
+        for method in order_methods(data):
+            chosen = arena_judged.chosen_setting(lines, method, data)
+            if chosen is None:
+                continue
+            chosen_of[data] += 1
+            if chosen["lr"] == max(step_sizes(method, data)):
+                names.append(method)
+    found = " and ".join(
+        f"for {len(names)} of {chosen_of[data]} methods on {TITLES[data]}"
+        for data, names in largest.items()
+    )
+    return (
+        f"The largest step size that a method tried was the best {found}; a still larger one "
+        "might be better for these."
+    )
+
+
+def step_sizes(method: str, data: str) -> tuple[float, ...]:
+    """Return the step sizes that a method tried on a data set."""
+    if data == "mnist" and not arena_judged.SETTINGS[method]:
+        return arena_judged.STEP_SIZES + arena_judged.FURTHER_STEP_SIZES
+    return arena_judged.STEP_SIZES
+
+
 def number_needed() -> int:
     """Return the number of judged runs of the whole arena."""
     return sum(
@@ -320,6 +352,7 @@ def write_page(lines: Sequence[Line]) -> dict[Path, bytes]:
         differences=difference_table(judged),
         costs=cost_table(judged),
         scatter=scatter,
+        largest=state_largest(lines),
         settings=settings_table(lines),
     )
     files[PAGE] = text.encode()
