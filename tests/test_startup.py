@@ -27,6 +27,12 @@ from fedclade.trackers import TRACKERS
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "pyarrow", "matplotlib", "flwr", "ray", "tomli_w")
 
 
+METHODS_OF_ONE_FILE = tuple(
+    f"fedclade.algorithms.{name}" for name in ("apfl", "ditto", "fedem", "ifca", "pacfl", "stocfl")
+)
+"""Modules of methods on which no other module depends."""
+
+
 def modules_after(code: str, **variables: str) -> list[str]:
     """Return the names of all modules that a program has imported at its end."""
     program = f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
@@ -107,6 +113,34 @@ def test_a_client_app_of_a_program_imports_nothing_that_reads_whole_runs():
         "fedclade.runs.store.run",
     )
     assert {*unneeded} & {*modules} == set()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "cfl", "pacfl"])
+def test_a_config_is_checked_without_the_modules_of_runs_reports_and_other_methods(method: str):
+    modules = modules_after(command(["validate", f"{method}-mnist-label-swap"]))
+    assert "fedclade.config.check" in modules
+    assert set(METHODS_OF_ONE_FILE) & set(modules) <= {f"fedclade.algorithms.{method}"}
+    unneeded = (
+        "fedclade.report.page.section",
+        "fedclade.runs.history",
+        "fedclade.runs.simulation",
+        "fedclade.runs.store.run",
+        "fedclade.training.auto",
+        "fedclade.training.jobs",
+    )
+    assert {*unneeded} & {*modules} == set()
+
+
+def test_a_run_imports_no_other_method():
+    """The run's config names the method, which is found without its rivals' modules."""
+    program = """
+import fedclade
+federation = fedclade.load_federation("digits", clients=2, samples_per_client=10)
+run = fedclade.simulate("ditto", "mclr", federation, rounds=0, device="cpu", engine="loop")
+assert run.config["algorithm"]["name"] == "ditto"
+"""
+    modules = modules_after(program)
+    assert set(METHODS_OF_ONE_FILE) & set(modules) == {"fedclade.algorithms.ditto"}
 
 
 def test_the_catalogue_has_the_names_and_descriptions_of_all_registries():

@@ -49,6 +49,11 @@ def bibliography() -> dict[str, dict[str, str]]:
     return entries
 
 
+def test_a_record_has_no_attributes_besides_its_fields():
+    with pytest.raises(AttributeError, match="object has no attribute 'algoritm'"):
+        _ = METHODS[0].algoritm  # type: ignore[attr-defined]
+
+
 def test_no_name_is_taken_twice():
     assert len(ALGORITHMS) == len(METHODS)
     assert list(ALGORITHMS) == [method.name for method in METHODS]

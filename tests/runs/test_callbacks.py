@@ -29,7 +29,7 @@ from fedclade import (
     simulate,
 )
 from fedclade.core import Clustered, ClusterSplit, ParameterTree, Regrouped
-from fedclade.runs.history import splits_of
+from fedclade.runs.splits import splits_of
 from tests.tiny import federation_of, linear
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)

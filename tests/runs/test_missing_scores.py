@@ -30,7 +30,7 @@ from fedclade.core import Evaluation
 from fedclade.report import Comparison, SuiteComparison, newcomer_table
 from fedclade.report.page import RunView, comparison_page, page_html, run_page
 from fedclade.report.tables import cluster_table, run_table
-from fedclade.runs.history import validation_columns
+from fedclade.runs.best_round import validation_columns
 from fedclade.tasks import metric
 from tests.report.page.test_document import figures_in
 from tests.report.test_tables import lines

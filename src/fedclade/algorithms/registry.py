@@ -7,46 +7,15 @@ methods in other installed packages by their entry points.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import import_module
 from inspect import isclass
 from typing import Any
 
 from fedclade import catalogue
-from fedclade.algorithms.apfl import APFL
-from fedclade.algorithms.auto import Auto
 from fedclade.algorithms.base import Algorithm
-from fedclade.algorithms.cfl import CFL
-from fedclade.algorithms.clove import CLoVE
-from fedclade.algorithms.ditto import Ditto
-from fedclade.algorithms.fedavg import (
-    FedAvg,
-    FedBN,
-    FedPer,
-    FedRep,
-    FineTune,
-    LGFedAvg,
-    Local,
-    Oracle,
-)
-from fedclade.algorithms.fedbuff import FedBuff
-from fedclade.algorithms.feddrift import FedDrift
-from fedclade.algorithms.fedem import FedEM, FedRC
-from fedclade.algorithms.fedgroup import FedGroup
-from fedclade.algorithms.fedsoft import FedSoft
-from fedclade.algorithms.fesem import FeSEM
-from fedclade.algorithms.fl_hc import FLHC
-from fedclade.algorithms.flexcfl import FlexCFL
-from fedclade.algorithms.flux import FLUX
-from fedclade.algorithms.ifca import IFCA
+from fedclade.algorithms.fedavg import Oracle
 from fedclade.algorithms.method import Method, Paper
-from fedclade.algorithms.ocfl import OCFL
-from fedclade.algorithms.pacfl import PACFL
-from fedclade.algorithms.per_fedavg import PerFedAvg
-from fedclade.algorithms.pfedme import PFedMe
-from fedclade.algorithms.private_choice import PrivateChoice
-from fedclade.algorithms.rcfl import ReplicatedCFL
-from fedclade.algorithms.scaffold import Scaffold
-from fedclade.algorithms.stocfl import StoCFL
 from fedclade.core import (
     ConfigError,
     FedcladeError,
@@ -59,11 +28,43 @@ from fedclade.core import (
 )
 
 
-def _record(name: str, algorithm: type[Algorithm], **details: Any) -> Method:
+@dataclass(frozen=True, kw_only=True)
+class _OwnMethod(Method):
+    """Record of one of fedclade's own methods, whose class is imported at its first use.
+
+    So a config is checked, and a run begins, without the modules of all other methods.
+
+    Parameters
+    ----------
+    reference
+        The class, as ``module:Class``, where the module is in the package ``fedclade.algorithms``.
+    """
+
+    algorithm: type[Algorithm] = field(init=False, repr=False, compare=False)
+    reference: str
+
+    def __getattr__(self, name: str) -> Any:
+        """Import the class; Python calls this method if the record has no ``algorithm`` yet."""
+        if name != "algorithm":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        module, _, class_name = self.reference.partition(":")
+        found = getattr(import_module(f"fedclade.algorithms.{module}"), class_name)
+        object.__setattr__(self, name, found)
+        return found
+
+
+def _record(name: str, reference: str, **details: Any) -> Method:
     """Return the record of one of fedclade's own methods.
 
-    The catalogue has its description. Its documentation page and its example config are named after
-    the method, unless ``details`` has other values for these fields of :class:`Method`.
+    Parameters
+    ----------
+    name
+        Name of the method. The catalogue has its description. Its documentation page and its
+        example config are named after the method.
+    reference
+        Its class, as ``module:Class``, where the module is in the package ``fedclade.algorithms``.
+    **details
+        Further fields of :class:`Method`, which replace those named above.
     """
     usual: dict[str, Any] = {
         "description": catalogue.METHODS[name],
@@ -71,13 +72,13 @@ def _record(name: str, algorithm: type[Algorithm], **details: Any) -> Method:
         "config": f"{name}-mnist-label-swap",
         "page": f"methods/{name}.md",
     }
-    return Method(name=name, algorithm=algorithm, **{**usual, **details})
+    return _OwnMethod(name=name, reference=reference, **{**usual, **details})
 
 
 METHODS: tuple[Method, ...] = (
     _record(
         "fedavg",
-        FedAvg,
+        "fedavg:FedAvg",
         papers=(
             Paper(
                 ("McMahan", "Moore", "Ramage", "Hampson", "Agüera y Arcas"),
@@ -93,11 +94,11 @@ METHODS: tuple[Method, ...] = (
         citations=("mcmahan2017fedavg",),
         family="given",
     ),
-    _record("local", Local, family="personal"),
-    _record("oracle", Oracle, family="given"),
+    _record("local", "fedavg:Local", family="personal"),
+    _record("oracle", "fedavg:Oracle", family="given"),
     _record(
         "cfl",
-        CFL,
+        "cfl:CFL",
         papers=(
             Paper(
                 ("Sattler", "Müller", "Samek"),
@@ -110,17 +111,19 @@ METHODS: tuple[Method, ...] = (
         family="updates",
         options={"eps1": 0.3, "eps2": 1.2},
     ),
-    _record("rcfl", ReplicatedCFL, citations=("fedclade", "sattler2021cfl"), family="updates"),
+    _record(
+        "rcfl", "rcfl:ReplicatedCFL", citations=("fedclade", "sattler2021cfl"), family="updates"
+    ),
     _record(
         "auto",
-        Auto,
+        "auto:Auto",
         citations=("fedclade", "sattler2021cfl"),
         family="updates",
         scenarios=("natural",),  # the method needs validation data, which only these have
     ),
     _record(
         "fl_hc",
-        FLHC,
+        "fl_hc:FLHC",
         papers=(
             Paper(
                 ("Briggs", "Fan", "Andras"),
@@ -135,7 +138,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "fedgroup",
-        FedGroup,
+        "fedgroup:FedGroup",
         papers=(
             Paper(
                 ("Duan", "Liu", "Ji", "Liu", "Liang", "Chen", "Tan"),
@@ -151,7 +154,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "flexcfl",
-        FlexCFL,
+        "flexcfl:FlexCFL",
         papers=(
             Paper(
                 ("Duan", "Liu", "Ji", "Wu", "Liang", "Chen", "Tan"),
@@ -167,7 +170,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "ifca",
-        IFCA,
+        "ifca:IFCA",
         papers=(
             Paper(
                 ("Ghosh", "Chung", "Yin", "Ramchandran"),
@@ -182,7 +185,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "clove",
-        CLoVE,
+        "clove:CLoVE",
         papers=(
             Paper(
                 ("Bhatia", "Papadis", "Kodialam", "Lakshman", "Chakrabarty"),
@@ -197,7 +200,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "fesem",
-        FeSEM,
+        "fesem:FeSEM",
         papers=(
             Paper(
                 ("Xie", "Long", "Shen", "Zhou", "Wang", "Jiang", "Zhang"),
@@ -211,7 +214,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "fedsoft",
-        FedSoft,
+        "fedsoft:FedSoft",
         papers=(
             Paper(
                 ("Ruan", "Joe-Wong"),
@@ -226,7 +229,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "feddrift",
-        FedDrift,
+        "feddrift:FedDrift",
         papers=(
             Paper(
                 ("Jothimurugesan", "Hsieh", "Wang", "Joshi", "Gibbons"),
@@ -240,7 +243,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "fedem",
-        FedEM,
+        "fedem:FedEM",
         papers=(
             Paper(
                 ("Marfoq", "Neglia", "Bellet", "Kameni", "Vidal"),
@@ -253,7 +256,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "fedrc",
-        FedRC,
+        "fedem:FedRC",
         papers=(
             Paper(
                 ("Guo", "Tang", "Lin"),
@@ -268,7 +271,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "pacfl",
-        PACFL,
+        "pacfl:PACFL",
         papers=(
             Paper(
                 ("Vahidian", "Morafah", "Wang", "Kungurtsev", "Chen", "Shah", "Lin"),
@@ -283,7 +286,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "flux",
-        FLUX,
+        "flux:FLUX",
         papers=(
             Paper(
                 ("Fenoglio", "Li", "Barbiero", "Lane", "Langheinrich", "Gjoreski"),
@@ -297,14 +300,14 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "private_choice",
-        PrivateChoice,
+        "private_choice:PrivateChoice",
         citations=("fedclade",),
         family="updates",
         scenarios=(),  # the method is for federations with hundreds of private clients
     ),
     _record(
         "stocfl",
-        StoCFL,
+        "stocfl:StoCFL",
         papers=(
             Paper(
                 ("Zeng", "Hu", "Liu", "Yu", "Wang", "Xu"),
@@ -317,7 +320,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "ocfl",
-        OCFL,
+        "ocfl:OCFL",
         papers=(
             Paper(
                 ("Zuziak", "Pellungrini", "Rinzivillo"),
@@ -330,7 +333,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "ditto",
-        Ditto,
+        "ditto:Ditto",
         papers=(
             Paper(
                 ("Li", "Hu", "Beirami", "Smith"),
@@ -343,7 +346,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "apfl",
-        APFL,
+        "apfl:APFL",
         papers=(
             Paper(("Deng", "Kamani", "Mahdavi"), 2020, "Adaptive Personalized Federated Learning"),
         ),
@@ -352,7 +355,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "pfedme",
-        PFedMe,
+        "pfedme:PFedMe",
         papers=(
             Paper(
                 ("Dinh", "Tran", "Nguyen"),
@@ -365,7 +368,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "per_fedavg",
-        PerFedAvg,
+        "per_fedavg:PerFedAvg",
         papers=(
             Paper(
                 ("Fallah", "Mokhtari", "Ozdaglar"),
@@ -379,7 +382,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "scaffold",
-        Scaffold,
+        "scaffold:Scaffold",
         papers=(
             Paper(
                 ("Karimireddy", "Kale", "Mohri", "Reddi", "Stich", "Suresh"),
@@ -394,7 +397,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "fedper",
-        FedPer,
+        "fedavg:FedPer",
         papers=(
             Paper(
                 ("Arivazhagan", "Aggarwal", "Singh", "Choudhary"),
@@ -408,7 +411,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "fedrep",
-        FedRep,
+        "fedavg:FedRep",
         papers=(
             Paper(
                 ("Collins", "Hassani", "Mokhtari", "Shakkottai"),
@@ -422,7 +425,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "lg_fedavg",
-        LGFedAvg,
+        "fedavg:LGFedAvg",
         papers=(
             Paper(
                 ("Liang", "Liu", "Ziyin", "Allen", "Auerbach", "Brent", "Salakhutdinov", "Morency"),
@@ -437,7 +440,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "fedbn",
-        FedBN,
+        "fedavg:FedBN",
         papers=(
             Paper(
                 ("Li", "Jiang", "Zhang", "Kamp", "Dou"),
@@ -452,7 +455,7 @@ METHODS: tuple[Method, ...] = (
     ),
     _record(
         "fedbuff",
-        FedBuff,
+        "fedbuff:FedBuff",
         papers=(
             Paper(
                 ("Nguyen", "Malik", "Zhan", "Yousefpour", "Rabbat", "Malek", "Huba"),
@@ -464,7 +467,7 @@ METHODS: tuple[Method, ...] = (
         family="given",
         scenarios=(),  # one of its rounds is a full buffer, not a round of all sampled clients
     ),
-    _record("finetune", FineTune, citations=("mcmahan2017fedavg",), family="personal"),
+    _record("finetune", "fedavg:FineTune", citations=("mcmahan2017fedavg",), family="personal"),
 )
 """The records of fedclade's own methods, in the order of ``fedclade ls``.
 
@@ -567,11 +570,6 @@ def _check_class(name: object, found: Any) -> type[Algorithm]:
     return found
 
 
-def _class_of(found: Any) -> Any:
-    """Return the algorithm class of a method's record; return any other object unchanged."""
-    return found.algorithm if isinstance(found, Method) else found
-
-
 def options_of(algorithm: Algorithm) -> dict[str, Any]:
     """Return an algorithm's hyper-parameters by name, as :func:`build_algorithm` takes them.
 
@@ -592,7 +590,18 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
     options = {
         name: getattr(value, "described", value) for name, value in options_of(algorithm).items()
     }
-    return {"name": name_of("algorithms", type(algorithm), ALGORITHMS, _class_of), **options}
+    kind = type(algorithm)
+
+    def class_of(found: Any) -> Any:
+        """Return the class of a method's record, or None if its name alone shows that it differs.
+
+        Any other object is returned unchanged.
+        """
+        if isinstance(found, _OwnMethod) and not found.reference.endswith(f":{kind.__name__}"):
+            return None  # the class is not imported for the comparison
+        return found.algorithm if isinstance(found, Method) else found
+
+    return {"name": name_of("algorithms", kind, ALGORITHMS, class_of), **options}
 
 
 def build_algorithm(

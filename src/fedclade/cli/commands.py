@@ -687,7 +687,7 @@ def export(
     """
 
 
-@implemented_in("fedclade.cli.report")
+@implemented_in("fedclade.cli.validate")
 def validate(
     config: options.ConfigFile,
     data_dir: options.DataDir = None,

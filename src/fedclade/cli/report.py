@@ -1,4 +1,4 @@
-"""Commands ``report``, ``tree`` and ``export`` for runs; ``validate`` and ``cite``."""
+"""Commands ``report``, ``tree`` and ``export`` for runs; ``cite``."""
 
 from __future__ import annotations
 
@@ -16,23 +16,15 @@ from rich.console import Console
 from fedclade.cli import arguments
 from fedclade.cli.options import interruptible, is_from_program, new_console, say
 from fedclade.cli.references import references_announced
-from fedclade.config import (
-    find_config,
-    is_own_data,
-    is_scenario,
-    known_scales,
-    read_config,
-    read_scenarios,
-)
+from fedclade.config import read_config
 from fedclade.core import ConfigError, RunError, UntrustedNameError, reading_folder
-from fedclade.data import Federation, read_attributes
+from fedclade.data import read_attributes
 from fedclade.report import (
     Comparison,
     add_figures,
     cite_name,
     cite_runs,
     cluster_table,
-    count,
     decision_tables,
     gain_tables,
     known_citations,
@@ -109,44 +101,6 @@ def export(
     written = export_model(run, out, client=client, node=node, level=level)
     cards = " and ".join(str(written.with_suffix(suffix)) for suffix in (".json", ".md"))
     say(new_console(), f"model: {written}; model card: {cards}")
-
-
-def validate(*, config: str, data_dir: Path | None, without_data: bool) -> None:
-    """Carry out the command ``fedclade validate``."""
-    path = find_config(config)
-    console = new_console()
-    if is_scenario(path):
-        for scale in (None, *known_scales(path)):
-            read_scenarios(path, scale=scale)
-        say(console, f"{path} is valid")
-        return
-    checked = read_config(path)
-    lines: list[str] = []
-    if not without_data and (data_dir is not None or is_own_data(checked.data)):
-        lines = describe_federation(checked.federation(data_dir))
-    # Only now, since the data may contradict the config.
-    say(console, f"{path} is valid")
-    for line in lines:
-        say(console, line)
-
-
-def describe_federation(federation: Federation) -> list[str]:
-    """Describe the data of a config in lines of text: examples, inputs, targets and newcomers."""
-    pool = federation.pool
-    clients = federation.clients
-    rows = [len(client.train) + len(client.validation) + len(client.test) for client in clients]
-    tested = sum(len(client.test) for client in clients)
-    lines = [
-        f"data: {federation}, {min(rows):,} to {max(rows):,} examples each, {sum(rows):,} in all, "
-        f"of which {tested:,} are for tests",
-        f"inputs: {' × '.join(map(str, pool.x.shape[1:]))} for each example",
-        f"target: {pool.task}, {count(pool.outputs, 'output')} of a model",
-    ]
-    if federation.newcomers is not None:
-        lines.append(f"held back: {count(len(federation.newcomers), 'newcomer')}")
-    if pool.columns is not None and pool.columns.labels:
-        lines.append(f"labels: {shortened(pool.columns.labels)}")
-    return lines
 
 
 def cite(*, name: str) -> None:

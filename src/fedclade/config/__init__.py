@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
-    from fedclade.config.batch import Batch, check_labels, run_name
+    from fedclade.config.batch import Batch
     from fedclade.config.build import Building, build_schema
     from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
     from fedclade.config.data import is_own_data, with_files_found
+    from fedclade.config.labels import check_labels, run_name
     from fedclade.config.scenario import (
         Printed,
         Scenario,

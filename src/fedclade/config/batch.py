@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
+from fedclade.config.labels import check_labels, run_name
 from fedclade.config.settings import Config
-from fedclade.core import (
-    ConfigError,
-    FedcladeError,
-    FolderInUseError,
-    RunError,
-    RunInterrupted,
-    name_problem,
-    shown,
-)
+from fedclade.core import FedcladeError, FolderInUseError, RunError, RunInterrupted
 from fedclade.data import Federation
 from fedclade.runs import Callback, OnRound, Run, is_finished, read_run_config
 
@@ -29,28 +22,6 @@ MOST_FEDERATIONS = 3
 
 The data of a single federation may take as much memory as everything else in a run.
 """
-
-
-def run_name(prefix: str, label: str, seed: int, seeds: int) -> str:
-    """Return the name of a run in a batch, for progress bars and messages.
-
-    The name consists of ``prefix`` and the ``label`` of the run's config. If each config has
-    several seeds (``seeds`` > 1), the run's seed is added.
-    """
-    return f"{prefix}{label}" + (f" seed {seed}" if seeds > 1 else "")
-
-
-def check_labels(labels: Iterable[str]) -> None:
-    """Check that all labels of configs are valid names of folders, to which the runs are written.
-
-    Raises
-    ------
-    ConfigError
-        If a label is not a valid name of a folder.
-    """
-    for label in labels:
-        if problem := name_problem(label):
-            raise ConfigError(f"label {shown(label)} should be a valid name of a folder: {problem}")
 
 
 def _is_done(folder: Path, config: Config) -> bool:

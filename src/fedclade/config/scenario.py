@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from fedclade.config.batch import check_labels
 from fedclade.config.check import check_config
 from fedclade.config.data import with_files_found
+from fedclade.config.labels import check_labels
 from fedclade.config.settings import Config
 from fedclade.config.toml_files import apply_overrides, as_override, read_toml
 from fedclade.core import ConfigError, DataError, checked, name_problem, shown, unknown

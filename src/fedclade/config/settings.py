@@ -1,6 +1,8 @@
 """The class :class:`Config`, a checked config, and the classes of its sections.
 
 A config describes a run: it can build the run's data, model and algorithm, and simulate the run.
+The functions that do this are called as ``runs.simulate``, so that they are imported at their first
+use: a config is checked without them.
 """
 
 from __future__ import annotations
@@ -9,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, cast, get_type_hints
 
-from torch import nn
-
+from fedclade import runs
 from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import (
     Adversary,
@@ -40,19 +41,14 @@ from fedclade.core import (
 )
 from fedclade.data import Federation, TableSource
 from fedclade.models import PARTS, Parts
-from fedclade.runs import (
-    Callback,
-    Churn,
-    EarlyStopping,
-    OnRound,
-    Run,
-    RunSettings,
-    TopSettings,
-    module_for,
-    simulate,
-)
+from fedclade.runs import Churn, EarlyStopping, RunSettings, TopSettings
 from fedclade.tasks import Task, build_task
-from fedclade.training import Actors
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedclade.runs import Callback, OnRound, Run
+    from fedclade.training import Actors
 
 
 @document_settings
@@ -66,7 +62,7 @@ class TopLevel(TopSettings):
     engine: str = setting(
         "auto",
         doc="""Method by which clients are trained, one of
-        :data:`~fedclade.training.auto.ENGINES` or ``ray``. ``auto`` takes the fastest.""",
+        :data:`~fedclade.training.ENGINES` or ``ray``. ``auto`` takes the fastest.""",
     )
     tf32: bool = setting(
         False, doc="Let a GPU round the factors of float32 products to 10 bits, which is faster."
@@ -373,7 +369,7 @@ class Config:
         """
         if references is None:
             references = self.report.wants_references(self.data, federation, self.top.engine)
-        return simulate(
+        return runs.simulate(
             self.built_algorithm(*self.newcomers.presence.everybody(federation).truth),
             lambda seed: self.built_model(federation.pool.schema, seed),
             federation,
@@ -427,7 +423,7 @@ class Config:
         drawn with ``seed``. Raises the errors of :func:`fedclade.models.build_model`.
         """
         arguments = {key: value for key, value in options(self.model).items() if key not in PARTS}
-        return module_for(self.model["name"], schema, seed, arguments)
+        return runs.module_for(self.model["name"], schema, seed, arguments)
 
 
 FIXED: Mapping[str, type[Any]] = {

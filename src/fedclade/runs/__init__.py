@@ -13,6 +13,7 @@ from fedclade.core import lazy_names
 if TYPE_CHECKING:
     from fedclade.runs.assembly import AssembledRun, Connected, Deployment, assemble_run
     from fedclade.runs.backend import Backend, fitted_task
+    from fedclade.runs.best_round import chosen_round, column_of, metric_named
     from fedclade.runs.callbacks import (
         Callback,
         Callbacks,
@@ -32,16 +33,7 @@ if TYPE_CHECKING:
         without_unfit_baseline,
     )
     from fedclade.runs.gains import explain_missing_cluster_model, store_gains
-    from fedclade.runs.history import (
-        History,
-        check_validation,
-        chosen_round,
-        column_of,
-        counting,
-        metric_named,
-        version_of,
-        versions,
-    )
+    from fedclade.runs.history import History, check_validation, counting, version_of, versions
     from fedclade.runs.live_log import LIVE_METRICS, FollowedRun, LiveLog, Progress
     from fedclade.runs.models import (
         SHARE_OF_UPDATES,

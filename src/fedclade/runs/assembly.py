@@ -19,10 +19,11 @@ from fedclade.channel import Middleware, describe_middleware
 from fedclade.core import ClientRegistry, DataSpec
 from fedclade.data import DataSchema
 from fedclade.runs.backend import Backend
+from fedclade.runs.best_round import metric_named
 from fedclade.runs.callbacks import Callbacks, progress_shown
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import ComingAndGoing
-from fedclade.runs.history import History, metric_named
+from fedclade.runs.history import History
 from fedclade.runs.models import target_of
 from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import RunSettings

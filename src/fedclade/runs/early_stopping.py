@@ -16,8 +16,8 @@ from fedclade.core import (
     in_range,
     setting,
 )
+from fedclade.runs.best_round import column_of, metric_named
 from fedclade.runs.callbacks import Callback, RoundRecord
-from fedclade.runs.history import column_of, metric_named
 from fedclade.runs.stopping import FINISH, Finish
 from fedclade.runs.store.contents import Row
 from fedclade.tasks import Metric

@@ -1,7 +1,6 @@
 """Records of a run: rows of the result tables, events, similarity matrices, and the summary.
 
-:class:`History` collects them round by round. The module also detects splits of clusters, sums up
-the privacy budget, and chooses the best round by scores on validation data.
+:class:`History` collects them round by round. The module also sums up the privacy budget.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from fedclade.channel import CentralPrivacy, ExamplePrivacy, Release, mechanism_
 from fedclade.clustering import SplitCriteria, separation_gap
 from fedclade.core import (
     ClientRegistry,
-    Clustered,
-    ClusterSplit,
     ConfigError,
     DataSpec,
     Diverged,
@@ -31,17 +28,16 @@ from fedclade.core import (
     Layout,
     ParameterTree,
     PrivateRelease,
-    Regrouped,
     Released,
     Served,
     Stepped,
     numbers_of,
     shown,
-    unknown,
     version_of,
 )
 from fedclade.data import DataSchema, Federation
 from fedclade.runs.adversaries import Adversaries
+from fedclade.runs.best_round import chosen, column_of, metric_named, validation_columns
 from fedclade.runs.divergence import LossWatch, diverged_clients, known_losses
 from fedclade.runs.stable_groups import summarize_stable_groups
 from fedclade.runs.stopping import Stopped
@@ -49,63 +45,7 @@ from fedclade.runs.store.contents import Block, Row, RowTable, events_of, plain
 from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.run import FORMAT, Run
 from fedclade.runs.store.tree_files import LARGEST_KEPT, SimilarityMatrix
-from fedclade.tasks import SPREAD, FittedTask, Metric, PairCounts, mean_score, spread
-
-# Splits: clusters of a round whose members were in one cluster before the round.
-
-Members = Mapping[int, Sequence[int]]
-"""Client ids of the members of each cluster, by node id."""
-
-
-def splits_of(
-    before: ParameterTree, after: ParameterTree, events: Sequence[Event]
-) -> list[tuple[int, Members, Event | None]]:
-    """List the splits of clusters in a round.
-
-    See :meth:`fedclade.Callback.on_split` for the definition of a split.
-
-    Parameters
-    ----------
-    before, after
-        The trees before and after the round.
-    events
-        Events of the round.
-
-    Returns
-    -------
-    list
-        A tuple for each split: the id of the node that was split, the members of each new cluster
-        by node id, and the event that reports the split, or None if no event reports it.
-    """
-    found: list[tuple[int, Members, Event | None]] = [
-        (event.node, dict(zip(event.children, event.clusters, strict=False)), event)
-        for event in events
-        if isinstance(event, ClusterSplit)
-    ]
-    if found:
-        return found
-    was: set[int] = set()
-    if len(before.nodes) > 1:
-        was = {leaf.id for leaf in before.leaves if leaf.members}
-    regrouped = [event for event in events if isinstance(event, Regrouped)]
-    if was and not regrouped:
-        return []
-    now = {leaf.id: leaf.members for leaf in after.leaves if leaf.members}
-    if len(now) < 2 or now.keys() <= was:
-        return []
-    if regrouped:
-        return [(event.node, _members_by_leaf(event, after), event) for event in regrouped]
-    clustered: list[Event] = [event for event in events if isinstance(event, Clustered)]
-    return [(0, now, clustered[-1] if clustered else None)]
-
-
-def _members_by_leaf(event: Regrouped, tree: ParameterTree) -> Members:
-    """Return the members of the clusters that a regrouping formed, by node id.
-
-    The node of a cluster is the leaf of the tree in which the cluster's first member is.
-    """
-    leaves = [tree.leaf_of[cluster[0]] for cluster in event.clusters]
-    return dict(zip(leaves, event.clusters, strict=True))
+from fedclade.tasks import SPREAD, FittedTask, PairCounts, spread
 
 
 def _count_served(events: Sequence[Row]) -> dict[str, int]:
@@ -217,145 +157,6 @@ def check_validation(federation: Federation, what: str = "evaluate_validation = 
             "data.validation_fraction above 0, such as 0.2, or give clients validation data of "
             "their own"
         )
-
-
-def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None) -> Row:
-    """Return mean scores and the mean loss on validation data, as columns of ``metrics.parquet``.
-
-    Parameters
-    ----------
-    metrics
-        Metrics of the task.
-    evaluation
-        Scores of the clients on validation data; None if the round was not evaluated, which gives
-        no columns.
-
-    Returns
-    -------
-    Row
-        The mean over the clients by each metric. A client without a score by a metric is left out
-        of its mean, which is None if no client has a score.
-    """
-    if evaluation is None:
-        return {}
-    scores = evaluation.scores.double()
-    columns: Row = {}
-    for metric, mean, of_clients in zip(metrics, scores.mean(0).tolist(), scores.T, strict=True):
-        column = column_of(metric.name)
-        columns[column] = mean
-        if isnan(mean):  # a client has no score
-            columns[column] = mean_score(of_clients.tolist())
-    losses = evaluation.known_losses.double()
-    columns[column_of("loss")] = losses.mean().item() if len(losses) else None
-    return columns
-
-
-def metric_named(metrics: Sequence[Metric], name: str | None, setting: str) -> Metric:
-    """Return the metric of a task with a given name, or the task's first metric.
-
-    Parameters
-    ----------
-    metrics
-        The metrics of the task.
-    name
-        Name of one of the metrics, or ``loss``; None for the first metric of the task.
-    setting
-        Name of the setting that has the metric's name, for the error message.
-
-    Raises
-    ------
-    ConfigError
-        If the task has no metric of this name.
-    """
-    if name is None:
-        return metrics[0]
-    known = {metric.name: metric for metric in (LOSS, *metrics)}
-    if name not in known:
-        raise ConfigError(unknown(f"metric: {setting} =", name, known))
-    return known[name]
-
-
-LOSS = Metric("loss", higher_is_better=False)
-"""The loss as a metric, so that the best round can also be chosen by the loss."""
-
-
-def column_of(metric: str) -> str:
-    """Return the name of the table column with the mean validation score by a metric."""
-    return f"validation_{metric}"
-
-
-def chosen_round(rows: Iterable[Row], metric: Metric) -> Row | None:
-    """Return the row of the round with the best mean score on validation data.
-
-    Parameters
-    ----------
-    rows
-        Rows of ``metrics.parquet``. Rows without a score on test data are ignored, as are rows
-        whose score on validation data is NaN or infinite.
-    metric
-        The metric by which rounds are compared; it defines whether higher scores are better.
-
-    Returns
-    -------
-    Row or None
-        The row of the best round, the first among equally good rounds; None if all rows are
-        ignored.
-    """
-    best: Row | None = None
-    column = column_of(metric.name)
-    sign = 1 if metric.higher_is_better else -1
-    for row in rows:
-        score = row.get(column)
-        if score is None or not isfinite(score) or row.get(f"{metric.name}_mean") is None:
-            continue
-        if best is None or sign * score > sign * best[column]:
-            best = row
-    return best
-
-
-def chosen(
-    rows: Sequence[Row], metrics: Sequence[Metric], metric: Metric, *, is_kept: bool = False
-) -> dict[str, Any]:
-    """Return the entries of ``summary.json`` about the round with the best validation score.
-
-    Parameters
-    ----------
-    rows
-        Rows of ``metrics.parquet``.
-    metrics
-        The metrics of the task.
-    metric
-        The metric that chooses the round.
-    is_kept
-        Whether the run stores the models of the chosen round instead of the last round's models.
-
-    Returns
-    -------
-    dict
-        ``chosen``: the metric by which the round is chosen, the round, and its mean scores on
-        validation data and on test data. With ``is_kept`` also ``last``: the scores of the last
-        evaluated round. The dict is empty if no round has scores on validation data.
-    """
-    row = chosen_round(rows, metric)
-    if row is None:
-        return {}
-    if metric not in metrics:
-        metrics = [*metrics, metric]
-    facts: dict[str, Any] = {"chosen": {"metric": metric.name, **_mean_scores(row, metrics)}}
-    if is_kept:
-        facts["chosen"]["kept"] = True
-        evaluated = [each for each in rows if each.get(f"{metric.name}_mean") is not None]
-        facts["last"] = _mean_scores(evaluated[-1], metrics)
-    return facts
-
-
-def _mean_scores(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """Return the mean scores of a round on validation data and on test data, by metric."""
-    return {
-        "round": row["round"],
-        "validation": {metric.name: row.get(column_of(metric.name)) for metric in metrics},
-        "test": {metric.name: row.get(f"{metric.name}_mean") for metric in metrics},
-    }
 
 
 CRITERIA = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap")

@@ -37,12 +37,13 @@ from fedclade.core import (
     shown,
 )
 from fedclade.runs.backend import Backend
+from fedclade.runs.best_round import chosen_round, metric_named
 from fedclade.runs.callbacks import Callbacks, Following
 from fedclade.runs.checkpointer import Checkpointer, TrainingState
 from fedclade.runs.churn import ComingAndGoing
 from fedclade.runs.divergence import ADVICE
 from fedclade.runs.evaluation import RoundScores, evaluate_round
-from fedclade.runs.history import History, chosen_round, metric_named
+from fedclade.runs.history import History
 from fedclade.runs.reference_log import RunLog
 from fedclade.runs.settings import RunSettings
 from fedclade.runs.small_batches import with_smallest_batch

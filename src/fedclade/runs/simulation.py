@@ -81,7 +81,7 @@ def simulate(
     device
         ``auto``, ``cpu``, ``cuda``, or one GPU of several such as ``cuda:1``.
     engine
-        Method by which clients are trained: one of :data:`~fedclade.training.auto.ENGINES`. It
+        Method by which clients are trained: one of :data:`~fedclade.training.ENGINES`. It
         changes updates by rounding only. ``auto`` selects the fastest engine for the model and the
         machine, and the run reports its choice. ``ray`` uses actors of a Ray cluster, each with a
         shard of the clients.

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from fedclade.core import lazy_names
 
 if TYPE_CHECKING:
-    from fedclade.training.auto import ENGINES, REMOTE, check_engine
     from fedclade.training.batch_rule import smallest_batch_for
     from fedclade.training.clients import SimulatedClients
+    from fedclade.training.engine_names import ENGINES, REMOTE, check_engine
     from fedclade.training.input_hooks import unpack_inputs, with_hooks_for, with_input_hooks
     from fedclade.training.jobs import PrivateSteps
     from fedclade.training.memory import default_memory, return_freed_memory, updates_at_once

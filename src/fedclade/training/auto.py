@@ -1,4 +1,4 @@
-"""Names of all engines, choice of the fastest engine (``auto``), and trials of engines.
+"""Choice of the fastest engine (``auto``), and trials of engines.
 
 An engine is tried on a few clients before it is used, to check that the engine gives the same
 updates as the loop.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -16,18 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedclade import catalogue
-from fedclade.core import (
-    ConfigError,
-    EngineError,
-    Layout,
-    LocalTraining,
-    set_unsent_buffers,
-    unknown,
-)
+from fedclade.core import ConfigError, EngineError, Layout, LocalTraining, set_unsent_buffers
 from fedclade.training.autotune import fastest, forget
 from fedclade.training.channels_last import ChannelsLastLoop
 from fedclade.training.data import is_augmented, remove_augmentation
+from fedclade.training.engine_names import ENGINES, check_engine
 from fedclade.training.input_hooks import cast_inputs_to
 from fedclade.training.jobs import CannotTrainTogether, Engine, Workload
 from fedclade.training.loop import LoopEngine
@@ -238,9 +231,6 @@ def without_dropout(module: nn.Module) -> nn.Module:
     return calm
 
 
-ENGINES: Mapping[str, str] = catalogue.ENGINES
-"""Names of all engines that run on this machine, with a line of help for each."""
-
 TOGETHER: Mapping[str, Callable[[], Engine]] = {"stacked": StackedEngine, "vmap": VmapEngine}
 """Engines that train clients together, the faster engine first; not all modules are supported."""
 
@@ -249,9 +239,6 @@ REPLAYED = "stacked, replayed"
 
 FITTED = "loop, channels last"
 """Name of the loop on a copy of the module that is faster on one CPU thread."""
-
-REMOTE: Mapping[str, str] = catalogue.REMOTE
-"""Names of engines that train in other processes or on other machines, with a line of help."""
 
 _log = logging.getLogger(__name__)
 
@@ -274,18 +261,6 @@ def build_engine(name: str, resolved: str | None = None) -> ChosenEngine:
     """
     check_engine(name, ENGINES)
     return ChosenEngine(name, resolved)
-
-
-def check_engine(name: str, known: Collection[str] = (*ENGINES, *REMOTE)) -> None:
-    """Check that a name is one of the ``known`` names of engines.
-
-    Raises
-    ------
-    ConfigError
-        If the name is not one of these names.
-    """
-    if name not in known:
-        raise ConfigError(unknown("engine", name, known))
 
 
 class ChosenEngine:

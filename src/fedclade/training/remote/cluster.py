@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fedclade.core import ConfigError, EngineError, checked, import_extra, require
-from fedclade.training.auto import ENGINES, check_engine
+from fedclade.training.engine_names import ENGINES, check_engine
 from fedclade.training.remote.actor import Place, Setup, Shard, packed
 from fedclade.training.threads import cores
 
