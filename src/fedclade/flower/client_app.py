@@ -331,7 +331,7 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            content = Content.of(message.content)
+            content = Content.take(message.content)
             client = find_client(context, content)
             key = key_of(context)
             answered = signed(client.answer(content, context.state, key), message, key)
