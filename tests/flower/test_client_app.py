@@ -23,6 +23,7 @@ from fedclade.data import DataSchema
 from fedclade.flower import LocalGrid, LocalNode, client_app, server_app, wire
 from fedclade.flower.client_app import MOST_READY, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.node_store import Residuals
 from fedclade.flower.policy import Policy
 from fedclade.flower.private_replies import BUDGET_SPENT
 from fedclade.flower.server_log import show_end
@@ -231,6 +232,40 @@ def test_a_broken_client_does_not_keep_the_others_from_running():
     assert event["nodes"] == {
         "101": "it has not registered: data_fn should return a Federation with one client, got a list"
     }
+
+
+def test_a_received_model_takes_no_memory_while_the_update_is_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The caller of an app refers to the message until the app has replied."""
+    grid = grid_of(federation_of(FOUR))
+    node = grid.nodes[node_of(0)]
+    app, taken, at_encoding, in_message = node.app, list[Content](), list[int](), list[bool]()
+    take, encoded = Content.take, Residuals.encoded
+
+    def recorded_take(record: RecordDict) -> Content:
+        content = take(record)
+        if content.values["what"] == "train":
+            assert len(content.vectors["model"]) > 0
+            taken.append(content)
+        return content
+
+    def recorded_encoded(self: Residuals, *arguments: Any, **named: Any) -> Any:
+        at_encoding.append(taken[-1].size)
+        return encoded(self, *arguments, **named)
+
+    def recording(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        in_message.append("vectors" in message.content)
+        return reply
+
+    monkeypatch.setattr(Content, "take", recorded_take)
+    monkeypatch.setattr(Residuals, "encoded", recorded_encoded)
+    node.app = recording
+    federated(grid, FedAvg(), rounds=2)
+    assert at_encoding == [0] * 2 * len(FOUR)
+    assert in_message
+    assert not any(in_message)
 
 
 @pytest.mark.parametrize("encoding", DENSE_ENCODINGS)

@@ -351,3 +351,23 @@ def test_a_vector_may_have_the_memory_of_its_message(copies, recwarn: pytest.War
     shares = np.shares_memory(vector.numpy(), np.frombuffer(data, np.uint8))
     assert shares is (not copies)
     assert not recwarn.list
+
+
+def test_only_the_owner_of_vectors_releases_them():
+    vector = wire.raw_vector(torch.ones(3))
+    record = wire.record({"what": "train"}, {"model": vector})
+    shared = Content.of(record)
+    shared.release()
+    assert shared.size == 12
+    owner = Content.take(record)
+    assert owner.vector("model") == vector.data
+    assert sorted(record) == ["fedclade"]
+    owner.release()
+    assert owner.size == 0
+
+
+def test_a_record_that_is_no_message_keeps_its_vectors():
+    record = RecordDict({"vectors": ArrayRecord({"model": wire.raw_vector(torch.ones(3))})})
+    with pytest.raises(UpdateError, match="should have the record 'fedclade'"):
+        Content.take(record)
+    assert "vectors" in record

@@ -284,3 +284,32 @@ def test_gradient_is_of_the_model_as_it_is_served():
     layout = Layout.of(module)
     update, _ = loop.gradient(module, layout, layout.flatten(module), data, FittedTask(), 6)
     assert update[layout.n_parameters :].abs().max() == 0
+
+
+@pytest.mark.parametrize(("large", "times"), [(4 * 4, 12), (4 * 4 + 1, 0)])
+def test_memory_of_large_gradients_is_returned_after_the_first_steps_and_then_rarely(
+    large: int, times: int, monkeypatch: pytest.MonkeyPatch
+):
+    """After steps 1 to 7, 8, 16, 32 and the last of 40, and before the first."""
+    returned: list[None] = []
+    monkeypatch.setattr(loop, "return_freed_memory", lambda: returned.append(None))
+    monkeypatch.setattr(loop, "LARGE", large)
+    settings = LocalTraining(batch_size=1, lr=0.1)
+
+    def update(returns_memory: bool) -> Tensor:
+        module, draw = linear(), rng.torch_generator(0, "t")
+        model = torch.tensor([0.1, -0.2, 0.3, 0.4])
+        return loop.train(
+            module,
+            Layout.of(module),
+            model,
+            examples(40),
+            settings,
+            settings.lr,
+            FittedTask(),
+            draw,
+            returns_memory=returns_memory,
+        )[0]
+
+    assert torch.equal(update(True), update(False))
+    assert len(returned) == times

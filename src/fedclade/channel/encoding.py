@@ -225,18 +225,23 @@ class ErrorFeedback:
     size, n_parameters
         Number S of entries of an update, and number of parameters among them.
 
-    Attributes
-    ----------
-    residual
-        Rounding error of the last update, float32 ``[S]``. A residual of another length (the model
-        changed), or one that is not finite, is dropped with a warning in the log.
+    A residual of another length (the model changed), or one that is not finite, is dropped with a
+    warning in the log.
     """
 
     def __init__(self, encoding: str, size: int, n_parameters: int) -> None:
         check_encoding(encoding)
         self._encoding = encoding
+        self._size = size
         self._n_parameters = n_parameters
-        self.residual = torch.zeros(size)
+        self._residual: Tensor | None = None
+
+    @property
+    def residual(self) -> Tensor:
+        """Rounding error of the last update, float32 ``[S]``."""
+        if self._residual is None:
+            self._residual = torch.zeros(self._size)
+        return self._residual
 
     @classmethod
     def load(cls, path: Path, encoding: str, size: int, n_parameters: int) -> ErrorFeedback:
@@ -282,18 +287,18 @@ class ErrorFeedback:
 
     def _store_residual(self, residual: Tensor) -> None:
         """Store a residual; if it has a wrong shape or is not finite, warn and store zeros."""
-        expected = self.residual.shape
+        expected = (self._size,)
         if residual.shape != expected:
-            why = f"it should have shape {tuple(expected)}, got {tuple(residual.shape)}"
+            why = f"it should have shape {expected}, got {tuple(residual.shape)}"
         elif bad := sum(int((~some.isfinite()).sum()) for some in residual.split(PIECE)):
             why = f"{bad} of {len(residual)} entries are not finite"
         else:
-            self.residual = residual.to(torch.float32)
+            self._residual = residual.to(torch.float32)
             return
         _log.warning(
             "error feedback starts from zero; the residual of the last update is dropped: %s", why
         )
-        self.residual = torch.zeros(expected)
+        self._residual = None
 
 
 def _count_largest(n_parameters: int) -> int:

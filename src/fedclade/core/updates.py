@@ -892,25 +892,22 @@ def row_norms(rows: Tensor, from_: Tensor | None = None) -> Tensor:
     If a vector ``from_ [m]`` is given, the result is the distance of each row from this vector.
     """
     n, m = rows.shape
-    if m > LONGEST_CONVERTED:
-        starts: Sequence[Tensor | None] = [None] * math.ceil(m / LONGEST_CONVERTED)
-        if from_ is not None:
-            starts = from_.split(LONGEST_CONVERTED)
-        parts = [
-            row_norms(some, start)
-            for some, start in zip(rows.split(LONGEST_CONVERTED, dim=1), starts, strict=True)
-        ]
-        return torch.linalg.vector_norm(torch.stack(parts), dim=0)
-    at_once = max(1, min(n, CONVERTED_AT_A_TIME // max(1, m)))
+    width = max(1, min(m, LONGEST_CONVERTED))
+    at_once = max(1, min(n, CONVERTED_AT_A_TIME // width))
     # All memory is allocated once. If every conversion allocated its own, the small result of the
     # one before would lie in the gap that the conversion left, and the next would not fit into it.
-    norms = torch.empty(n, dtype=torch.float64, device=rows.device)
-    converted = torch.empty(at_once, m, dtype=torch.float64, device=rows.device)
-    differences = None if from_ is None else rows.new_empty(at_once, m)
-    for start in range(0, n, at_once):
-        some = rows[start : start + at_once]
-        if from_ is not None and differences is not None:
-            some = torch.sub(some, from_, out=differences[: len(some)])
-        exact = converted[: len(some)].copy_(some)
-        torch.linalg.vector_norm(exact, dim=1, out=norms[start : start + at_once])
-    return norms.cpu()
+    converted = torch.empty(at_once * width, dtype=torch.float64, device=rows.device)
+    differences = None if from_ is None else rows.new_empty(at_once * width)
+    pieces = [slice(start, start + width) for start in range(0, m, width)] or [slice(0)]
+    norms = torch.empty(len(pieces), n, dtype=torch.float64, device=rows.device)
+    for place, piece in enumerate(pieces):
+        for start in range(0, n, at_once):
+            some = rows[start : start + at_once, piece]
+            if from_ is not None and differences is not None:
+                there = differences[: some.numel()].view(some.shape)
+                some = torch.sub(some, from_[piece], out=there)
+            exact = converted[: some.numel()].view(some.shape).copy_(some)
+            torch.linalg.vector_norm(exact, dim=1, out=norms[place, start : start + at_once])
+    if len(pieces) == 1:
+        return norms[0].cpu()
+    return torch.linalg.vector_norm(norms.cpu(), dim=0)

@@ -152,6 +152,10 @@ class LyingHandler(ClientHandler):
 # run many clients in turn.
 MOST_READY = 256
 
+# Bytes of a message from which the memory of Flower's buffers is returned before the reply. The
+# update would otherwise be placed into such a buffer, and take memory while the client trains.
+LARGE_MESSAGE = 2**22
+
 DataFn = Callable[[Context], Federation]  # returns the client's own data, a federation of one
 
 MakeClient = Callable[[Context, DataSchema | None], ClientHandler | Proposer]
@@ -331,7 +335,9 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            content = Content.of(message.content)
+            content = Content.take(message.content)
+            if content.size >= LARGE_MESSAGE:  # the buffers from which Flower has read the message
+                return_freed_memory()
             client = find_client(context, content)
             key = key_of(context)
             answered = signed(client.answer(content, context.state, key), message, key)

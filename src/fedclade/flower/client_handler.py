@@ -528,6 +528,7 @@ class ClientHandler:
                 personal=personal,
                 private=private,
                 always_replies=self._is_closed,
+                returns_memory=True,
             )
 
         self._trainer = Trainer(federation, task or Task(), build_workers)
@@ -942,7 +943,6 @@ class ClientHandler:
         if in_parts and content.get("what", str) == "train":
             sketch = self._sketch(content)
         updates = self._trained(content, state, sketch, remembers=self._remembers)
-        return_freed_memory()  # the gradients, before the update is encoded
         mixture = models_of_mixture(content)
         # With several splits of the data, signatures follow the update in the vector, so the vector
         # is encoded in float32.
@@ -959,6 +959,11 @@ class ClientHandler:
             "size": size,
             "encoding": residuals.encoding,
         }
+        # The model that training started from is not needed any more, nor are the gradients. The
+        # encoded update takes as much memory as each of them.
+        del trained
+        content.release()
+        return_freed_memory()
         loss = float(updates.losses[0])
         # A closed client withholds its training loss, which depends on the data and is not masked
         # here. A loss of NaN means that the loss is withheld, too.

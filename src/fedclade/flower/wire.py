@@ -15,7 +15,7 @@ import math
 import warnings
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from reprlib import repr as shown
 from typing import Any, TypeVar, cast
@@ -76,11 +76,14 @@ class Content:
         Raw bytes of vectors by name.
     signer
         Signer of the message; None if no signature was verified.
+    owns_vectors
+        Whether no other object needs the vectors, so that :meth:`release` may free them.
     """
 
     values: Mapping[str, Any]
     vectors: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     signer: Signer | None = None
+    owns_vectors: bool = False
 
     @classmethod
     def of(cls, record: RecordDict) -> Content:
@@ -113,6 +116,23 @@ class Content:
                     f"expected {RAW!r}"
                 )
         return cls(dict(values), {name: array.data for name, array in vectors.items()})
+
+    @classmethod
+    def take(cls, record: RecordDict) -> Content:
+        """Return the content of a received message, and remove the vectors from its record.
+
+        The caller of a ClientApp refers to the message until the app has replied, so vectors in the
+        record would take memory until then. See :meth:`of` for the errors, after which the record
+        is as before.
+        """
+        content = cls.of(record)
+        record.pop(_VECTORS, None)
+        return replace(content, owns_vectors=True)
+
+    def release(self) -> None:
+        """Remove all vectors if no other object needs them, so that their memory is freed."""
+        if self.owns_vectors and isinstance(self.vectors, dict):
+            self.vectors.clear()
 
     def get(self, name: str, kind: type[T]) -> T:
         """Return a plain value; raise an UpdateError if it is missing or not of type ``kind``."""

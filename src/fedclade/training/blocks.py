@@ -215,6 +215,9 @@ class BlockTraining:
         Number of examples in a forward pass without gradients.
     log
         Logger for warnings.
+    returns_memory
+        Whether the engine ``loop`` returns the memory of large gradients to the system, see
+        :class:`~fedclade.training.jobs.Workload`.
     """
 
     federation: Federation
@@ -228,6 +231,7 @@ class BlockTraining:
     always_replies: bool
     chunk: int
     log: logging.Logger
+    returns_memory: bool = False
     #: steps that a user's own code has taken since they were last read, by client id
     taken: dict[int, int] = field(default_factory=dict[int, int], init=False)
     _warned: set[str] = field(default_factory=set[str], init=False)
@@ -341,6 +345,7 @@ class BlockTraining:
             trainer=_find_trainer(settings),
             number=this_round.number,
             private=self.private,
+            returns_memory=self.returns_memory,
         )
 
     def _warn_once(self, reason: CannotTrainTogether) -> None:

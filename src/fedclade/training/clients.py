@@ -89,6 +89,9 @@ class SimulatedClients(Workers):
         replaced by zeros, an update that is too long is shortened, and losses are left out. Clients
         with differential privacy need this: a missing reply, and its reason, would reveal something
         about the data without any noise.
+    returns_memory
+        Whether the engine ``loop`` returns the memory of large gradients to the system, see
+        :class:`~fedclade.training.jobs.Workload`.
 
     Raises
     ------
@@ -114,6 +117,7 @@ class SimulatedClients(Workers):
         personal: Sequence[str] = (),
         private: PrivateSteps | None = None,
         always_replies: bool = False,
+        returns_memory: bool = False,
     ) -> None:
         self._federation = federation
         self._always_replies = always_replies
@@ -180,6 +184,7 @@ class SimulatedClients(Workers):
             always_replies=always_replies,
             chunk=self._chunk,
             log=_log,
+            returns_memory=returns_memory,
         )
 
     @property

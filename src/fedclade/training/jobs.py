@@ -366,6 +366,12 @@ class Workload:
     private: PrivateSteps | None = None  #: settings of DP-SGD; None for plain steps
     #: steps that a user's own code has taken, by client id; the engine writes them
     taken: dict[int, int] = field(default_factory=dict[int, int])
+    returns_memory: bool = False
+    """Whether the engine ``loop`` returns the memory of large gradients to the system.
+
+    The process then needs less memory at its peak. A process that trains many clients should not
+    return it, since mapping the memory again takes time.
+    """
 
     @property
     def batch_size(self) -> int:

@@ -24,6 +24,7 @@ from fedclade.training.jobs import (
     refuse_rules,
 )
 from fedclade.training.local_rules import train_by_rule
+from fedclade.training.memory import return_freed_memory
 from fedclade.training.optimizer import LocalOptimizer, get_state
 from fedclade.training.own_trainer import train_by_code
 from fedclade.training.threads import threads_of_step, using_threads
@@ -157,6 +158,19 @@ def check_buffers(module: nn.Module, layout: Layout, updates: Tensor) -> None:
             )
 
 
+LARGE = 2**22
+"""Bytes of the parameters from which the memory of gradients is returned to the system."""
+
+FIRST_STEPS = 8
+"""Number of training steps after each of which the memory of large gradients is returned.
+
+The C library of Linux often places the gradients of a step beside the freed gradients of the step
+before, whose memory it keeps: the small results of a step lie between, so that a gradient with its
+alignment does not fit into the gap. After some steps the same gaps are used again. So the memory is
+returned after each of the first steps, and later only after steps 8, 16, 32 and so on, since
+mapping it again takes time.
+"""
+
 LOGITS_AT_A_TIME = 2**24
 """Largest number of logits in a forward pass for a gradient over all examples of a client.
 
@@ -199,6 +213,7 @@ class LoopEngine:
                     fixed=work.fixed,
                     state=state,
                     weights=job.weights,
+                    returns_memory=work.returns_memory,
                 )
                 if state is not None:
                     states[job.client] = state
@@ -228,6 +243,7 @@ def train(
     fixed: frozenset[str] = frozenset(),
     state: dict[str, Tensor] | None = None,
     weights: Tensor | None = None,
+    returns_memory: bool = False,
 ) -> tuple[Tensor, float]:
     """Train one client by local SGD: compute the update SGD_n(θ, D_i) − θ (CFL eq. 1).
 
@@ -263,12 +279,15 @@ def train(
         start with a new optimizer and not to return its state.
     weights
         Weights ``[n]`` of the examples, see :class:`~fedclade.training.jobs.Job`.
+    returns_memory
+        Whether the memory of large gradients is returned to the system.
 
     Returns
     -------
     tuple
         The update ``[S]`` and the mean training loss.
     """
+    returns_memory = returns_memory and layout.n_parameters * layout.dtype.itemsize >= LARGE
     layout.load(model, module)
     layout.set_training(module)
     held = [p for name, p in module.named_parameters() if name in fixed]
@@ -287,8 +306,10 @@ def train(
     inputs, targets = examples
     losses: list[Tensor] = []
     with rng.seeded_globally(generator.initial_seed(), inputs.device), without_gradients(held):
-        for batch in batches(len(inputs), spec, generator, inputs.device):
+        for step, batch in enumerate(batches(len(inputs), spec, generator, inputs.device)):
             optimizer.zero_grad(set_to_none=True)
+            if returns_memory and (step < FIRST_STEPS or step.bit_count() == 1):
+                return_freed_memory()
             with precision(spec, inputs.device):
                 outputs = module(inputs[batch])
             of_batch = None if weights is None else weights[batch]
@@ -299,6 +320,8 @@ def train(
             # Weighted by size, since the last batch may be smaller: the mean is over examples.
             losses.append(loss.detach() * len(batch))
         optimizer.zero_grad(set_to_none=True)  # frees the gradients before the update takes memory
+    if returns_memory:
+        return_freed_memory()
     layout.check_unsent(module)
     if state is not None:
         state.clear()
