@@ -246,7 +246,7 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path):
             TWELVE,
             rounds=1,
         )
-    with pytest.raises(RunError, match="is not a run folder"):
+    with pytest.raises(RunError, match="there is no folder"):
         simulate(FedBuff(clusters_of=str(tmp_path / "none")), linear(), TWELVE, rounds=1)
 
 

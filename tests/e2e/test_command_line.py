@@ -431,7 +431,7 @@ def test_assign_takes_the_clients_of_another_config(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("nowhere",), "nowhere is not a run folder: it has no summary.json"),
+        (("nowhere",), "there is no folder nowhere; name the folder of a run"),
         (
             ("plain",),
             "plain held back no clients as newcomers; specify newcomers with --config NEW.toml",
@@ -635,7 +635,7 @@ def test_resume_refuses_what_it_cannot_continue(
     outcome = fedclade("resume", "nowhere")
     assert (outcome.code, outcome.err) == (
         2,
-        "error: nowhere is not a run folder: it has no config.toml; name the folder of a run\n",
+        "error: there is no folder nowhere; name the folder of a run\n",
     )
     fedclade("run", small, "--out", "result")
     (tmp_path / "result/summary.json").unlink()
@@ -946,8 +946,8 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
             ("run", "small.toml", "--set", "algorithm.fallback=true"),
             "set data.validation_fraction above 0",
         ),
-        (("report", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
-        (("tree", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
+        (("report", "nowhere"), "there is no folder nowhere; name the folder of a run"),
+        (("tree", "nowhere"), "there is no folder nowhere; name the folder of a run"),
         (
             ("compare", "small.toml", "small.toml"),
             "configs to compare should have different names, got several named small; rename the files",
@@ -1038,7 +1038,9 @@ def test_an_existing_out_is_refused_before_anything_runs(
     (tmp_path / "result" / "precious.txt").write_text("mine")
     outcome = fedclade("run", small, "--out", "result")
     assert outcome.code == 2
-    assert "result exists already; name another folder with --out, or remove it" in outcome.err
+    assert (
+        "result exists already; name another folder (on the command line with --out)" in outcome.err
+    )
     assert (tmp_path / "result" / "precious.txt").read_text() == "mine"
 
 

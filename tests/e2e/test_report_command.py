@@ -203,8 +203,8 @@ def test_a_run_folder_exports_its_figures_as_pdf_with_embedded_fonts(fedclade):
             (CFL, "--against", "words"),
             "--against should be a run of the same task: words has no metric accuracy",
         ),
-        ((CFL, "--against", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
-        (("nowhere",), "nowhere is not a run folder: it has no summary.json"),
+        ((CFL, "--against", "nowhere"), "there is no folder nowhere; name the folder of a run"),
+        (("nowhere",), "there is no folder nowhere; name the folder of a run"),
         (
             ("spoiled",),
             "spoiled/newcomers.json is damaged: Expecting value: line 1 column 1 (char 0); make it again",

@@ -103,6 +103,8 @@ def resume(
     quiet: bool,
 ) -> None:
     """Carry out the command ``fedclade resume``."""
+    if not folder.exists():
+        raise RunError(f"there is no folder {folder}; name the folder of a run")
     if not is_finished(folder) and not is_unfinished(folder):
         raise RunError(
             f"{folder} is not a run folder: it has no {CONFIG}; name the folder of a run"

@@ -164,8 +164,7 @@ def test_a_file_of_the_user_beside_such_leftovers_is_left_as_it_is(tmp_path):
     ):
         run_in(tmp_path / "run")
     with pytest.raises(
-        RunError,
-        match=re.escape(f"{tmp_path / 'run'} exists already; name another folder with --out"),
+        RunError, match=re.escape(f"{tmp_path / 'run'} exists already; name another folder")
     ):
         check_free(tmp_path / "run", take_over=True)
     assert set(snapshot(tmp_path / "run")) == {".config.toml.writing", "thesis.txt"}

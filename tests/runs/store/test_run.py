@@ -99,7 +99,8 @@ def test_an_existing_folder_is_left_as_it_is(finished, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")
     text = re.escape(
-        f"{tmp_path / 'run'} exists already; name another folder with --out, or remove it"
+        f"{tmp_path / 'run'} exists already; name another folder (on the command line with --out), "
+        "or remove it"
     )
     with pytest.raises(RunError, match=text):
         finished.save(tmp_path / "run")
@@ -107,6 +108,27 @@ def test_an_existing_folder_is_left_as_it_is(finished, tmp_path):
         check_free(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_finished_run_is_replaced_on_request_and_nothing_else(finished, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    finished.save(folder)
+    (folder / "old.txt").write_text("of the old run")
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "write_tree", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            finished.save(folder, replace=True)
+    assert (folder / "old.txt").exists()
+    finished.save(folder, replace=True)
+    assert not (folder / "old.txt").exists()
+    assert Run.load(folder).summary == finished.summary
+    (folder / "summary.json").unlink()
+    with pytest.raises(RunError, match="contains an unfinished run"):
+        finished.save(folder, replace=True)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match="exists already"):
+        finished.save(tmp_path / "file", replace=True)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_folder_that_is_free_is_returned_as_a_path(tmp_path):
@@ -145,6 +167,8 @@ def test_a_folder_below_a_file_cannot_be_written(finished, tmp_path):
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path):
+    with pytest.raises(RunError, match=re.escape(f"there is no folder {tmp_path / 'none'};")):
+        Run.load(tmp_path / "none")
     with pytest.raises(
         RunError, match=re.escape(f"{tmp_path} is not a run folder: it has no summary.json")
     ):

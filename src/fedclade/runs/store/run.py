@@ -316,16 +316,25 @@ class Run(Displayed):
         return evaluate(self, federation, **options)
 
     @checked()
-    def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
+    def save(
+        self,
+        folder: str | Path,
+        extra: Callable[[Path], object] | None = None,
+        *,
+        replace: bool = False,
+    ) -> Path:
         """Write all results to a new run folder. If an error occurs, no folder is created.
 
         Parameters
         ----------
         folder
-            Path of the folder, which must not exist yet.
+            Path of the folder, which must not exist yet, except with ``replace``.
         extra
             Function that writes further files, such as figures, into the new folder. Its argument
             is the folder's temporary path; after the call, the folder is renamed to ``folder``.
+        replace
+            Whether to replace the folder of a finished run. It is removed only when the new folder
+            has been written. No other file or folder is ever replaced.
 
         Returns
         -------
@@ -335,9 +344,11 @@ class Run(Displayed):
         Raises
         ------
         RunError
-            If the folder exists already or cannot be written.
+            If the folder exists already, or cannot be written.
         """
-        target = check_free(folder)
+        target = Path(folder)
+        if not (replace and is_finished(target)):
+            check_free(target)
 
         def write(beside: Path) -> None:
             beside.mkdir()
@@ -400,8 +411,8 @@ class Run(Displayed):
         Raises
         ------
         RunError
-            If the folder is not a run folder, its run is unfinished, its format is not supported,
-            or a file is damaged.
+            If the folder does not exist or is not a run folder, its run is unfinished, its format
+            is not supported, or a file is damaged.
         """
         source = Path(folder)
         if not is_finished(source):
@@ -414,6 +425,8 @@ class Run(Displayed):
                 raise RunError(
                     f"the run in {source} is unfinished; continue with: fedclade resume {source}"
                 )
+            if not source.exists():
+                raise RunError(f"there is no folder {source}; name the folder of a run")
             raise RunError(f"{source} is not a run folder: it has no {_SUMMARY}")
         try:
             _check_format(source)
@@ -529,7 +542,10 @@ def check_free(folder: str | Path, *, take_over: bool = False) -> Path:
             "name another folder"
         )
     if target.exists():
-        raise RunError(f"{target} exists already; name another folder with --out, or remove it")
+        raise RunError(
+            f"{target.absolute()} exists already; name another folder (on the command line with "
+            "--out), or remove it"
+        )
     return target
 
 

@@ -22,4 +22,4 @@ def main(grid: Grid, context: Context) -> None:
     )
     model.load_state_dict(result.arrays.to_torch_state_dict())
     model.save_pretrained("final_model")
-    strategy.run.save("clusters")
+    strategy.run.save(context.run_config["clusters-folder"], replace=True)

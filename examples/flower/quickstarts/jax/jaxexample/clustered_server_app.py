@@ -18,4 +18,4 @@ def main(grid: Grid, context: Context) -> None:
     strategy = ClusteredStrategy("fesem", clusters=2)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=num_rounds)
     print(result)
-    strategy.run.save("clusters")
+    strategy.run.save(context.run_config["clusters-folder"], replace=True)

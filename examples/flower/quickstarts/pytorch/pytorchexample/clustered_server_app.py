@@ -26,4 +26,4 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=num_rounds,
     )
     torch.save(result.arrays.to_torch_state_dict(), "final_model.pt")
-    strategy.run.save("clusters")
+    strategy.run.save(context.run_config["clusters-folder"], replace=True)

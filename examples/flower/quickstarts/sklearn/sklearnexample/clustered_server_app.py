@@ -19,4 +19,4 @@ def main(grid: Grid, context: Context) -> None:
     strategy = ClusteredStrategy("fl_hc", n_clusters=2, rounds_before=1)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=num_rounds)
     print(result)
-    strategy.run.save("clusters")
+    strategy.run.save(context.run_config["clusters-folder"], replace=True)
