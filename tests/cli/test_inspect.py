@@ -208,7 +208,7 @@ def test_validate_opens_the_data_and_says_what_it_has(folder: Path) -> None:
     call("init", "hospitals")
     shown = call("validate", "hospitals.toml")
     assert "hospitals.toml is valid" in shown
-    assert "data: hospitals, 3 clients, 24 to 24 examples each, 72 in all, of which 15" in shown
+    assert "data: hospitals, 3 clients, 24 examples each, 72 in all, of which 15" in shown
     assert "inputs: 7 for each example" in shown
     assert "target: binary, 1 output of a model" in shown
     assert "labels: 0, 1" in shown

@@ -46,8 +46,10 @@ def describe_federation(federation: Federation) -> list[str]:
     clients = federation.clients
     rows = [len(client.train) + len(client.validation) + len(client.test) for client in clients]
     tested = sum(len(client.test) for client in clients)
+    fewest, most = min(rows), max(rows)
+    each = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
     lines = [
-        f"data: {federation}, {min(rows):,} to {max(rows):,} examples each, {sum(rows):,} in all, "
+        f"data: {federation}, {each} examples each, {sum(rows):,} in all, "
         f"of which {tested:,} are for tests",
         f"inputs: {' × '.join(map(str, pool.x.shape[1:]))} for each example",
         f"target: {pool.task}, {count(pool.outputs, 'output')} of a model",
