@@ -18,10 +18,8 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 STARTS = re.split(
     r"^### Worked example: a (.*)\n", TEXT.partition("\n## Principles")[0], flags=re.MULTILINE
 )
-EXAMPLES = {
-    name: [*blocks_in("CONTRIBUTING.md", section)]
-    for name, section in zip(STARTS[1::2], STARTS[2::2], strict=True)
-}
+SECTIONS = dict(zip(STARTS[1::2], STARTS[2::2], strict=True))
+EXAMPLES = {name: [*blocks_in("CONTRIBUTING.md", section)] for name, section in SECTIONS.items()}
 
 
 @pytest.fixture
@@ -66,6 +64,30 @@ def test_the_examples_are_a_metric_a_data_set_and_a_method():
     for blocks in EXAMPLES.values():
         assert all("example" in block.marks for block in blocks)
         assert "pytest" in blocks[-1].text
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_table_of_an_example_names_its_files(name: str):
+    table = re.findall(r"^\| (`.*?) \|", SECTIONS[name], flags=re.MULTILINE)
+    named = {path for row in table for path in re.findall(r"`([^`]+)`", row)}
+    files = {block.file for block in EXAMPLES[name] if block.file is not None}
+    for block in EXAMPLES[name]:
+        if block.language == "diff":
+            files.update(re.findall(r"^\+\+\+ b/(.*)", block.text, flags=re.MULTILINE))
+    assert files <= named
+    assert "CHANGELOG.md" in files
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_name_of_a_new_file_stands_above_its_block(name: str):
+    # GitHub does not show the title of a block
+    shown = re.findall(
+        r'^Create `(.*)`:\n\n<!-- test: example -->\n`{3,}\w+ title="(.*)"$',
+        SECTIONS[name],
+        flags=re.MULTILINE,
+    )
+    assert [title for _, title in shown] == [b.file for b in EXAMPLES[name] if b.file is not None]
+    assert all(path == title for path, title in shown)
 
 
 @pytest.mark.scheduled
