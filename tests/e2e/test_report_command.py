@@ -480,6 +480,11 @@ def test_references_need_data_that_can_be_loaded(fedclade, tmp_path, runs):
     code, _, err = fedclade("report", "network", "--references")
     assert code == 2
     assert "run of a network, whose clients' data never leaves them" in " ".join(err.split())
+    apps = replace(run, config={**run.config, "client_app": {}})
+    apps.save(tmp_path / "apps")
+    code, _, err = fedclade("report", "apps", "--references")
+    assert code == 2
+    assert "run of plain ClientApps, whose data are not here" in " ".join(err.split())
     python = replace(run, config={**run.config, "model": {"name": "MyModel"}})
     python.save(tmp_path / "python")
     code, _, err = fedclade("report", "python", "--references")

@@ -13,7 +13,7 @@ import fedclade
 from fedclade.core import DataError
 from fedclade.data import Trait
 from fedclade.report import gain_tables, with_attributes
-from fedclade.report.gains import GainView, _standardize_columns
+from fedclade.report.gains import GainView, _standardize_columns, client_columns, identify
 from fedclade.report.score import Score
 from fedclade.runs import ClientGains, Gains
 from fedclade.tasks import Interval, Metric
@@ -109,11 +109,12 @@ def test_the_unit_of_a_gain_is_explained(metric, unit):
 
 
 def test_missing_models_are_named_with_their_reason():
-    missing = {"alone": "no data", "one_model": "no data", "cluster_model": "no model"}
+    missing = dict.fromkeys(("trivial", "alone", "one_model"), "no data")
+    missing["cluster_model"] = "no model"
     view = view_of([client_of(0, 1, 0.2)], missing=missing)
     assert view.describe_missing() == [
-        "Not shown: alone and one model (no data).",
-        "Not shown: cluster (no model).",
+        "Not shown: trivial, alone and one model (no data).",
+        "Not shown: cluster model (no model).",
     ]
 
 
@@ -233,8 +234,30 @@ def test_a_run_over_a_network_lists_reported_scores_and_says_what_is_missing():
     text = " ".join(printed(run).split())
     assert "What do the clients gain?" not in text
     assert "c3" in text
-    assert "Not shown: trivial and alone and one model" in text
+    assert "Not shown: trivial, alone and one model (measuring this" in text
     assert "never leave the clients of a network" in text
+
+
+def test_a_run_without_measured_gains_says_how_to_measure_them():
+    run = replace(simulated(), gains=None)
+    text = " ".join(printed(run).split())
+    assert "(not measured; simulate the run with references=True to measure this)" in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "headings", "cells"),
+    [
+        ((10, None), ["client", "cluster", "test rows"], [["10"], ["–"]]),
+        ((None, None), ["client", "cluster"], [[], []]),
+    ],
+)
+def test_the_numbers_of_test_rows_are_left_out_if_no_client_states_one(rows, headings, cells):
+    view = view_of([client_of(i, 1, 0.2, n_test=n_test) for i, n_test in enumerate(rows)])
+    assert client_columns(view) == [
+        *headings,
+        *("one model", "cluster model", "gain over one model"),
+    ]
+    assert [identify(view, client)[2:] for client in view.clients] == cells
 
 
 def test_attributes_can_be_given_to_the_report_of_any_run():

@@ -242,6 +242,13 @@ def _train_references(folder: Path, data_dir: Path | None, device: str, *, trust
             "compare the runs with --against"
         )
 
+    if "client_app" in run.config:
+        raise RunError(
+            f"{folder} is the run of plain ClientApps, whose data are not here, so the references "
+            "cannot be trained; run ClusteredStrategy('fedavg') with the same clients, save it too, "
+            "and compare both: fedclade report RUN FEDAVG_RUN"
+        )
+
     def advise_after_interrupt() -> str:
         return "continue with the same command"
 

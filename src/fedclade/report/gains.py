@@ -44,7 +44,7 @@ LABELS: Mapping[str, str] = {
     TRIVIAL: "trivial",
     ALONE: "alone",
     ONE_MODEL: "one model",
-    CLUSTER: "cluster",
+    CLUSTER: "cluster model",
     OWN: "own",
 }
 """Headings of the compared models in tables."""
@@ -71,8 +71,12 @@ CLUSTERS_LISTED = 6
 TRAITS_LISTED = 15
 """Largest numbers of clusters and of traits in a table of differences."""
 
-PRIVATE = "measuring it needs the clients’ data, which never leave the clients of a network"
-NOT_MEASURED = "it was not measured"
+PRIVATE = "measuring this needs the clients’ data, which never leave the clients of a network"
+NOT_ASKED = (
+    "plain ClientApps evaluate the run’s models only; for one model, run ClusteredStrategy('fedavg') "
+    "with the same clients, save it too, and compare both: fedclade report RUN FEDAVG_RUN"
+)
+NOT_MEASURED = "not measured; simulate the run with references=True to measure this"
 """Reasons why a run has no scores of a compared model."""
 
 MODELS_IN_ORDER = (ONE_MODEL, ALONE, TRIVIAL, CLUSTER)
@@ -169,6 +173,11 @@ class GainView:
     def clients(self) -> Sequence[ClientGains]:
         """Clients with their scores and gains, sorted by cluster and then by id."""
         return sorted(self.gains.clients, key=lambda client: (client.cluster, client.client))
+
+    @property
+    def knows_test_rows(self) -> bool:
+        """Whether the number of test rows of any client is known."""
+        return any(client.n_test is not None for client in self.gains.clients)
 
     @cached_property
     def deployed(self) -> str:
@@ -299,7 +308,7 @@ class GainView:
         for model, reason in self.gains.missing.items():
             by_reason.setdefault(reason, []).append(LABELS.get(model, model))
         return [
-            f"Not shown: {' and '.join(names)} ({reason})." for reason, names in by_reason.items()
+            f"Not shown: {_enumerate(names)} ({reason})." for reason, names in by_reason.items()
         ]
 
     def describe_mean_gain(self, gain: MeanGain) -> str:
@@ -546,8 +555,11 @@ def observe_gains(run: Run) -> Gains | None:
     outcome = Outcome.of(run)
     if not outcome.rows or len(outcome.rows) > MOST_OBSERVED:
         return None
-    is_network = "network" in run.config
-    reason = PRIVATE if is_network else NOT_MEASURED
+    reason = NOT_MEASURED
+    if "network" in run.config:
+        reason = PRIVATE
+    elif "client_app" in run.config:
+        reason = NOT_ASKED
     has_own = "own_models" in run.summary or ("algorithm" in run.config and serves_own(run))
     deployed = OWN if has_own else CLUSTER
     others = [model for model in LABELS if model != deployed and model != OWN]
@@ -624,6 +636,12 @@ class _Column:
     name: str
     values: NDArray[np.float64]
     by_cluster: Mapping[int, str]
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    """Return names as an English list, such as ``trivial, alone and one model``."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _by_evidence(difference: Difference) -> tuple[float, float]:
@@ -743,14 +761,19 @@ def client_columns(view: GainView) -> list[str]:
     models = view.gains.models
     scores = [LABELS[model] for model in models]
     gains = [f"gain over {LABELS[gain.model]}" for gain in view.mean_gains[:2]]
-    return ["client", "cluster", "test rows", *scores, *gains]
+    rows = ["test rows"] if view.knows_test_rows else []
+    return ["client", "cluster", *rows, *scores, *gains]
 
 
-def _count_test_rows(client: ClientGains) -> str:
-    """Return the number of a client's test rows as text; a dash if it is unknown."""
-    if client.n_test is None:
-        return NONE
-    return f"{client.n_test:,}"
+def identify(view: GainView, client: ClientGains) -> list[str]:
+    """Return the first cells of a client's row: name, cluster, and number of test rows if known.
+
+    The number is a dash if it is unknown for this client only.
+    """
+    cells = [client.name, str(client.cluster)]
+    if view.knows_test_rows:
+        cells.append(NONE if client.n_test is None else f"{client.n_test:,}")
+    return cells
 
 
 def _client_cells(view: GainView, client: ClientGains) -> list[str]:
@@ -758,7 +781,7 @@ def _client_cells(view: GainView, client: ClientGains) -> list[str]:
 
     Scores have no intervals, as there is no room for them.
     """
-    cells = [client.name, str(client.cluster), _count_test_rows(client)]
+    cells = identify(view, client)
     cells += [view.write_score(client.scores.get(model)) for model in view.gains.models]
     cells += [view.write_gain(client.gains.get(gain.model)) for gain in view.mean_gains[:2]]
     return cells

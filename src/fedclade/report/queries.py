@@ -31,6 +31,14 @@ def heading(run: Run) -> str:
     return f"{run.summary['algorithm']} on {run.summary['data']}, seed {run.summary['seed']}"
 
 
+def waits_for_nodes(run: Run) -> bool:
+    """Return whether a run had to wait for the nodes of its clients before round 1.
+
+    The seconds in its summary are those of the rounds, without this start, which can be longer.
+    """
+    return "network" in run.config or "client_app" in run.config
+
+
 class Personal(NamedTuple):
     """Personal part of a model, which stays on each client.
 

@@ -663,7 +663,10 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "training", _describe_steps(**steps)
     seconds = summary["seconds"]
     phases = [f"{phase} {duration(seconds[phase])}" for phase in ("train", "evaluate", "server")]
-    yield "time", f"{duration(seconds['total'])}: {', '.join(phases)}"
+    total = duration(seconds["total"])
+    if queries.waits_for_nodes(run):
+        total += " in rounds"
+    yield "time", f"{total}: {', '.join(phases)}"
 
 
 def _score_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -694,8 +694,8 @@ def _describe_steps(rows: Sequence[Row]) -> dict[str, Any]:
 
     It has the total number of steps, the number of steps if each sampled client had trained once in
     each round, as in FedAvg (``of_cohorts``), and the ratio of both (None if no client was
-    sampled). Without a number for each round, as in a run that an earlier version began, the
-    section is left out.
+    sampled). Without a number for each round, as in a run of plain ClientApps, whose steps are
+    unknown, or one that an earlier version began, the section is left out.
     """
     if not all("steps" in row and "cohort_steps" in row for row in rows):
         return {}

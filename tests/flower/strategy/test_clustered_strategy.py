@@ -31,6 +31,8 @@ from fedclade.algorithms.registry import METHODS, build_algorithm
 from fedclade.core import ModelError, UpdateError
 from fedclade.flower import ClusteredStrategy, LocalGrid, LocalNode
 from fedclade.flower.strategy.app_queries import PLAIN, WORKING, rehearse
+from fedclade.report.page import RunView, run_page
+from fedclade.report.tables import facts
 from tests.flower.strategy.apps import app_of, grid_of, initial_arrays, settled, truth_of
 
 TRUE = [(0, 2, 4), (1, 3, 5)]
@@ -459,6 +461,25 @@ def test_a_client_of_several_models_is_late_once_for_a_query():
     strategy.start(Slow(grid_of(app_of(), 3).nodes), initial_arrays(), num_rounds=1, timeout=0.01)
     whys = [e["clients"]["0"] for e in strategy.run.events if e["kind"] == "left_out"]
     assert "not asked, as it was too late the last time" in whys[1]
+
+
+def test_the_report_states_only_what_is_known_of_plain_apps(tmp_path):
+    strategy = ClusteredStrategy("oracle", true_clusters=truth_of(4))
+    strategy.start(grid_of(app_of(), 4), initial_arrays(), num_rounds=2)
+    run = strategy.run
+    assert "steps" not in run.summary
+    assert not any("steps" in column for row in run.metric_rows for column in row)
+    told = dict(facts(run))
+    assert "training" not in told
+    assert " in rounds: train " in told["time"]
+    run.save(tmp_path / "run")
+    page = run_page(RunView(Run.load(tmp_path / "run")))
+    labels = [card.label for card in page.cards]
+    assert "Training steps" not in labels
+    assert "Time of the rounds" in labels
+    (gains,) = [section for section in page.sections if section.id == "gains"]
+    assert "Not shown: trivial, alone and one model (plain ClientApps" in gains.caption
+    assert gains.open_tables[0].columns == ["client", "cluster", "cluster model"]
 
 
 def test_a_line_of_progress_is_logged_for_each_round(caplog):

@@ -46,7 +46,7 @@ def test_no_gain_is_coloured_whose_interval_includes_zero(run, page_of):
 def test_the_table_of_clients_has_all_models_and_can_be_sorted(run, page_of, section):
     (table,) = [each for each in section(page_of(run), "gains").open_tables if each.sortable]
     assert table.columns == [
-        *("client", "cluster", "test rows", "trivial", "alone", "one model", "cluster"),
+        *("client", "cluster", "test rows", "trivial", "alone", "one model", "cluster model"),
         *("gain over one model", "gain over alone"),
     ]
     assert [row[0] for row in table.rows] == ["c0", "c1", "c2", "c3"]
@@ -82,8 +82,8 @@ def test_against_another_run_the_table_has_its_scores(run, page_of, section):
 def test_own_models_are_shown_beside_those_of_the_clusters(page_of, section):
     run = fedclade.simulate("ditto", "mlp", federation_of([0, 1]), rounds=1)
     table = section(page_of(run), "gains").open_tables[-1]
-    assert table.columns[3:6] == ["trivial", "cluster", "own"]
-    assert table.columns[-1] == "gain over cluster"
+    assert table.columns[3:6] == ["trivial", "cluster model", "own"]
+    assert table.columns[-1] == "gain over cluster model"
 
 
 def test_a_network_has_the_reported_scores_and_the_reason_for_what_is_missing(
@@ -95,7 +95,7 @@ def test_a_network_has_the_reported_scores_and_the_reason_for_what_is_missing(
     assert "never leave the clients of a network" in found.caption
     assert found.figures == {}
     (table,) = found.open_tables
-    assert table.columns == ["client", "cluster", "test rows", "cluster"]
+    assert table.columns == ["client", "cluster", "cluster model"]
     assert all(section_.id != "distinction" for section_ in page.sections)
 
 

@@ -56,6 +56,13 @@ def test_cards_tell_scores_clusters_bytes_and_time(make_run, page_of):
     ]
 
 
+@pytest.mark.parametrize("name", ["network", "client_app"])
+def test_the_time_of_a_run_that_waits_for_nodes_is_that_of_its_rounds(make_run, page_of, name):
+    run = make_run()
+    cards = page_of(replace(run, config={**run.config, name: {}})).cards
+    assert Card("Time of the rounds", "1 min 01 s", "1 min 00 s training, on cpu") in cards
+
+
 def test_what_stays_with_clients_is_told_in_a_few_words(make_run, page_of):
     layout = Layout.of(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), ["1.*", "2.*", "3.*"])
     (card,) = [

@@ -62,6 +62,16 @@ MakeModels = Callable[[int], ArrayRecord]
 """Function that makes a further initial model from its number, from 1."""
 
 
+class AppMeter(Meter):
+    """Counter that states no training steps: a plain ClientApp takes as many as it likes."""
+
+    def readings(self) -> dict[str, float]:
+        """Return the current counts, without those of steps."""
+        counts = super().readings()
+        del counts["steps"], counts["cohort_steps"]
+        return counts
+
+
 @dataclass(frozen=True, kw_only=True)
 class AppOptions:
     """Algorithm and further arguments of a strategy that a deployment needs.
@@ -110,7 +120,7 @@ class AppDeployment(Deployment):
     """
 
     exchange: AppExchange
-    meter: Meter
+    meter: AppMeter
     nodes: AppNodes
     messages: MessageFormat
     chosen: AppOptions
@@ -391,7 +401,6 @@ class AppDeployment(Deployment):
             initial=self._initial,
             workers=self.workers,
             meter=self.meter,
-            # Steps are not counted: a ClientApp takes as many as it likes.
             counting=StepCounting(self.meter, lambda _: self.nodes.sizes),
             retrying=retrying,
             permutation=None,

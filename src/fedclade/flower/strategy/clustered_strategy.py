@@ -15,11 +15,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedclade.algorithms import Algorithm
-from fedclade.channel import Meter, Middleware
+from fedclade.channel import Middleware
 from fedclade.core import ConfigError, RunError, require, shown
 from fedclade.flower.flwr_internals import aggregate_metricrecords
 from fedclade.flower.strategy.app_clients import MessageFormat
-from fedclade.flower.strategy.app_deployment import AppDeployment, AppOptions, MakeModels
+from fedclade.flower.strategy.app_deployment import AppDeployment, AppMeter, AppOptions, MakeModels
 from fedclade.flower.strategy.app_exchange import AppExchange
 from fedclade.flower.strategy.app_nodes import AppNodes
 from fedclade.flower.strategy.array_model import BUFFERS
@@ -363,7 +363,7 @@ class ClusteredStrategy(Strategy):
         evaluate_config: ConfigRecord | None,
     ) -> AppDeployment:
         """Connect the nodes, once enough are there."""
-        meter = Meter()
+        meter = AppMeter()
         exchange = AppExchange(grid, meter, timeout)
         nodes = AppNodes(grid, self._true_clusters, exchange.sleep)
         if self.folder is not None:

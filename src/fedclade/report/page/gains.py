@@ -18,6 +18,7 @@ from fedclade.report.gains import (
     GainView,
     MeanGain,
     client_columns,
+    identify,
     write_explained,
 )
 from fedclade.report.page.plot import Figure, draw
@@ -242,11 +243,7 @@ def _client_row(
     against
         Scores of another run to compare with, by client id; None without such a run.
     """
-    if client.n_test is None:
-        n_test = NONE
-    else:
-        n_test = f"{client.n_test:,}"
-    cells: list[str | Cell] = [client.name, str(client.cluster), n_test]
+    cells: list[str | Cell] = [*identify(gains, client)]
     for model in gains.gains.models:
         interval = client.scores.get(model)
         if model == client.deployed:

@@ -33,7 +33,7 @@ from fedclade.report.page.sankey import sankey_section
 from fedclade.report.page.section import Card, Page, Section, Table, write_page
 from fedclade.report.page.served import served_section
 from fedclade.report.page.tree import tree_section
-from fedclade.report.queries import personal_part
+from fedclade.report.queries import personal_part, waits_for_nodes
 from fedclade.report.run_view import Outcome, RunView
 from fedclade.report.score import Score
 from fedclade.runs import ADVICE, CONFIG, Run, to_toml
@@ -152,7 +152,7 @@ def run_cards(view: RunView) -> list[Card]:
         *_round_cards(view),
         *_cluster_cards(summary),
         *_model_cards(view),
-        *_cost_cards(summary),
+        *_cost_cards(view.run),
     ]
 
 
@@ -271,15 +271,17 @@ def _model_cards(view: RunView) -> list[Card]:
     return cards
 
 
-def _cost_cards(summary: Mapping[str, Any]) -> list[Card]:
+def _cost_cards(run: Run) -> list[Card]:
     """Return cards with traffic, time and, if there is a privacy budget, privacy."""
+    summary = run.summary
     up = summary["bytes_up"]
     down = summary["bytes_down"]
     seconds = summary["seconds"]
+    time_label = "Time of the rounds" if waits_for_nodes(run) else "Time"
     time_note = f"{duration(seconds['train'])} training, on {summary['device']}"
     cards = [
         Card("Traffic", traffic(up + down), f"{traffic(up)} up, {traffic(down)} down"),
-        Card("Time", duration(seconds["total"]), time_note),
+        Card(time_label, duration(seconds["total"]), time_note),
     ]
     if fallback := summary.get("engine_fallback"):
         engine, _, reason = fallback.partition(", because ")
