@@ -259,6 +259,7 @@ def test_a_received_model_takes_no_memory_while_the_update_is_encoded(
         in_message.append("vectors" in message.content)
         return reply
 
+    monkeypatch.setattr(sys.modules[app_for.__module__], "LARGE_MESSAGE", 0)
     monkeypatch.setattr(Content, "take", recorded_take)
     monkeypatch.setattr(Residuals, "encoded", recorded_encoded)
     node.app = recording

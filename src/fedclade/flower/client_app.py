@@ -152,8 +152,9 @@ class LyingHandler(ClientHandler):
 # run many clients in turn.
 MOST_READY = 256
 
-# Bytes of a message from which the memory of Flower's buffers is returned before the reply. The
-# update would otherwise be placed into such a buffer, and take memory while the client trains.
+# Bytes of a message from which a client saves memory: it takes the vectors out of the message, so
+# that they can be freed before the reply, and returns the memory of Flower's buffers. The update
+# would otherwise be placed into such a buffer, and take memory while the client trains.
 LARGE_MESSAGE = 2**22
 
 DataFn = Callable[[Context], Federation]  # returns the client's own data, a federation of one
@@ -335,9 +336,10 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            content = Content.take(message.content)
-            if content.size >= LARGE_MESSAGE:  # the buffers from which Flower has read the message
-                return_freed_memory()
+            content = Content.of(message.content)
+            if content.size >= LARGE_MESSAGE:
+                content = Content.take(message.content)
+                return_freed_memory()  # the buffers from which Flower has read the message
             client = find_client(context, content)
             key = key_of(context)
             answered = signed(client.answer(content, context.state, key), message, key)
