@@ -5,7 +5,7 @@
     python studies/arena_judged.py --table
 
 Setting. The scenarios of ``configs/arena`` are made smaller, for all methods alike, so that all runs
-together take about two hours of one core: each client has ``IMAGES`` images; in place of the levels 8,
+together take about four hours of one core: each client has ``IMAGES`` images; in place of the levels 8,
 5, 3 and 1 of the four shifts of MNIST there is level 3; and CIFAR-10 has LeNet-5, momentum and ten
 rounds. This was decided before any score was seen, except FedAvg's on fold 101, which was run to
 measure the time.

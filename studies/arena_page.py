@@ -344,6 +344,7 @@ def write_page(lines: Sequence[Line]) -> dict[Path, bytes]:
         step_sizes=list_numbers(arena_judged.STEP_SIZES),
         further=list_numbers(arena_judged.FURTHER_STEP_SIZES),
         mnist_images=arena_judged.IMAGES["mnist"],
+        hours=sum(line.get("seconds", 0.0) for line in lines) / 3600,
         judged=len(judged),
         needed=number_needed(),
         mnist=shift_table(judged),
