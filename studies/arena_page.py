@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,9 @@ TITLES: Mapping[str, str] = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 """Names of the data sets in sentences."""
 
 LEVEL = 0.05
+
+LABEL_GAP = 0.5
+"""Smallest distance between two names in the picture of costs, in points of accuracy."""
 
 Line = Mapping[str, Any]
 
@@ -235,23 +239,35 @@ def draw_costs(lines: Sequence[Line]) -> bytes:
         for method, cost in cost_ratios(lines).items()
         if method not in arena_judged.UNKNOWN_CLUSTERS
     }
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(9, 6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     left.set(xlabel="training steps, multiple of FedAvg's", ylabel="mean accuracy, %")
     right.set(xlabel="bytes up and down, multiple of FedAvg's")
-    for method, cost in found.items():
-        traffic = (cost["bytes_up"] + cost["bytes_down"]) / 2
-        for axes, at in ((left, cost["steps"]), (right, traffic)):
-            colour = "tab:orange" if method in arena.CLUSTERED else "tab:gray"
-            axes.plot(at, cost["accuracy"], "o", color=colour, markersize=4)
-            axes.annotate(
-                method,
-                (at, cost["accuracy"]),
-                textcoords="offset points",
-                xytext=(4, 3),
-                fontsize=7,
-            )
+    heights = spread_out({name: cost["accuracy"] for name, cost in found.items()}, LABEL_GAP)
+    costs = {
+        left: {name: cost["steps"] for name, cost in found.items()},
+        right: {name: (cost["bytes_up"] + cost["bytes_down"]) / 2 for name, cost in found.items()},
+    }
+    for axes, values in costs.items():
+        beside = 1.12 * max(values.values())
+        axes.set_xlim(right=1.35 * max(values.values()))
+        for name, value in values.items():
+            colour = "tab:orange" if name in arena.CLUSTERED else "tab:gray"
+            accuracy = found[name]["accuracy"]
+            axes.plot([value, beside], [accuracy, heights[name]], color="0.85", linewidth=0.6)
+            axes.plot(value, accuracy, "o", color=colour, markersize=4)
+            axes.text(beside, heights[name], f" {name}", va="center", fontsize=7)
     return as_svg(figure)
+
+
+def spread_out(values: Mapping[str, float], gap: float) -> dict[str, float]:
+    """Return the values, moved up as far as needed so that no two are nearer than ``gap``."""
+    moved: dict[str, float] = {}
+    lowest = -math.inf
+    for name in sorted(values, key=lambda name: values[name]):
+        moved[name] = max(values[name], lowest)
+        lowest = moved[name] + gap
+    return moved
 
 
 def as_svg(figure: Figure) -> bytes:
