@@ -6,6 +6,7 @@ A *notation* is the decimal mark of numbers and the format of dates, which diffe
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -376,6 +377,9 @@ def _is_date_format(date_format: str) -> bool:
     """Return whether a format has day, month and year, so that a date can be read from its text."""
     day = datetime(2024, 3, 14)
     try:
-        return datetime.strptime(day.strftime(date_format), date_format) == day
+        with warnings.catch_warnings():
+            # Python 3.13 warns of a format without the year, which is refused here anyway.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return datetime.strptime(day.strftime(date_format), date_format) == day
     except ValueError:
         return False
