@@ -3,10 +3,10 @@
     python benchmarks/startup.py [--repeat N]
 
 The table has the seconds of CPU (user and system) of each process, its ratio to ``import torch``,
-and the heavy packages that the process has imported. Of N processes, the one with the least time
-counts, since other load on a machine only adds time. The processes are called in turn, so that all
-of them meet the same load. Python's compiled files are written by a first round, which does not
-count.
+the number of fedclade's modules that it has imported, and the heavy packages. Of N processes, the
+one with the least time counts, since other load on a machine only adds time. The processes are
+called in turn, so that all of them meet the same load. Python's compiled files are written by a
+first round, which does not count.
 
 The ClientApp is measured up to its app object: the process has then imported everything that the
 first reply needs. Flower's runner starts it with Flower imported, so its time is compared with
@@ -16,6 +16,7 @@ first reply needs. Flower's runner starts it with Flower imported, so its time i
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import subprocess
@@ -52,6 +53,7 @@ COMMANDS = {
     "fedclade ls": ["ls"],
     "fedclade run --help": ["run", "--help"],
     "fedclade validate": ["validate", CONFIG],
+    "fedclade validate, fedavg": ["validate", "fedavg-digits-label-swap"],
 }
 
 COMPLETION = {
@@ -72,16 +74,17 @@ def main() -> None:
     for name, arguments in COMMANDS.items():
         programs[name] = COMMAND.format(arguments=arguments), {}
     programs["shell completion"] = COMMAND.format(arguments=[]), COMPLETION
-    imported = {name: read_heavy(code, variables) for name, (code, variables) in programs.items()}
+    imported = {name: read_imports(code, variables) for name, (code, variables) in programs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(repeat):
         for name, (code, variables) in programs.items():
             seconds[name].append(measure_cpu(code, variables))
     torch = min(seconds["import torch"])
-    print("| start | CPU seconds | ratio to `import torch` | imports |")
-    print("| :-- | --: | --: | :-- |")
+    print("| start | CPU seconds | ratio to `import torch` | modules of fedclade | imports |")
+    print("| :-- | --: | --: | --: | :-- |")
     for name, values in seconds.items():
-        print(f"| {name} | {min(values):.2f} | {min(values) / torch:.2f} | {imported[name]} |")
+        own, heavy = imported[name]
+        print(f"| {name} | {min(values):.2f} | {min(values) / torch:.2f} | {own} | {heavy} |")
 
 
 def measure_cpu(code: str, variables: Mapping[str, str]) -> float:
@@ -92,11 +95,13 @@ def measure_cpu(code: str, variables: Mapping[str, str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def read_heavy(code: str, variables: Mapping[str, str]) -> str:
-    """Return the names of the heavy packages that a program has imported at its end."""
-    listing = f"import sys; print([n for n in {HEAVY} if n in sys.modules], file=sys.stderr)"
-    lines = _run(f"{code}\n{listing}", variables).stderr.splitlines()
-    return lines[-1].strip("[]").replace("'", "") or "none"
+def read_imports(code: str, variables: Mapping[str, str]) -> tuple[int, str]:
+    """Return how many modules of fedclade a program has imported, and names of heavy packages."""
+    listing = "import json, sys; print(json.dumps(list(sys.modules)), file=sys.stderr)"
+    modules = json.loads(_run(f"{code}\n{listing}", variables).stderr.splitlines()[-1])
+    own = [name for name in modules if name.partition(".")[0] == "fedclade"]
+    heavy = [name for name in HEAVY if name in modules]
+    return len(own), ", ".join(heavy) or "none"
 
 
 def _run(code: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -306,23 +306,20 @@ def settings_table(lines: Sequence[Line]) -> str:
 
 def state_largest(lines: Sequence[Line]) -> str:
     """Return the sentence that states for how many methods the largest step size was the best."""
-    largest: dict[str, list[str]] = {data: [] for data in arena_judged.TUNING_CELLS}
-    chosen_of: dict[str, int] = dict.fromkeys(largest, 0)
-    for data, names in largest.items():
-        for method in order_methods(data):
-            chosen = arena_judged.chosen_setting(lines, method, data)
-            if chosen is None:
-                continue
-            chosen_of[data] += 1
-            if chosen["lr"] == max(step_sizes(method, data)):
-                names.append(method)
-    found = " and ".join(
-        f"for {len(names)} of {chosen_of[data]} methods on {TITLES[data]}"
-        for data, names in largest.items()
-    )
+    parts: list[str] = []
+    for data, title in TITLES.items():
+        chosen = {
+            method: arena_judged.chosen_setting(lines, method, data)
+            for method in arena_judged.methods_of(data)
+        }
+        known = {method: setting for method, setting in chosen.items() if setting is not None}
+        largest = sum(
+            setting["lr"] == max(step_sizes(method, data)) for method, setting in known.items()
+        )
+        parts.append(f"for {largest} of {len(known)} methods on {title}")
     return (
-        f"The largest step size that a method tried was the best {found}; a still larger one "
-        "might be better for these."
+        f"The largest step size that a method tried was the best {' and '.join(parts)}; a still "
+        "larger one might be better for these."
     )
 
 

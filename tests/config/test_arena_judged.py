@@ -166,6 +166,19 @@ def test_costs_are_multiples_of_fedavgs(judged, page):
     assert rows["`fedavg`"] == "| `fedavg` | 30.0 | 1.0 | 1.0 | 1.0 | 7.0 |"
 
 
+def test_names_in_the_picture_of_costs_are_apart_and_in_the_order_of_the_points(page):
+    values = {"high": 3.0, "low": 1.0, "near": 1.2, "next": 1.3}
+    moved = page.spread_out(values, 0.5)
+    assert moved == {"low": 1.0, "near": 1.5, "next": 2.0, "high": 3.0}
+
+
+def test_the_page_states_how_many_methods_chose_the_largest_step_size(judged, page):
+    small = page.state_largest(all_runs(judged, lambda job: -job["setting"]["lr"]))
+    assert "for 0 of 22 methods on MNIST and for 0 of 21 methods on CIFAR-10" in small
+    large = page.state_largest(all_runs(judged, lambda job: job["setting"]["lr"]))
+    assert "for 22 of 22 methods on MNIST and for 21 of 21 methods on CIFAR-10" in large
+
+
 def test_there_is_a_page_only_of_judged_runs(judged, page):
     """Tables and sentences; the pictures also depend on the version of Matplotlib."""
     lines = page.jsonl.read(judged.RESULTS)

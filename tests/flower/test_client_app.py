@@ -241,10 +241,10 @@ def test_a_received_model_takes_no_memory_while_the_update_is_encoded(
     grid = grid_of(federation_of(FOUR))
     node = grid.nodes[node_of(0)]
     app, taken, at_encoding, in_message = node.app, list[Content](), list[int](), list[bool]()
-    take, encoded = Content.take, Residuals.encoded
+    take, encoded = Content.taken_from, Residuals.encoded
 
-    def recorded_take(record: RecordDict) -> Content:
-        content = take(record)
+    def recorded_take(self: Content, record: RecordDict) -> Content:
+        content = take(self, record)
         if content.values["what"] == "train":
             assert len(content.vectors["model"]) > 0
             taken.append(content)
@@ -260,7 +260,7 @@ def test_a_received_model_takes_no_memory_while_the_update_is_encoded(
         return reply
 
     monkeypatch.setattr(sys.modules[app_for.__module__], "LARGE_MESSAGE", 0)
-    monkeypatch.setattr(Content, "take", recorded_take)
+    monkeypatch.setattr(Content, "taken_from", recorded_take)
     monkeypatch.setattr(Residuals, "encoded", recorded_encoded)
     node.app = recording
     federated(grid, FedAvg(), rounds=2)

@@ -338,7 +338,7 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
         try:
             content = Content.of(message.content)
             if content.size >= LARGE_MESSAGE:
-                content = Content.take(message.content)
+                content = content.taken_from(message.content)
                 return_freed_memory()  # the buffers from which Flower has read the message
             client = find_client(context, content)
             key = key_of(context)

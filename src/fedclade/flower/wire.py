@@ -117,17 +117,19 @@ class Content:
                 )
         return cls(dict(values), {name: array.data for name, array in vectors.items()})
 
-    @classmethod
-    def take(cls, record: RecordDict) -> Content:
-        """Return the content of a received message, and remove the vectors from its record.
+    def taken_from(self, record: RecordDict) -> Content:
+        """Return the content as the only owner of its vectors, which are removed from their record.
 
         The caller of a ClientApp refers to the message until the app has replied, so vectors in the
-        record would take memory until then. See :meth:`of` for the errors, after which the record
-        is as before.
+        record would take memory until then.
+
+        Parameters
+        ----------
+        record
+            The record of which this is the content.
         """
-        content = cls.of(record)
         record.pop(_VECTORS, None)
-        return replace(content, owns_vectors=True)
+        return replace(self, owns_vectors=True)
 
     def release(self) -> None:
         """Remove all vectors if no other object needs them, so that their memory is freed."""
