@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import tomllib
 from pathlib import Path
 
@@ -80,6 +81,15 @@ def test_both_run_in_one_folder_of_their_name_and_are_gathered_from_it(
     assert [each["true"] is None for each in lines] == [True, False]
     page = arena.page(lines)
     assert "| `fedavg` |" in page[page.index("CIFAR-10") :]
+
+
+def test_the_page_is_that_of_the_committed_results(
+    arena, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Tables and sentences; the picture, which is written beside, also depends on Matplotlib."""
+    monkeypatch.setattr(arena, "PICTURE", tmp_path / arena.PICTURE.name)
+    lines = json.loads(arena.RESULTS.read_text(encoding="utf-8"))
+    assert arena.page(lines) == arena.PAGE.read_text(encoding="utf-8")
 
 
 def test_a_method_is_ahead_only_on_folds_that_rcfl_has_run_too(arena):
