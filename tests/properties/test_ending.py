@@ -10,7 +10,7 @@ from torch import nn
 
 from fedclade import FINISH, Callback, LocalTraining, Run, RunInterrupted, simulate
 from fedclade.algorithms import ALGORITHMS, build_algorithm
-from fedclade.runs import history as validation_module
+from fedclade.runs import best_round as best_round_module
 from fedclade.runs import rounds as rounds_module
 from tests.properties.test_resume import FEDERATION, OPTIONS
 from tests.tiny import FEATURES, LABELS, perceptron
@@ -100,7 +100,7 @@ def test_every_algorithm_keeps_the_best_round_also_if_it_is_interrupted(
         return next((row for row in rows if row["round"] == number), None)
 
     monkeypatch.setattr(rounds_module, "chosen_round", chosen)
-    monkeypatch.setattr(validation_module, "chosen_round", chosen)
+    monkeypatch.setattr(best_round_module, "chosen_round", chosen)
     settings = {"rounds": number + 2, "keep_best": True}
     with pytest.raises(RunInterrupted, match=f"interrupted after round {number + 1};"):
         run_of(name, tmp_path / "long", **settings, callbacks=[StopAfter(number + 1)])
