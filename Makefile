@@ -22,6 +22,7 @@ install: $(VENV)/installed  ## set up .venv with everything
 $(VENV)/installed: pyproject.toml packages/fedclade-papers/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "fedclade needs Python 3.11 or later; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Installing fedclade with all that its tests and examples need into $(VENV)/, once: some minutes, about 3.6 GB."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e ".[dev]" -e packages/fedclade-papers

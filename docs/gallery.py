@@ -25,7 +25,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -160,7 +160,11 @@ def photograph_digits() -> None:
         }
         photograph(chromium, Path(folder) / "cfl" / "report.html", of_cfl)
         photograph_head(
-            chromium, Path(folder) / "cfl" / "report.html", last_section="tree", name="report"
+            chromium,
+            Path(folder) / "cfl" / "report.html",
+            last_section="tree",
+            name="report",
+            hidden=("gains", "distinction"),
         )
         photograph(chromium, Path(folder) / "rcfl" / "report.html", {"checks": "checks"})
         photograph(
@@ -210,9 +214,13 @@ def photograph(chromium: Browser, page: Path, sections: dict[str, str]) -> None:
     shown.close()
 
 
-def photograph_head(chromium: Browser, page: Path, *, last_section: str, name: str) -> None:
-    """Save a page from its top to the end of a section as one PNG file."""
+def photograph_head(
+    chromium: Browser, page: Path, *, last_section: str, name: str, hidden: Sequence[str] = ()
+) -> None:
+    """Save a page from its top to the end of a section as PNG file, without ``hidden`` sections."""
     shown = open_page(chromium, page)
+    for section in hidden:
+        shown.locator(f"#{section}").evaluate("section => section.remove()")
     last = shown.locator(f"#{last_section}")
     last.scroll_into_view_if_needed()  # figures are drawn when they become visible
     shown.wait_for_timeout(500)

@@ -654,6 +654,16 @@ def test_the_tree_says_what_each_cluster_is(split_run, section, page_of):
     assert one.spoken.startswith("cluster 1: clients 2, rounds 2 to 4, accuracy 64.0 %")
 
 
+def test_the_label_of_a_short_bar_does_not_cover_the_parents_bar(make_run, section, page_of):
+    run = make_run([(11, 0)], rounds=12)
+    (picture,) = section(page_of(run), "tree").trees.values()
+    root, above, below = picture.branches
+    assert above.y < root.y < below.y
+    assert above.side == below.side == "end"
+    assert above.label_y < above.y - above.thickness / 2
+    assert below.label_y > below.y + below.thickness / 2
+
+
 def test_clusters_without_members_are_not_drawn(make_run, section, page_of):
     tree = ParameterTree.star([[0, 1, 2, 3], []], torch.zeros(1))
     rows = [row | {"cluster": 1} for row in make_run().client_rows]

@@ -80,6 +80,8 @@ class Branch:
     """Text after the cluster's id; empty if there is not enough space."""
     side: str
     """Part of the bar at which the label is anchored: ``start``, ``end`` or ``middle``."""
+    label_y: float
+    """Baseline of the label, in pixels."""
     spoken: str
     """Text for screen readers."""
     facts: Sequence[tuple[str, str]]
@@ -231,17 +233,27 @@ class _Layout:
         if is_roomy:
             label = f" · {count(len(node.members), 'client')}"
         kind = "root" if is_root else "cluster"
+        y = self.y[node.id]
+        thickness = round(THIN + (THICK - THIN) * sqrt(min(1.0, share)), 1)
+        # A label that ends with a short bar reaches to the left of it. If the bar lies below its
+        # parent's, the label above it would cover the parent's bar.
+        is_under_parent = node.parent is not None and y > self.y[node.parent]
+        if is_leaf and not (side == "end" and is_under_parent):
+            label_y = y - thickness / 2 - 5
+        else:
+            label_y = y + thickness / 2 + 14
         return Branch(
             id=node.id,
             parent=node.parent,
             level=len(tree.above(node.id)),
             start=round(start, 2),
             end=round(end, 2),
-            y=self.y[node.id],
-            thickness=round(THIN + (THICK - THIN) * sqrt(min(1.0, share)), 1),
+            y=y,
+            thickness=thickness,
             colour=self.view.colours.of(node.id),
             label=label,
             side=side,
+            label_y=round(label_y, 1),
             spoken=f"{kind} {node.id}: {spoken_facts}",
             facts=facts,
             members=shortened(names, MEMBERS),
