@@ -29,6 +29,7 @@ from fedclade.core import (
     Updates,
     mean,
     row_norms,
+    without_ids,
 )
 
 LARGEST_COMPARED = 1000
@@ -358,14 +359,16 @@ def _sum_discrepancies(clusters: Sequence[ClusterUpdate]) -> float | None:
 
 def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event]:
     """Report the changes between two trees: the clients that joined each leaf, and empty leaves."""
-    members_before = {leaf.id: set(leaf.members) for leaf in before.leaves}
+    members_before = {leaf.id: leaf.members for leaf in before.leaves}
     had_members = any(members_before.values())
     events: list[Event] = []
     for leaf in after.leaves:
-        old = members_before.get(leaf.id, set[int]())
-        joined = tuple(sorted(set(leaf.members) - old))
-        if joined:
-            events.append(Joined(leaf.id, joined))
+        old = members_before.get(leaf.id, ())
+        # Usually nobody joined, and a comparison is fast even with millions of members.
+        if leaf.members != old:
+            joined = tuple(sorted(without_ids(leaf.members, old)))
+            if joined:
+                events.append(Joined(leaf.id, joined))
         # At a first assignment, where no leaf had members before, leaves that get none are
         # reported, too.
         if not leaf.members and (old or not had_members):

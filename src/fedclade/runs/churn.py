@@ -288,6 +288,8 @@ class ComingAndGoing(Clients):
     def reachable(self) -> Sequence[int]:
         """Ids of the clients that are available in the current round."""
         away = self.away
+        if not away:
+            return self.ids
         return [client for client in self.ids if client not in away]
 
     @property

@@ -15,7 +15,7 @@ have an r-th of the steps. So a split is trained in smaller batches, with as man
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,6 +33,9 @@ from fedclade.core import (
     RoundPlan,
     Splits,
     Updates,
+    ascending_ids,
+    id_array,
+    numbers_of,
 )
 
 SMALLEST_SPLIT = 10
@@ -198,9 +201,11 @@ class DataSplits:
         """Smallest number of training examples with which a client can make these splits."""
         return self.count * max(1, self.size)
 
-    def select_able(self, sizes: Mapping[int, int], clients: Iterable[int]) -> list[int]:
+    def select_able(self, sizes: Mapping[int, int], clients: Collection[int]) -> list[int]:
         """Return the clients that have enough examples for these splits, in ascending order."""
-        return [client for client in sorted(clients) if sizes[client] >= self.min_examples]
+        ids = ascending_ids(clients)
+        able = numbers_of(sizes, ids) >= self.min_examples
+        return id_array(ids)[able].tolist()
 
     def request_updates(
         self,
@@ -250,7 +255,7 @@ class DataSplits:
     def train(
         self,
         tree: ParameterTree,
-        members: Iterable[int],
+        members: Collection[int],
         cohort: Iterable[int],
         clients: Clients,
         this_round: RoundPlan,
@@ -307,7 +312,9 @@ def all_take_part(tree: ParameterTree, cohort: Iterable[int], clients: Clients) 
 
     A client that is unavailable in a round does not turn the round into a sample.
     """
-    return set(clients.reachable).intersection(tree.leaf_of).issubset(cohort)
+    in_round = set(cohort)
+    # With a sample of many clients, the search ends at one of the first.
+    return all(client in in_round for client in clients.reachable if client in tree.leaf_of)
 
 
 def divisible_sizes(clients: Clients) -> Mapping[int, int]:

@@ -59,7 +59,7 @@ def similarity_section(view: RunView) -> Section | None:
     sentences = [
         "Cosine similarity of each pair of clients’ updates, with clients in the order of the "
         "tree. Updates should be similar (warm colours) within a cluster and dissimilar (cold) "
-        "between clusters. The diagonal is empty, since each update equals itself."
+        "between clusters. The similarity of an update to itself, which is 1, is not drawn."
     ]
     if view.outcome.truth is not None:
         sentences.append("The strip at the left shows each client’s true cluster.")
