@@ -45,7 +45,7 @@ from fedclade.data import PlantedSettings, open_folder, write_planted
 from fedclade.training import SimulatedClients
 
 CLIENTS = (100_000, 1_000_000, 10_000_000)
-METHODS = ("fedavg", "scaffold", "ifca", "rcfl", "cfl")
+METHODS = ("fedavg", "scaffold", "ditto", "ifca", "cfl", "rcfl")
 COHORT, ROUNDS, EVALUATED, EVERY = 1_000, 50, 1_000, 10
 LOCAL = LocalTraining(epochs=1, batch_size=10, lr=0.05)
 
