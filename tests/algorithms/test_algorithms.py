@@ -11,7 +11,7 @@ from fedclade import CFL, ConfigError, FedAvg, Local, LocalTraining, Oracle, sim
 from fedclade.algorithms import ALGORITHMS, State, build_algorithm
 from fedclade.algorithms.base import sample
 from fedclade.algorithms.cluster_update import membership_events
-from fedclade.core import KEEPS_NONE
+from fedclade.core import KEEPS_NONE, MANY_IDS
 from fedclade.core.queries import RoundPlan
 from fedclade.core.tree import ParameterTree
 from tests.tiny import Metered, ScriptedClients, details, federation_of, linear, play
@@ -218,6 +218,16 @@ def test_membership_events_tell_who_joined_what_and_which_clusters_became_empty(
         ("empty", 2, {}),  # and not 3, which was empty before
     ]
     assert membership_events(before, before) == []
+
+
+def test_membership_events_of_clusters_with_many_members_are_those_of_small_ones():
+    half = MANY_IDS + 1  # so that members are stored in arrays
+    before = ParameterTree.star([range(half), range(half, 2 * half)], torch.zeros(1))
+    told = membership_events(before, before.reassigned({5: 2, 3: 2}))
+    assert [(event.kind, event.node, details(event)) for event in told] == [
+        ("joined", 2, {"clients": [3, 5]})
+    ]
+    assert membership_events(before, before.moved(1, torch.ones(1))) == []
 
 
 def test_membership_events_of_the_first_assignment_tell_all_empty_clusters():

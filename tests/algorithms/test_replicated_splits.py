@@ -10,7 +10,8 @@ from fedclade import CFL, ConfigError, FedAvg, LocalTraining, simulate
 from fedclade.algorithms.rcfl.data_splits import DataSplits
 from fedclade.algorithms.rcfl.replicate_test import ReplicateTest, join_to_two
 from fedclade.algorithms.split_criterion import CFLState
-from fedclade.core import ParameterTree, RoundPlan
+from fedclade.core import MANY_IDS, ClientIds, ParameterTree, RoundPlan
+from fedclade.core.client_ids import ArrayMapping, Positions
 from tests.tiny import Asked, details, federation_of, linear, perceptron, play, replicating
 
 SPEC = LocalTraining(epochs=2, batch_size=8, lr=0.3)
@@ -54,6 +55,19 @@ def test_four_clusters_are_parted_two_by_two():
             len(first.members),
             len(second.members),
         ]
+
+
+@pytest.mark.parametrize("clients", [7, MANY_IDS + 3])
+def test_clients_with_enough_examples_are_the_same_in_a_dict_and_in_arrays(clients):
+    examples = np.arange(clients) % 5 + 18
+    ids = np.arange(clients) * 2
+    in_arrays = ArrayMapping(Positions(ids), examples)
+    in_a_dict = dict(zip(ids.tolist(), examples.tolist(), strict=True))
+    expected = [client for client, count in in_a_dict.items() if count >= 20]
+    splits = DataSplits(2, 10)
+    assert splits.select_able(in_arrays, ClientIds(ids)) == expected
+    assert splits.select_able(in_a_dict, set(in_a_dict)) == expected
+    assert splits.select_able(in_arrays, ids.tolist()[:3]) == [c for c in expected if c < 6]
 
 
 def count_and_size(call: Asked) -> tuple[int, int]:
