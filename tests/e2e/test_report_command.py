@@ -87,6 +87,7 @@ def test_report_writes_a_page_beside_its_run(fedclade, monkeypatch: pytest.Monke
     code, out, err = fedclade("report", CFL, "--against", FEDAVG, "--open")
     assert (code, err) == (0, "")
     assert f"figures: {CFL}/figures" in out
+    assert re.search(r"mean accuracy of the clients: .+ points \[.+\] against fedavg", out)
     assert out.rstrip().endswith(f"report: {CFL}/report.html")
     page = Path(CFL, "report.html")
     assert "] against fedavg" in page.read_text()

@@ -301,6 +301,9 @@ def _report_run(
         say(console, f"figures: {folder / 'figures'}")
     _announce_unfinished(run, folder, console)
     view = RunView(run, other, label, newcomers, folder=folder)
+    difference, _ = view.difference
+    if difference:
+        say(console, f"mean {view.score.label} of the clients: {difference}")
     return write_page(run_page(view), out or folder / REPORT)
 
 

@@ -228,6 +228,20 @@ class RunView:
         """Last score of each client that has a score, by client id."""
         return self.score.by_client(self.outcome.rows.values())
 
+    @property
+    def difference(self) -> tuple[str, str]:
+        """Mean difference of the clients' scores to the other run, as text, and its trend.
+
+        The text ends with the label of the other run. The trend is ``good``, ``bad`` or empty
+        (:meth:`Score.compare`). Both texts are empty without another run, or if no client has a
+        score in both.
+        """
+        if self.against is None:
+            return "", ""
+        others = self.score.by_client(Outcome.of(self.against).rows.values())
+        difference, trend = self.score.compare(self.scores, others)
+        return (f"{difference} against {self.against_label}" if difference else ""), trend
+
     @cached_property
     def before(self) -> tuple[str, dict[int, float]] | None:
         """Scores to compare this run with: label, and scores by client id; None if there are none.

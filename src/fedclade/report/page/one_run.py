@@ -34,7 +34,7 @@ from fedclade.report.page.section import Card, Page, Section, Table, write_page
 from fedclade.report.page.served import served_section
 from fedclade.report.page.tree import tree_section
 from fedclade.report.queries import personal_part, waits_for_nodes
-from fedclade.report.run_view import Outcome, RunView
+from fedclade.report.run_view import RunView
 from fedclade.report.score import Score
 from fedclade.runs import ADVICE, CONFIG, Run, to_toml
 
@@ -174,12 +174,9 @@ def _mean_card(view: RunView) -> Card:
     summary = view.run.summary
     score = view.score
     mean = score.mean(summary)
-    if view.against is not None:
-        other = Outcome.of(view.against).rows.values()
-        difference, trend = score.compare(view.scores, score.by_client(other))
-        if difference:
-            note = f"{difference} against {view.against_label}"
-            return Card(score.title, score.text(mean), note, trend)
+    difference, trend = view.difference
+    if difference:
+        return Card(score.title, score.text(mean), difference, trend)
     return Card(score.title, score.text(mean), _describe_spread(score, summary))
 
 
