@@ -55,6 +55,20 @@ def test_float32_is_the_vector_to_the_last_bit(seed, size):
     assert encode(vector, "float32", size) == struct.pack(f"<{size}f", *vector.tolist())
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_an_update_in_the_memory_of_its_bytes_is_the_same(encoding):
+    data = encode(drawn(3, 300), encoding, 290)
+    update = decode(data, 300, encoding, 290, copies=False)
+    assert torch.equal(update, decode(data, 300, encoding, 290))
+
+
+def test_only_a_copy_may_be_changed(recwarn):
+    data = encode(torch.ones(3), "float32", 3)
+    decode(data, 3, "float32", 3).zero_()
+    assert decode(data, 3, "float32", 3, copies=False).tolist() == [1.0] * 3
+    assert not recwarn.list
+
+
 @given(seeds, sizes, magnitudes)
 def test_an_entry_is_off_by_no_more_than_stated(seed, size, magnitude):
     """int8: half a scale, 1/254 of the block's largest; float16: 2^-11 of the entry, or 2^-40 of the largest.
@@ -311,7 +325,9 @@ def test_an_encoding_that_fails_leaves_the_residual_as_it_was(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    name = "decode" if encoding == "topk" else "_tensor_of"  # the step after the bytes are made
+    name = (
+        "decode" if encoding == "topk" else "tensor_from_bytes"
+    )  # the step after the bytes are made
     with monkeypatch.context() as patch:
         patch.setattr(encoding_module, name, interrupted)
         with pytest.raises(KeyboardInterrupt):

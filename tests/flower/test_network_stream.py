@@ -13,8 +13,8 @@ from fedclade import CFL, ConfigError, Run, Signature
 from fedclade.algorithms import Algorithm, FedAvg
 from fedclade.core import UpdateError, file_rows, is_in_file
 from fedclade.flower import Network, grid_clients
-from fedclade.flower.grid_clients import UpdateBuffer
 from fedclade.flower.replies import UpdateReply
+from fedclade.flower.update_buffer import UpdateBuffer
 from fedclade.runs import StreamChoice, models
 from tests.flower.grids import federated, grid_of, housed, network_of, node_of
 from tests.flower.test_update_buffer import MODELS, PARAMETERS
@@ -119,9 +119,9 @@ def test_the_buffer_of_a_stream_has_the_size_that_the_network_sets(monkeypatch: 
     rows: list[int] = []
 
     class Counted(UpdateBuffer):
-        def __init__(self, count: int, *rest: Any) -> None:
+        def __init__(self, count: int, *rest: Any, **named: Any) -> None:
             rows.append(count)
-            super().__init__(count, *rest)
+            super().__init__(count, *rest, **named)
 
     monkeypatch.setattr(grid_clients, "UpdateBuffer", Counted)
     for size, most in ((2 * SIZE, 2), ("1 B", 1)):
@@ -156,8 +156,8 @@ def test_a_run_with_updates_in_a_file_has_the_same_results(monkeypatch: pytest.M
     in_files: list[bool] = []
 
     class Watched(UpdateBuffer):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
             in_files.append(self._is_in_file)
 
     monkeypatch.setattr(grid_clients, "UpdateBuffer", Watched)

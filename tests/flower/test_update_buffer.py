@@ -7,9 +7,9 @@ import math
 import torch
 
 from fedclade.flower.exchange import AT_ONCE
-from fedclade.flower.grid_clients import UpdateBuffer, streamed_at_once
 from fedclade.flower.network import STREAM_BUFFER
 from fedclade.flower.replies import UpdateReply
+from fedclade.flower.update_buffer import ReusedMemory, UpdateBuffer, streamed_at_once
 
 MODELS = torch.zeros(1, 3)
 PARAMETERS = 2
@@ -87,3 +87,54 @@ def test_a_stream_collects_few_updates_and_few_bytes():
     assert streamed_at_once(STREAM_BUFFER // AT_ONCE) == AT_ONCE
     assert streamed_at_once(STREAM_BUFFER // 3) == 3
     assert streamed_at_once(10 * STREAM_BUFFER) == 1
+
+
+# Memory that is used again.
+
+
+def test_memory_is_used_again_once_no_tensor_lies_in_it():
+    memory = ReusedMemory()
+    first = memory.rows(4, 3, MODELS)
+    place = first.data_ptr()
+    part = first[1:, :2].T  # what is made of a tensor uses its memory, too
+    del first
+    second = memory.rows(4, 3, MODELS)
+    assert second.data_ptr() != place
+    del part
+    place = second.data_ptr()
+    del second
+    assert memory.rows(4, 3, MODELS).data_ptr() == place
+
+
+def test_memory_in_use_keeps_its_numbers():
+    memory = ReusedMemory()
+    kept = memory.rows(2, 3, MODELS).fill_(1.0)[0]
+    memory.rows(2, 3, MODELS).fill_(2.0)
+    memory.rows(2, 3, MODELS).fill_(3.0)
+    assert kept.tolist() == [1.0] * 3
+
+
+def test_memory_is_new_for_a_matrix_that_is_too_large_or_far_smaller():
+    memory = ReusedMemory()
+    for rows, length in ((4, 3), (8, 3), (5, 3), (1, 3), (0, 3), (3, 0), (3, 3)):
+        matrix = memory.rows(rows, length, MODELS.double())
+        assert (matrix.shape, matrix.dtype) == ((rows, length), torch.float64)
+        assert matrix.untyped_storage().nbytes() <= 2 * matrix.nbytes
+        matrix.fill_(1.0)
+
+
+def test_memory_of_another_device_is_left_to_pytorch():
+    assert ReusedMemory().rows(2, 3, MODELS.to("meta")).device.type == "meta"
+
+
+def test_rounds_share_the_memory_of_their_buffers():
+    memory = ReusedMemory()
+    places: set[int] = set()
+    for number in (1, 2, 3):
+        buffer = UpdateBuffer(2, 3, MODELS, memory=memory)
+        buffer.put(10, answer(float(number)))
+        updates = buffer.checked(PARAMETERS, number)
+        assert updates.required_deltas.tolist() == [[float(number)] * 3]
+        places.add(updates.required_deltas.data_ptr())
+        del buffer, updates
+    assert len(places) == 1

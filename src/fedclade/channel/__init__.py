@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         share_at_random,
     )
     from fedclade.channel.adversary import Adversary
-    from fedclade.channel.central import Answering, CentralPrivacy, NoisySums
+    from fedclade.channel.central import Answering, CentralPrivacy
     from fedclade.channel.compose import arrived, client_side, received, server_side
     from fedclade.channel.encoding import (
         DENSE_ENCODINGS,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         decode,
         encode,
         encoded_bytes,
+        tensor_from_bytes,
     )
     from fedclade.channel.example_privacy import (
         ExamplePrivacy,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from fedclade.channel.lying import Lying
     from fedclade.channel.matching_parts import MatchingParts
     from fedclade.channel.middleware import Channel, Middleware
+    from fedclade.channel.noisy_sums import NoisySums
     from fedclade.channel.opposing import OpposingUpdates
     from fedclade.channel.own_middleware import (
         build_middleware,
@@ -168,6 +170,7 @@ __all__ = [
     "share_at_random",
     "system_normal",
     "system_uniform",
+    "tensor_from_bytes",
     "unpack_parts",
 ]
 

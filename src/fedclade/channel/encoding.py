@@ -27,6 +27,7 @@ decodes to entries that are all not finite, which the receiver's own check detec
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,9 @@ def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
     return b"".join([*all_scales, *all_codes, _bytes_of(buffers)])
 
 
-def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
+def decode(
+    data: bytes, size: int, encoding: str, n_parameters: int, *, copies: bool = True
+) -> Tensor:
     """Decode bytes to an update, float32 ``[S]``.
 
     With ``int8``, the error of a parameter is at most 1/254 of the largest magnitude in its block.
@@ -145,6 +148,9 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
     size, encoding, n_parameters
         Number of entries S, encoding and number of parameters, as the receiver knows them, not as
         the sender reports them.
+    copies
+        Whether the update has memory of its own. If not, it has the memory of ``data`` where that
+        is possible, as with ``float32``, and must not be changed.
 
     Raises
     ------
@@ -162,7 +168,7 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
     if encoding == "topk":
         return _decode_largest(data, size, n_parameters)
     if encoding not in _CODES:
-        return _tensor_of(data, torch.float32)
+        return tensor_from_bytes(data, torch.float32, copies=copies)
     vector = torch.empty(size, dtype=torch.float32)
     for start, piece in _decoded_pieces(data, encoding, n_parameters):
         vector[start : start + len(piece)] = piece
@@ -182,9 +188,9 @@ def _decoded_pieces(data: bytes, encoding: str, n_parameters: int) -> Iterator[t
         stop = min(start + PIECE, n_parameters)
         codes = view[split + dtype.itemsize * start : split + dtype.itemsize * stop]
         scales = view[4 * (start // BLOCK) : 4 * _count_blocks(stop)]
-        scale = _tensor_of(scales, torch.float32).repeat_interleave(BLOCK)[: stop - start]
-        yield start, _tensor_of(codes, dtype).to(torch.float32).mul_(scale)
-    yield n_parameters, _tensor_of(view[end:], torch.float32)
+        scale = tensor_from_bytes(scales, torch.float32).repeat_interleave(BLOCK)[: stop - start]
+        yield start, tensor_from_bytes(codes, dtype).to(torch.float32).mul_(scale)
+    yield n_parameters, tensor_from_bytes(view[end:], torch.float32)
 
 
 def _decode_largest(data: bytes, size: int, n_parameters: int) -> Tensor:
@@ -199,8 +205,8 @@ def _decode_largest(data: bytes, size: int, n_parameters: int) -> Tensor:
             "version of fedclade"
         )
     update = torch.zeros(size)
-    update[places] = _tensor_of(data[split : 2 * split], torch.float32)
-    update[n_parameters:] = _tensor_of(data[2 * split :], torch.float32)
+    update[places] = tensor_from_bytes(data[split : 2 * split], torch.float32)
+    update[n_parameters:] = tensor_from_bytes(data[2 * split :], torch.float32)
     return update
 
 
@@ -317,8 +323,23 @@ def _bytes_of(tensor: Tensor) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _tensor_of(data: bytes | memoryview, dtype: torch.dtype) -> Tensor:
-    """Return the tensor of numbers that little-endian bytes encode."""
-    there = np.dtype(str(dtype).removeprefix("torch.")).newbyteorder("<")
-    array = np.frombuffer(data, there)
-    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
+def tensor_from_bytes(
+    data: bytes | memoryview, dtype: torch.dtype, *, copies: bool = True
+) -> Tensor:
+    """Return the tensor of numbers that little-endian bytes encode, of one dimension.
+
+    Parameters
+    ----------
+    data
+        The bytes.
+    dtype
+        Type of the numbers.
+    copies
+        Whether the tensor has memory of its own. If not, it has the memory of ``data`` where that
+        is possible, and must not be changed.
+    """
+    little = np.dtype(str(dtype).removeprefix("torch.")).newbyteorder("<")
+    array = np.frombuffer(data, little).astype(little.newbyteorder("="), copy=copies)
+    with warnings.catch_warnings():  # torch warns of memory that must not be changed
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)

@@ -47,13 +47,10 @@ from fedclade.core import (
     Updates,
     Waiting,
     Workers,
-    empty_rows,
-    is_in_file,
-    release_pages,
 )
 from fedclade.data import Statistics, StatisticsQuery
 from fedclade.flower import wire
-from fedclade.flower.exchange import AT_ONCE, Exchange
+from fedclade.flower.exchange import Exchange
 from fedclade.flower.kinds import check_travels
 from fedclade.flower.models_sent import (
     ModelsSent,
@@ -81,6 +78,7 @@ from fedclade.flower.replies import (
 from fedclade.flower.row_messages import largest_reply, read_row, values_of, vectors_of
 from fedclade.flower.secure.server import secure_updates
 from fedclade.flower.secure.terms import Members, SecureAggregation
+from fedclade.flower.update_buffer import ReusedMemory, UpdateBuffer, streamed_at_once
 from fedclade.flower.wire import Content
 from fedclade.flower.work_sent import check_work_travels
 from fedclade.runs import ComingAndGoing, StreamChoice
@@ -311,112 +309,6 @@ class Backoff:
         return f"{self._late[client]} times"
 
 
-# Updates arrive over a network one by one; they are copied into one tensor and checked together.
-
-
-class UpdateBuffer:
-    """Buffer for the updates of several clients, with one row per update.
-
-    Each update is copied into its row as soon as it arrives, so that no update is stored twice. All
-    updates are checked together, which takes a fraction of the time of separate checks.
-
-    Parameters
-    ----------
-    rows
-        Number of updates for which the buffer has space.
-    length
-        Number of entries of an update.
-    models
-        Models that the server has sent. The buffer has the same type and device.
-    largest_in_memory
-        Bytes of all rows above which the buffer lies in a file.
-    """
-
-    def __init__(
-        self, rows: int, length: int, models: Tensor, largest_in_memory: float = math.inf
-    ) -> None:
-        in_file = rows * length * models.itemsize > largest_in_memory
-        self._deltas = empty_rows(rows, length, models, in_file=in_file)
-        self._is_in_file = is_in_file(self._deltas)
-        # client, number of training examples, and loss, by row
-        self._reply_of: dict[int, tuple[int, int, float | None]] = {}
-        # component of a mixture that each client chose, by client
-        self._component_of: dict[int, int] = {}
-        self._remembered: set[int] = set()  # clients that replied from memory
-
-    @property
-    def full(self) -> bool:
-        """Whether every row of the buffer contains an update."""
-        return len(self._reply_of) == len(self._deltas)
-
-    def put(self, client: int, reply: UpdateReply, row: int | None = None) -> None:
-        """Copy a client's update into a row; by default into the first free row."""
-        if row is None:
-            row = len(self._reply_of)
-        self._deltas[row] = reply.update
-        if self._is_in_file:
-            release_pages()
-        self._reply_of[row] = (client, reply.size, reply.loss)
-        if reply.component is not None:
-            self._component_of[client] = reply.component
-        if reply.remembered:
-            self._remembered.add(client)
-
-    def checked(self, n_parameters: int, number: int) -> Updates:
-        """Check the collected updates, and return the usable ones in the order of their rows.
-
-        Losses that clients withhold are NaN. The buffer must not be used afterwards, since the
-        result has its memory.
-
-        Parameters
-        ----------
-        n_parameters
-            Number of parameters of the model, without buffers.
-        number
-            Number of the round.
-        """
-        rows = sorted(self._reply_of)
-        # Rows without an update are closed up in place, since a copy would take as much memory.
-        for place, row in enumerate(rows):
-            if place != row:
-                self._deltas[place] = self._deltas[row]
-        deltas = self._deltas[: len(rows)]
-        replies = [self._reply_of[row] for row in rows]
-        ids = [client for client, *_ in replies]
-        sizes = [size for _, size, _ in replies]
-        losses = torch.tensor(
-            [0.0 if loss is None else loss for *_, loss in replies], dtype=torch.float64
-        )
-        updates = Updates.received(
-            ids, sizes, deltas, n_parameters=n_parameters, losses=losses, number=number
-        )
-        if self._component_of:
-            updates = updates.with_columns(
-                components=torch.tensor([self._component_of[client] for client in updates.ids])
-            )
-        if self._remembered:
-            remembered = [client in self._remembered for client in updates.ids]
-            updates = updates.with_columns(remembered=torch.tensor(remembered, dtype=torch.bool))
-        withheld = {client for client, _, loss in replies if loss is None}
-        if not withheld:
-            return updates
-        hidden = torch.tensor([client in withheld for client in updates.ids], dtype=torch.bool)
-        return updates.with_columns(losses=updates.losses.masked_fill(hidden, torch.nan))
-
-
-def streamed_at_once(size: int, buffer: int = STREAM_BUFFER) -> int:
-    """Return the number of updates that a server which streams collects before it adds them up.
-
-    Parameters
-    ----------
-    size
-        Bytes of an update.
-    buffer
-        Bytes of the collected updates; a single update may be larger.
-    """
-    return max(1, min(AT_ONCE, buffer // max(1, size)))
-
-
 T = TypeVar("T")
 
 DISCLOSES_NO_SCORES = (
@@ -478,6 +370,7 @@ class GridClients(Workers):
     ) -> None:
         self._stream_buffer = stream_buffer
         self._largest_in_memory = largest_in_memory
+        self._memory = ReusedMemory()
         self._exchange = exchange
         self._registry = registry
         self._wait = wait
@@ -855,7 +748,11 @@ class GridClients(Workers):
             )
             place_of = {client: place for place, (*_, client) in enumerate(by_model)}
             buffer = UpdateBuffer(
-                len(query.ids), length, query.models.vectors, self._largest_in_memory
+                len(query.ids),
+                length,
+                query.models.vectors,
+                self._largest_in_memory,
+                memory=self._memory,
             )
             for client, reply in replies:
                 buffer.put(client, reply, place_of[client])
@@ -864,11 +761,11 @@ class GridClients(Workers):
         buffer: UpdateBuffer | None = None
         for client, reply in replies:
             if buffer is None:
-                buffer = UpdateBuffer(rows, length, query.models.vectors)
+                buffer = UpdateBuffer(rows, length, query.models.vectors, memory=self._memory)
             buffer.put(client, reply)
             if buffer.full:
                 sink(self._checked(buffer, query, {}))
-                buffer = None  # frees its memory before the next buffer is allocated
+                buffer = None  # so that the next buffer can use its memory
         if buffer is None:
             buffer = UpdateBuffer(0, length, query.models.vectors)
         return self._checked(buffer, query, left_out)

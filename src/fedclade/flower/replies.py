@@ -42,8 +42,9 @@ class UpdateReply:
     loss
         Mean training loss; None if the client withholds its loss.
     update
-        Update Δθ_i as a vector. If the query compares the updates from disjoint parts of each
-        client's data, the values for the comparison are appended.
+        Update Δθ_i as a vector, which must not be changed, since it may have the memory of the
+        received message. If the query compares the updates from disjoint parts of each client's
+        data, the values for the comparison are appended.
     component
         Index of the mixture's model that has the largest weight for the client; None without a
         mixture.
@@ -196,7 +197,7 @@ def read_update(
     return UpdateReply(
         size,
         loss,
-        decode(data, length, encoding, n_parameters).to(dtype),
+        decode(data, length, encoding, n_parameters, copies=False).to(dtype),
         component=component,
         remembered="remembered" in content.values and content.get("remembered", bool),
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import warnings
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -20,11 +19,11 @@ from itertools import zip_longest
 from reprlib import repr as shown
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedclade.channel import tensor_from_bytes
 from fedclade.core import OWN, Layout, UpdateError, version_of
 
 PROTOCOL = 11  # version of the message format; server and clients must have the same version
@@ -288,11 +287,7 @@ def read_vector(
         raise UpdateError(
             f"{name} has {len(data)} bytes, expected {expected} for shape {shape} of {dtype}"
         )
-    little = torch.empty((), dtype=dtype).numpy().dtype.newbyteorder("<")
-    array = np.frombuffer(data, little).astype(little.newbyteorder("="), copy=copies)
-    with warnings.catch_warnings():  # torch warns of memory that must not be changed
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array).view(shape)
+    return tensor_from_bytes(data, dtype, copies=copies).view(shape)
 
 
 def digest(data: bytes) -> str:

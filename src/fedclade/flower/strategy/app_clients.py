@@ -34,7 +34,7 @@ from fedclade.core import (
     Updates,
     Workers,
 )
-from fedclade.flower.grid_clients import Backoff, StreamSwitch, UpdateBuffer, streamed_at_once
+from fedclade.flower.grid_clients import Backoff, StreamSwitch
 from fedclade.flower.replies import MOST_EXAMPLES, Scores, UpdateReply, evaluation_of
 from fedclade.flower.strategy.app_exchange import AppExchange, AppRequest, only_record
 from fedclade.flower.strategy.app_nodes import AppNodes
@@ -42,6 +42,7 @@ from fedclade.flower.strategy.app_queries import check_query
 from fedclade.flower.strategy.array_model import ArrayModel
 from fedclade.flower.strategy.parts import PartSent
 from fedclade.flower.strategy.score_keys import ScoreKeys, find_train_loss, read_number
+from fedclade.flower.update_buffer import ReusedMemory, UpdateBuffer, streamed_at_once
 from fedclade.flower.wire import clean
 from fedclade.runs import ComingAndGoing
 
@@ -150,6 +151,7 @@ class AppClients(Workers):
         largest_in_memory: float = math.inf,
     ) -> None:
         self._largest_in_memory = largest_in_memory
+        self._memory = ReusedMemory()
         self._exchange = exchange
         self._nodes = nodes
         self._model = model
@@ -222,6 +224,7 @@ class AppClients(Workers):
             self.layout.size,
             vectors,
             math.inf if sink is not None else self._largest_in_memory,
+            memory=self._memory,
         )
         place_of = {client: place for place, client in enumerate(query.ids)}
         n_parameters = self.layout.n_parameters
@@ -237,7 +240,8 @@ class AppClients(Workers):
             buffer.put(client, reply, place_of[client] if sink is None else None)
             if sink is not None and buffer.full:
                 sink(buffer.checked(n_parameters, query.round.number))
-                buffer = UpdateBuffer(at_once, self.layout.size, vectors)
+                del buffer  # so that the next buffer can use its memory
+                buffer = UpdateBuffer(at_once, self.layout.size, vectors, memory=self._memory)
         updates = buffer.checked(n_parameters, query.round.number)
         return replace(updates, left_out={**left_out, **updates.left_out})
 
