@@ -16,7 +16,7 @@ from fedclade.core import Checked, Regrouped
 from fedclade.report.page import write_report
 from fedclade.report.tables import facts
 from fedclade.runs.stable_groups import find_stable_groups, summarize_stable_groups
-from fedclade.runs.store.contents import event_of
+from fedclade.runs.store.event_rows import event_of
 
 
 def verdict_of(truth: list[int]):

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedclade import ConfigError, ModelError
 from fedclade.algorithms import DescriptorQuery
-from fedclade.algorithms.flux import latent_layer, latents, projection
+from fedclade.algorithms.descriptor_query import latent_layer, latents, projection
 from fedclade.channel import Channel, Permutation
 from fedclade.channel.signature import Permuting
 from fedclade.models import LoRA, build_model

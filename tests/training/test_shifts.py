@@ -9,7 +9,7 @@ import torch
 
 from fedclade import ConfigError
 from fedclade.algorithms import ShiftQuery
-from fedclade.algorithms.flexcfl import LABELS
+from fedclade.algorithms.shift_query import LABELS
 from fedclade.training import ClientStore
 from tests.tiny import federation_of, linear, simulated, task_federation
 

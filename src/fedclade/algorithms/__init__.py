@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         train_clusters,
         train_root,
     )
+    from fedclade.algorithms.descriptor_query import DescriptorQuery
     from fedclade.algorithms.ditto import Ditto
     from fedclade.algorithms.fedavg import (
         FedAvg,
@@ -43,12 +44,12 @@ if TYPE_CHECKING:
     from fedclade.algorithms.fedsoft import FedSoft
     from fedclade.algorithms.fesem import FeSEM
     from fedclade.algorithms.fl_hc import FLHC
-    from fedclade.algorithms.flexcfl import FlexCFL, ShiftQuery
-    from fedclade.algorithms.flux import FLUX, DescriptorQuery, without_labels
+    from fedclade.algorithms.flexcfl import FlexCFL
+    from fedclade.algorithms.flux import FLUX, without_labels
     from fedclade.algorithms.ifca import IFCA
     from fedclade.algorithms.method import Family, Method, Paper
     from fedclade.algorithms.ocfl import OCFL
-    from fedclade.algorithms.pacfl import PACFL, SubspaceQuery
+    from fedclade.algorithms.pacfl import PACFL
     from fedclade.algorithms.per_fedavg import PerFedAvg
     from fedclade.algorithms.pfedme import PFedMe
     from fedclade.algorithms.private_choice import PrivateChoice
@@ -66,8 +67,10 @@ if TYPE_CHECKING:
     )
     from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
     from fedclade.algorithms.scaffold import Scaffold
+    from fedclade.algorithms.shift_query import ShiftQuery
     from fedclade.algorithms.split_criterion import ExaminedCluster, ProposedSplit, SplitCriterion
     from fedclade.algorithms.stocfl import StoCFL
+    from fedclade.algorithms.subspace_query import SubspaceQuery
     from fedclade.core import Event
 
 __all__ = [

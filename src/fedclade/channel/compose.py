@@ -6,18 +6,25 @@ back.
 
 from __future__ import annotations
 
-from fedclade.channel.central import Answering
-from fedclade.channel.limits import Aggregating, Limiting
-from fedclade.channel.lying import Lying, LyingOfMeans
-from fedclade.channel.matching_parts import MatchingParts
-from fedclade.channel.middleware import Middleware
-from fedclade.channel.opposing import OpposingUpdates
-from fedclade.channel.privacy import Withholding
-from fedclade.channel.retry import Retrying
-from fedclade.channel.signature import Permutation, Permuting, Replicating, Sketch, Sketching
-from fedclade.channel.streaming import Streaming
-from fedclade.channel.weighing import Weighing
+from typing import TYPE_CHECKING
+
+from fedclade.channel.limits import Aggregating
+from fedclade.channel.lying import LyingOfMeans
+from fedclade.channel.signature import Permuting, Replicating, Sketching
 from fedclade.core import Aggregation
+
+if TYPE_CHECKING:  # a client's process starts sooner without the modules of the server's middleware
+    from fedclade.channel.central import Answering
+    from fedclade.channel.limits import Limiting
+    from fedclade.channel.lying import Lying
+    from fedclade.channel.matching_parts import MatchingParts
+    from fedclade.channel.middleware import Middleware
+    from fedclade.channel.opposing import OpposingUpdates
+    from fedclade.channel.privacy import Withholding
+    from fedclade.channel.retry import Retrying
+    from fedclade.channel.signature import Permutation, Sketch
+    from fedclade.channel.streaming import Streaming
+    from fedclade.channel.weighing import Weighing
 
 
 def client_side(

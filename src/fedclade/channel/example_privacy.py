@@ -540,7 +540,7 @@ def privatizing(
     """Return the privacy middleware of simulated clients, or None without privacy.
 
     With central privacy, clients add no noise, since an aggregator adds it
-    (:class:`~fedclade.channel.central.NoisySums`). The clients' middleware then allows only queries
+    (:class:`~fedclade.channel.noisy_sums.NoisySums`). The clients' middleware then allows only queries
     for updates and scores, and refuses all other queries.
 
     Parameters

@@ -12,14 +12,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fedclade.core.arguments import checked
 from fedclade.core.errors import UpdateError
-from fedclade.core.events import Event
 from fedclade.core.file_rows import copy_rows
 from fedclade.core.settings import (
     Check,
@@ -32,6 +31,9 @@ from fedclade.core.settings import (
     one_of,
     setting,
 )
+
+if TYPE_CHECKING:  # clients report no events, and their processes start sooner without them
+    from fedclade.core.events import Event
 
 # Settings of the ``[aggregate]`` section: the aggregation rule and the limits on single updates.
 

@@ -71,7 +71,8 @@ if TYPE_CHECKING:
     from fedclade.runs.simulation import simulate
     from fedclade.runs.stopping import FINISH, Stopped
     from fedclade.runs.store import Run, export_adapter, export_model, load_export
-    from fedclade.runs.store.contents import data_frame, events_of, without_nan, without_unset
+    from fedclade.runs.store.contents import data_frame, without_nan, without_unset
+    from fedclade.runs.store.event_rows import events_of
     from fedclade.runs.store.export import serves_own
     from fedclade.runs.store.gains import (
         ALONE,

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedclade.core import DataSpec, Diverged, Evaluation
-from fedclade.runs.store.contents import Row, events_of
+from fedclade.runs.store.contents import Row
+from fedclade.runs.store.event_rows import events_of
 from fedclade.tasks import FittedTask
 
 GROWTH = 1000.0

@@ -41,7 +41,8 @@ from fedclade.runs.best_round import chosen, column_of, metric_named, validation
 from fedclade.runs.divergence import LossWatch, diverged_clients, known_losses
 from fedclade.runs.stable_groups import summarize_stable_groups
 from fedclade.runs.stopping import Stopped
-from fedclade.runs.store.contents import Block, Row, RowTable, events_of, plain
+from fedclade.runs.store.contents import Block, Row, RowTable, plain
+from fedclade.runs.store.event_rows import events_of
 from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.run import FORMAT, Run
 from fedclade.runs.store.tree_files import LARGEST_KEPT, SimilarityMatrix

@@ -23,7 +23,7 @@ from fedclade.core import (
     Retried,
 )
 from fedclade.runs import events_of
-from fedclade.runs.store.contents import event_of
+from fedclade.runs.store.event_rows import event_of
 
 CRITERIA = {"mean_norm": 0.1, "max_norm": 2.0, "alpha_cross_max": -0.5, "gamma_bound": 0.9}
 CHECK = {"p_value": 0.5, "gain": 0.1, "gain_before": 0.0, "level": 0.01}

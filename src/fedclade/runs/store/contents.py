@@ -1,7 +1,7 @@
 """Contents of the files of a run folder: their required structure, and the types of their values.
 
-The module reads and writes tables of rows, checks the structure of JSON and TOML files (their
-"shape"), and converts rows of events to typed events.
+The module reads and writes tables of rows, and checks the structure of JSON and TOML files (their
+"shape").
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from functools import cache
 from itertools import accumulate, groupby
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import Event, import_extra, shown
+from fedclade.core import import_extra, shown
 from fedclade.tasks import read_metrics
 
 if TYPE_CHECKING:
@@ -599,113 +596,4 @@ def without_unset(value: Any, path: tuple[str, ...] = ()) -> Any:
         return {key: without_unset(each, (*path, key)) for key, each in kept.items()}
     if isinstance(value, tuple | list):
         return [without_unset(entry, path) for entry in value]
-    return value
-
-
-# Events of a run: reading their rows, and converting the rows to typed events by the type hints of
-# the events' classes.
-
-E = TypeVar("E", bound=Event)
-
-
-def read_events(path: Path, nodes: int) -> list[Row]:
-    """Read the rows of a run's events from a file with one JSON object in each line.
-
-    Parameters
-    ----------
-    path
-        The file.
-    nodes
-        Number of nodes of the run's parameter tree.
-
-    Raises
-    ------
-    OSError, ValueError, RecursionError
-        If the file cannot be read, or an event lacks its round, kind or node.
-    """
-    events: list[Row] = []
-    for i, line in enumerate(path.read_text().splitlines(), start=1):
-        event = json.loads(line)
-        where = f"line {i} of {path.name}"
-        check_shape(event, {"round": int, "kind": str, "node": int}, where)
-        check_node(event["node"], nodes, f"{where}: node")
-        events.append(event)
-    return events
-
-
-def events_of(rows: Sequence[Row], *types: type[E]) -> list[tuple[int, E]]:
-    """Return the events of the given types from the rows of a run, in order, each with its round.
-
-    Rows that lack some fields of their event type are left out: a user's own algorithm may report
-    events of the same kind with fewer fields.
-    """
-    found = (
-        (row["round"], event_of(row, each))
-        for row in rows
-        for each in types
-        if row["kind"] == each.kind
-    )
-    return [(number, event) for number, event in found if event is not None]
-
-
-def event_of(row: Row, event_type: type[E]) -> E | None:
-    """Convert a row to an event of the given type; None if the row lacks some of its fields."""
-    hints = _hints_of(event_type)
-    wanted = [
-        each.name for each in fields(event_type) if each.name in row or each.default is not None
-    ]
-    types = {name: hints[name] for name in wanted}
-    try:
-        check_shape(row, {name: _shape_of(each) for name, each in types.items()}, "it")
-        return event_type(**{name: _value_of(each, row[name]) for name, each in types.items()})
-    except ValueError:
-        return None
-
-
-_hints_of = cache(get_type_hints)
-"""Cached function that returns the type hints of an event type, for runs with many rows."""
-
-
-def _shape_of(hint: Any) -> Shape:
-    """Convert a type hint to the shape that a JSON value must have to be read as this type.
-
-    See :data:`Shape` for shapes.
-    """
-    origin = get_origin(hint)
-    inner = get_args(hint)
-    if origin is UnionType:
-        shapes = [None if each is NoneType else _shape_of(each) for each in inner]
-        # A row leaves out a list that is None, so that a list in a row must have its shape.
-        lists = [each for each in shapes if isinstance(each, list)]
-        return lists[0] if lists else tuple(shapes)
-    if origin is tuple:
-        if inner[-1] is not ...:  # a tuple of a fixed length, whose entries are numbers
-            return [(int, float)]
-        return [_shape_of(inner[0])]
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {...: _shape_of(inner[1])}
-    return hint
-
-
-def _value_or_none(hint: Any, value: Any) -> Any:
-    """Convert a JSON value that may be None to the type that a type hint names."""
-    return None if value is None else _value_of(hint, value)
-
-
-def _value_of(hint: Any, value: Any) -> Any:
-    """Convert a JSON value to the type that a type hint names, such as a list to a tuple."""
-    origin = get_origin(hint)
-    inner = get_args(hint)
-    if origin is UnionType:
-        return _value_or_none(next(each for each in inner if each is not NoneType), value)
-    if origin is tuple:
-        if inner[-1] is ...:
-            inner = (inner[0],) * len(value)
-        return tuple(_value_of(part, entry) for part, entry in zip(inner, value, strict=True))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {inner[0](key): _value_of(inner[1], entry) for key, entry in value.items()}
-    if hint is int and not isinstance(value, int):
-        raise ValueError(
-            f"in the events of a run, a number should be a whole number, got {shown(value)}"
-        )
     return value

@@ -31,12 +31,12 @@ from fedclade.runs.store.contents import (
     Row,
     check_shape,
     data_frame,
-    read_events,
     read_json,
     read_rows,
     read_summary,
     write_rows,
 )
+from fedclade.runs.store.event_rows import read_events
 from fedclade.runs.store.gains import GAINS, Gains, read_gains, write_gains
 from fedclade.runs.store.manifest import (
     CONFIG,
