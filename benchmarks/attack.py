@@ -36,7 +36,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedclade import LocalTraining, load_federation
@@ -123,7 +123,7 @@ class Liar(ClientHandler):
         """Compute the reply of an honest client, and change it as ``lie`` states."""
         answer = super().answer(content, state)
         words, sent = (
-            dict(answer.config_records["fedclade"]),
+            dict(Content.of(answer).values),
             dict(answer.array_records.get("vectors", {})),
         )
         words |= {name: value for name, value in self.lie.words.items() if name in words}
@@ -131,7 +131,7 @@ class Liar(ClientHandler):
             update = self.lie.change(np.frombuffer(sent["update"].data, dtype="<f4"))
             sent["update"] = wire.raw(update.astype("<f4").tobytes(), "float32", len(update))
         records = {
-            "fedclade": ConfigRecord(words),
+            "fedclade": wire.record(words)["fedclade"],
             **({"vectors": ArrayRecord(sent)} if sent else {}),
         }
         return RecordDict(records)

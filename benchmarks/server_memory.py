@@ -52,6 +52,7 @@ from fedclade.algorithms import Algorithm
 from fedclade.core.local import LocalTraining
 from fedclade.flower import LocalNode, Network, client_app, federate
 from fedclade.flower.local_grid import LocalGrid
+from fedclade.flower.wire import Content
 from fedclade.models import build_model
 from fedclade.runs.settings import Stream
 
@@ -276,7 +277,7 @@ def replay_messages(encoding: str, hidden: int, folder: str, count: int) -> Meas
             kind = message.metadata.message_type
             reset_peak()
             reply = app(message, context)
-            refused = reply.content["fedclade"].get("refused")
+            refused = Content.of(reply.content).values.get("refused")
             if refused is not None:
                 raise SystemExit(f"the client refuses a recorded message: {refused}")
             peaks[kind] = max(peaks.get(kind, 0), status("VmHWM") - before)

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import Context, Message
 
 from fedclade import APFL, CFL, IFCA, Auto, Ditto, LocalTraining, Signature, Task
 from fedclade.algorithms import FLUX
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
 from fedclade.flower.from_config import AppSettings, RunConfig
 from fedclade.flower.policy import Policy
+from fedclade.flower.wire import Content
 from tests.docs.blocks import blocks_of
 from tests.docs.configs import check_toml
 
@@ -100,12 +101,11 @@ class Overheard:
 
     def __call__(self, message: Message, context: Context) -> Message:
         answer = self._app(message, context)
-        noted = self.heard[str(message.content["fedclade"]["what"])]  # pyright: ignore[reportIndexIssue]
+        noted = self.heard[Content.of(message.content).values["what"]]
         for place, record in enumerate((message.content, answer.content)):
-            words, vectors = record["fedclade"], record.get("vectors", ArrayRecord())
-            assert isinstance(words, ConfigRecord)
-            noted[2 * place] |= set(words)
-            noted[2 * place + 1] |= set(vectors)
+            content = Content.of(record)
+            noted[2 * place] |= {"protocol", "fedclade", *content.values}
+            noted[2 * place + 1] |= set(content.vectors)
         return answer
 
 

@@ -18,6 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import add_header_to_object_bod
 
 from fedclade.flower import client_app_from_config, server_app_from_config
 from fedclade.flower.signing import Key, key_of, signed
+from fedclade.flower.wire import Content
 
 server = server_app_from_config()
 honest = client_app_from_config()
@@ -29,7 +30,7 @@ def train(message: Message, context: Context) -> Message:
     """Train, and keep the answer back or spoil it if told to."""
     folder = Path(str(context.node_config["folder"]))
     # some questions of a sum are of no round
-    asked = message.content.config_records["fedclade"].get("round", "none")
+    asked = Content.of(message.content).values.get("round", "none")
     reply = honest(message, context)
     if (hold := folder / f"hold-{asked}").exists():
         (folder / f"holding-{asked}").touch()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedclade import LocalTraining
@@ -128,13 +128,24 @@ def only(
     return spoil
 
 
+def words_of(record: RecordDict) -> dict[str, Any]:
+    """Return the plain values of a message."""
+    return dict(Content.of(record).values)
+
+
+def with_words(record: RecordDict, words: Mapping[str, Any]) -> RecordDict:
+    """Return a message with other plain values, and with the same further records."""
+    return RecordDict({**record, "fedclade": wire.record(words)["fedclade"]})
+
+
 def worded(**values: Any) -> Callable[[RecordDict], RecordDict]:
     """Return a change of an answer's plain values; None takes one away."""
 
     def change(honest: RecordDict) -> RecordDict:
-        words = {**dict(honest.config_records["fedclade"]), **values}
-        kept = ConfigRecord({name: value for name, value in words.items() if value is not None})
-        return RecordDict({**honest, "fedclade": kept})
+        words = {**words_of(honest), **values}
+        return with_words(
+            honest, {name: value for name, value in words.items() if value is not None}
+        )
 
     return change
 

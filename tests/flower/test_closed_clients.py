@@ -144,7 +144,7 @@ def test_a_score_is_one_number_of_two_digits_and_counts(tmp_path: Path):
     exact = score(handler_of()).values["scores"]
     task = Task(metrics=["accuracy", "f1"])
     reply = score(handler_of(policy=SCORES, folder=tmp_path, task=task), models=3)
-    assert set(reply.values) == {"protocol", "fedclade", "scores"}
+    assert set(reply.values) == {"scores"}
     assert reply.values["scores"] == [round(exact[0], 2)] * 3
     assert json.loads((tmp_path / "policy.json").read_text())["evaluations"] == 3
 
@@ -270,17 +270,7 @@ def test_noise_hides_no_score_without_bounds(tmp_path: Path):
 def test_of_a_model_that_the_client_keeps_no_loss_leaves_with_secure_aggregation(lr: float):
     words: dict[str, Any] = {"own": True, "spec": wire.to_json(replace(LOCAL, lr=lr))}
     told = ask(handler_of(policy=SECURE), **words).values
-    assert set(told) == {
-        "protocol",
-        "fedclade",
-        "what",
-        "round",
-        "query",
-        "purpose",
-        "model",
-        "size",
-        "encoding",
-    }
+    assert set(told) == {"what", "round", "query", "purpose", "model", "size", "encoding"}
     assert "loss" in ask(handler_of(), own=True).values
 
 

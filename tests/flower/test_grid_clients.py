@@ -40,6 +40,7 @@ from tests.flower.grids import (
     reasons,
     spoil,
     worded,
+    words_of,
 )
 from tests.tiny import LABELS, federation_of, perceptron
 
@@ -292,7 +293,7 @@ def test_on_its_training_data_it_is_scored_on_all_of_it():
         grid,
         BAD,
         "evaluate",
-        lambda honest: worded(examples=[9 for _ in honest["fedclade"]["examples"]])(honest),
+        lambda honest: worded(examples=[9 for _ in words_of(honest)["examples"]])(honest),
     )
     run = federated(grid, IFCA(clusters=2), rounds=1, evaluate_every=2)
     assert reasons(run) == {

@@ -97,7 +97,7 @@ def test_the_messages_of_built_in_kinds_are_what_they_were():
     ]
     for query, row, values, vectors in replies:
         content = Content.of(reply_with(query, row))
-        assert list(content.values) == ["protocol", "fedclade", *values]
+        assert list(content.values) == sorted(values)
         assert list(content.vectors) == vectors
 
 

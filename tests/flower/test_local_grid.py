@@ -7,6 +7,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedclade.flower import LocalGrid, LocalNode, wire
+from tests.flower.grids import words_of
 
 
 def question(node: int, **words: Any) -> Message:
@@ -26,7 +27,7 @@ def test_a_node_answers_with_its_config_and_the_run_config():
         return Message(message.content, reply_to=message)
 
     grid = LocalGrid({7: LocalNode(app, {"partition-id": 2})}, {"rounds": 3})
-    sent = question(7, a=1)
+    sent = question(7)
     (reply,) = grid.send_and_receive([sent])
     assert (seen[0].node_id, dict(seen[0].node_config), dict(seen[0].run_config)) == (
         7,
@@ -42,12 +43,12 @@ def test_what_arrives_went_through_flowers_own_serialisation():
     """So that nothing is shared by accident between server and client."""
 
     def app(message: Message, context: Context) -> Message:
-        message.content.config_records["fedclade"]["a"] = 2
+        message.content.config_records["fedclade"]["protocol"] = 2
         return Message(RecordDict(), reply_to=message)
 
-    sent = question(7, a=1)
+    sent = question(7)
     LocalGrid({7: LocalNode(app)}).send_and_receive([sent])
-    assert sent.content.config_records["fedclade"]["a"] == 1
+    assert sent.content.config_records["fedclade"]["protocol"] == wire.PROTOCOL
 
 
 def test_state_lasts_from_one_message_to_the_next():
@@ -58,7 +59,7 @@ def test_state_lasts_from_one_message_to_the_next():
 
     grid = LocalGrid({7: LocalNode(app)})
     found = [
-        next(iter(grid.send_and_receive([question(7)]))).content["fedclade"]["before"]
+        words_of(next(iter(grid.send_and_receive([question(7)]))).content)["before"]
         for _ in range(3)
     ]
     assert found == [0, 1, 2]

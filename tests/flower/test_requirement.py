@@ -53,4 +53,5 @@ def test_the_package_asks_for_the_same_versions():
         "cryptography>=50.0",
         "flwr>=1.41,<1.43",
         "httpx>=0.28.1",
+        "msgpack>=1.1",
     ]

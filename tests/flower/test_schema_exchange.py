@@ -47,7 +47,16 @@ from fedclade.flower.schema_exchange import (
     write_agreed,
 )
 from fedclade.flower.wire import Content, record
-from tests.flower.grids import federated, housed, network_of, node_of, reasons, spoil, worded
+from tests.flower.grids import (
+    federated,
+    housed,
+    network_of,
+    node_of,
+    reasons,
+    spoil,
+    worded,
+    words_of,
+)
 
 ROWS = 60
 LOCAL = LocalTraining(epochs=5, batch_size=10, lr=0.5)
@@ -463,7 +472,7 @@ def test_a_newcomer_that_does_not_fit_the_agreed_schema_is_refused_with_the_diff
     trained = grid.nodes[node_of(0)].app
 
     def connecting(message: Any, context: Any) -> Any:
-        grid.nodes[node_of(2)].connected = message.content["fedclade"]["what"] != "hello"
+        grid.nodes[node_of(2)].connected = words_of(message.content)["what"] != "hello"
         return trained(message, context)
 
     grid.nodes[node_of(0)].app = connecting
@@ -479,7 +488,7 @@ def test_a_newcomer_that_fits_encodes_by_the_agreed_schema():
     trained = grid.nodes[node_of(0)].app
 
     def connecting(message: Any, context: Any) -> Any:
-        if message.content["fedclade"]["what"] == "train":
+        if words_of(message.content)["what"] == "train":
             grid.nodes[node_of(2)].connected = True
         return trained(message, context)
 
@@ -771,9 +780,7 @@ def test_one_that_says_it_encodes_otherwise_is_refused():
         grid,
         2,
         "hello",
-        lambda honest: (
-            worded(encoding="ab" * 16)(honest) if "layout" in honest["fedclade"] else None
-        ),
+        lambda honest: worded(encoding="ab" * 16)(honest) if "layout" in words_of(honest) else None,
     )
     run = federated(grid, "fedavg", network=network_of(grid, clients=2), **SETTINGS)
     assert (
@@ -796,8 +803,8 @@ def test_a_client_answers_nothing_without_the_agreed_schema():
     forgetful = grid.nodes[node_of(1)].app
 
     def forgetting(message: Any, context: Any) -> Any:
-        if message.content["fedclade"]["what"] == "train":
-            del message.content["fedclade"]["agreed"]
+        if words_of(message.content)["what"] == "train":
+            message.content = worded(agreed=None)(message.content)
         return forgetful(message, context)
 
     grid.nodes[node_of(1)].app = forgetting
@@ -851,7 +858,7 @@ def test_a_table_does_not_join_a_run_without_a_schema():
     app = client_app("mclr", lambda _: federation({"h": arrays}))
 
     def connecting(message: Any, context: Any) -> Any:
-        if message.content["fedclade"]["what"] == "train":
+        if words_of(message.content)["what"] == "train":
             grid.nodes[node_of(2)].connected = True
         return app(message, context)
 

@@ -34,6 +34,7 @@ from tests.flower.grids import (
     network_of,
     node_of,
     reasons,
+    words_of,
 )
 from tests.tiny import federation_of
 
@@ -61,8 +62,11 @@ def test_a_signed_answer_is_its_signers():
 
 
 def changed(record: RecordDict, name: str, **values: Any) -> RecordDict:
+    packed = record.config_records[name]["values"]
+    assert isinstance(packed, bytes)
+    others = wire.pack(wire.unpack(packed) | values)
     return RecordDict(
-        {**record, name: ConfigRecord({**dict(record.config_records[name]), **values})}
+        {**record, name: ConfigRecord({**dict(record.config_records[name]), "values": others})}
     )
 
 
@@ -84,7 +88,7 @@ FORGED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
         "no valid signature by the key 'zz'",
     ),
     "a short signature": (
-        lambda told: changed(told, "signed", signature="00"),
+        lambda told: changed(told, "signed", signature=b"\0"),
         "has no valid signature by the key",
     ),
     "another word": (
@@ -360,7 +364,7 @@ def test_a_key_file_that_holds_none_is_one_clear_error(tmp_path: Path):
 def test_a_question_without_a_nonce_is_refused():
     grid = grid_of(federation_of(FOUR))
     (reply,) = grid.send_and_receive([Message(wire.record({"what": "hello"}), node_of(0), "query")])
-    assert reply.content["fedclade"]["refused"] == (
+    assert words_of(reply.content)["refused"] == (
         "the request contains no nonce, which every request must have, so this client does not reply; run the server "
         "with fedclade.flower.federate or server_app"
     )

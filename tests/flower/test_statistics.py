@@ -36,6 +36,7 @@ from tests.flower.grids import (
     reasons,
     spoil,
     worded,
+    words_of,
 )
 
 NAMES = "abcd"
@@ -300,7 +301,7 @@ def test_a_client_does_not_train_without_the_sums_of_all():
     answering = grid.nodes[node_of(1)].app
 
     def forgetful(message: Any, context: Any) -> Any:
-        values = message.content["fedclade"]
+        values = words_of(message.content)
         if values["what"] == "train":
             del values["means"]
         return answering(message, context)

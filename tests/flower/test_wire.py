@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.serde import message_to_proto
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedclade
@@ -25,6 +28,16 @@ from fedclade.flower.signing import secret_model, seed_of
 from fedclade.flower.wire import Content
 from tests.flower.grids import CFL_OF_TWO, FOUR, federated, grid_of, hello_to
 from tests.tiny import FEATURES, LABELS, federation_of
+
+WORD = st.one_of(
+    st.text(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.binary(),
+)
+WORDS = st.one_of(WORD, st.lists(WORD))
+"""What a message can contain."""
 
 SECRET = "0123456789abcdef" * 4
 
@@ -351,6 +364,46 @@ def test_a_vector_may_have_the_memory_of_its_message(copies, recwarn: pytest.War
     shares = np.shares_memory(vector.numpy(), np.frombuffer(data, np.uint8))
     assert shares is (not copies)
     assert not recwarn.list
+
+
+@given(st.dictionaries(st.text(), WORDS))
+def test_values_arrive_as_they_were_sent(values):
+    found = Content.of(wire.record(values)).values
+    assert found == values
+    assert [type(value) for _, value in sorted(found.items())] == [
+        type(value) for _, value in sorted(values.items())
+    ]
+    assert wire.pack(dict(reversed(values.items()))) == wire.pack(values)
+
+
+@given(st.binary())
+def test_any_bytes_are_values_or_are_refused(data):
+    record = wire.record({})
+    record.config_records["fedclade"]["values"] = data
+    try:
+        found = Content.of(record).values
+    except UpdateError:
+        return
+    assert all(isinstance(name, str) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "are not in the format MessagePack"),
+        (b"\x81\xa1a", "are not in the format MessagePack"),
+        (b"\x01", "should be a map from names to values, got 1"),
+        (b"\x81\x01\x01", "are not in the format MessagePack: int is not allowed for map key"),
+        (b"\x81\xc4\x01a\x01", "should be a map from names to values, got {b'a': 1}"),
+        (b"\xdf\xff\xff\xff\xff", "are not in the format MessagePack"),
+        (b"\x91" * 5000, "are not in the format MessagePack"),
+    ],
+)
+def test_values_that_are_no_map_by_names_are_refused(data, text):
+    record = wire.record({})
+    record.config_records["fedclade"]["values"] = data
+    with pytest.raises(UpdateError, match=f"^the values of the message {re.escape(text)}"):
+        Content.of(record)
 
 
 def test_only_the_owner_of_vectors_releases_them():

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import os
 import secrets
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -32,7 +32,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedclade.core import ConfigError, Layout, UpdateError, rng
-from fedclade.flower.wire import PROTOCOL, Content, Signer, clean, shown, typed
+from fedclade.flower.wire import PROTOCOL, Content, Signer, clean, pack, shown, typed, unpack
 from fedclade.runs import Maker
 
 # Ed25519 keys of clients: a private key in the client's folder, and a list of all clients' public
@@ -259,6 +259,7 @@ NONCE_BYTES = 16
 # Names of the records of a request and of a reply.
 _REQUEST = "asked"
 _SIGNATURE = "signed"
+_VALUES = "values"
 
 
 @dataclass(frozen=True)
@@ -317,10 +318,8 @@ def signed(answer: RecordDict, message: Message, key: Key) -> RecordDict:
         )
     nonce = typed(dict(record), "nonce", str)
     signature = key.private.sign(_transcript(Content.of(answer), Request.of(message, nonce)))
-    values = ConfigRecord(
-        {"nonce": nonce, "key": key.public, "lasts": key.lasts, "signature": signature.hex()}
-    )
-    return RecordDict({**answer, _SIGNATURE: values})
+    values = {"nonce": nonce, "key": key.public, "lasts": key.lasts, "signature": signature}
+    return RecordDict({**answer, _SIGNATURE: ConfigRecord({_VALUES: pack(values)})})
 
 
 def verified(answer: RecordDict, request: Request) -> Content:
@@ -339,7 +338,7 @@ def verified(answer: RecordDict, request: Request) -> Content:
             "the reply is not signed, so the server ignores it; run the client as a "
             "fedclade.flower.client_app, which signs every reply"
         )
-    values = dict(record)
+    values = unpack(typed(dict(record), _VALUES, bytes))
     if not secrets.compare_digest(typed(values, "nonce", str).encode(), request.nonce.encode()):
         raise UpdateError(
             "the reply does not return the nonce of its request; it may be a copy of an old reply"
@@ -351,7 +350,7 @@ def verified(answer: RecordDict, request: Request) -> Content:
     key = typed(values, "key", str)
     try:
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
-        public.verify(bytes.fromhex(typed(values, "signature", str)), _transcript(content, request))
+        public.verify(typed(values, "signature", bytes), _transcript(content, request))
     except (ValueError, InvalidSignature) as error:
         raise UpdateError(
             f"the reply has no valid signature by the key {shown(key)} for this request, so the "
@@ -368,23 +367,22 @@ def unsigned(answer: RecordDict, message: Message) -> RecordDict:
     A client that cannot read its key cannot sign its refusal.
     """
     record = message.content.get(_REQUEST)
-    return (
-        RecordDict({**answer, _SIGNATURE: record}) if isinstance(record, ConfigRecord) else answer
-    )
+    if not isinstance(record, ConfigRecord):
+        return answer
+    return RecordDict({**answer, _SIGNATURE: ConfigRecord({_VALUES: pack(dict(record))})})
 
 
 def _transcript(content: Content, request: Request) -> bytes:
     """Return the bytes that a client signs: the request, its node, and all content of the reply."""
-    vectors = {name: sha256(data).hexdigest() for name, data in content.vectors.items()}
-    values = dict(content.values)
-    parts = [
-        "fedclade answer",
-        PROTOCOL,
-        request.run,
-        request.node,
-        request.kind,
-        request.nonce,
-        values,
-        vectors,
-    ]
-    return json.dumps(parts, sort_keys=True, default=lambda value: {"bytes": value.hex()}).encode()
+    vectors = {name: sha256(data).digest() for name, data in sorted(content.vectors.items())}
+    signed_values: dict[str, Any] = {
+        "statement": "fedclade answer",
+        "protocol": PROTOCOL,
+        "run": request.run,
+        "node": request.node,
+        "kind": request.kind,
+        "nonce": request.nonce,
+        "values": content.packed,
+    }
+    digests = {f"vector {name}": digest for name, digest in vectors.items()}
+    return pack(signed_values | digests)

@@ -1,10 +1,11 @@
 """Format of the messages between server and clients, and checks of received messages.
 
-A message has a ``ConfigRecord`` named ``fedclade`` with plain values, and an ``ArrayRecord`` named
-``vectors`` with arrays of raw little-endian bytes. Nothing is pickled, since unpickling data of an
-untrusted sender could run code. The receiver knows the lengths of all arrays beforehand, so it
-allocates no memory for a length that a message claims. Error texts about a message are short and
-printable, whatever the message contains.
+A message has a ``ConfigRecord`` named ``fedclade``, which contains plain values as one map in the
+format MessagePack, and an ``ArrayRecord`` named ``vectors`` with arrays of raw little-endian bytes.
+Flower converts and checks each value of a record by itself, which takes much longer than to pack
+all of them. Nothing is pickled, since unpickling data of an untrusted sender could run code. The
+receiver knows the lengths of all arrays beforehand, so it allocates no memory for a length that a
+message claims. Error texts about a message are short and printable, whatever the message contains.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from itertools import zip_longest
 from reprlib import repr as shown
 from typing import Any, TypeVar, cast
 
+import msgpack
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
@@ -26,7 +28,7 @@ from torch import Tensor
 from fedclade.channel import tensor_from_bytes
 from fedclade.core import OWN, Layout, UpdateError, version_of
 
-PROTOCOL = 11  # version of the message format; server and clients must have the same version
+PROTOCOL = 12  # version of the message format; server and clients must have the same version
 # Version of fedclade, which every message states. Versions with the same format work together.
 RELEASE = version_of("fedclade")
 # Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format.
@@ -42,7 +44,9 @@ LONGEST_LOG_LINE = 4000  # characters of a line in a client's log
 
 T = TypeVar("T", str, int, float, bool, bytes)
 
-_VALUES = "fedclade"
+# Names of the records of a message, and of the packed values in the first record.
+_PLAIN = "fedclade"
+_VALUES = "values"
 _VECTORS = "vectors"
 
 
@@ -73,6 +77,8 @@ class Content:
         Plain values by name.
     vectors
         Raw bytes of vectors by name.
+    packed
+        The plain values as the message contains them.
     signer
         Signer of the message; None if no signature was verified.
     owns_vectors
@@ -81,6 +87,7 @@ class Content:
 
     values: Mapping[str, Any]
     vectors: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    packed: bytes = b""
     signer: Signer | None = None
     owns_vectors: bool = False
 
@@ -93,15 +100,15 @@ class Content:
         UpdateError
             If the record is not a message of fedclade, or has another version of the format.
         """
-        values = record.get(_VALUES)
+        plain = record.get(_PLAIN)
         vectors = record.get(_VECTORS, ArrayRecord())
-        if not isinstance(values, ConfigRecord) or not isinstance(vectors, ArrayRecord):
+        if not isinstance(plain, ConfigRecord) or not isinstance(vectors, ArrayRecord):
             raise UpdateError(
-                f"a message of fedclade should have the record {_VALUES!r}, got the records "
+                f"a message of fedclade should have the record {_PLAIN!r}, got the records "
                 f"{shown(sorted(record))}; run both sides with the apps of fedclade.flower"
             )
-        if (theirs := values.get("protocol")) != PROTOCOL:
-            release = values.get("fedclade", "of an earlier version")
+        if (theirs := plain.get("protocol")) != PROTOCOL:
+            release = plain.get("fedclade", "of an earlier version")
             raise UpdateError(
                 f"the sender uses version {shown(theirs)} of the message format, and the receiver "
                 f"uses version {PROTOCOL}: the sender's fedclade is {clean(str(release), 40)}, the "
@@ -114,7 +121,8 @@ class Content:
                     f"vector {shown(name)} of the message has the type {shown(array.stype)}, "
                     f"expected {RAW!r}"
                 )
-        return cls(dict(values), {name: array.data for name, array in vectors.items()})
+        packed = typed(dict(plain), _VALUES, bytes)
+        return cls(unpack(packed), {name: array.data for name, array in vectors.items()}, packed)
 
     def taken_from(self, record: RecordDict) -> Content:
         """Return the content as the only owner of its vectors, which are removed from their record.
@@ -194,9 +202,8 @@ def typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
     """Return a message as a Flower record, from plain values and vectors by name."""
-    content = RecordDict(
-        {_VALUES: ConfigRecord({"protocol": PROTOCOL, "fedclade": RELEASE, **values})}
-    )
+    versions = {"protocol": PROTOCOL, "fedclade": RELEASE}
+    content = RecordDict({_PLAIN: ConfigRecord({**versions, _VALUES: pack(values)})})
     if vectors:
         # Flower stores the hash of an array with the array, so the arrays of a model are hashed
         # once for all messages that contain them. The constructor of a record would copy them.
@@ -204,6 +211,36 @@ def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
         for name, array in vectors.items():
             arrays[name] = array
     return content
+
+
+def pack(values: Mapping[str, Any]) -> bytes:
+    """Return plain values by name in the format MessagePack, in the order of their names.
+
+    A value is a text, a number, a truth value, bytes, or a list of these.
+    """
+    packed = msgpack.packb(dict(sorted(values.items())))
+    return cast(bytes, packed)  # None only if a packer collects several values
+
+
+def unpack(packed: bytes) -> dict[str, Any]:
+    """Return the plain values in a received message: the inverse of :func:`pack`.
+
+    Raises
+    ------
+    UpdateError
+        If the bytes are not a map in the format MessagePack whose keys are texts.
+    """
+    try:
+        found = msgpack.unpackb(packed)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise UpdateError(
+            f"the values of the message are not in the format MessagePack: {clean(str(error))}"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise UpdateError(
+            f"the values of the message should be a map from names to values, got {shown(found)}"
+        )
+    return cast("dict[str, Any]", found)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedclade import LocalTraining
@@ -34,6 +34,7 @@ from fedclade.flower.secure.server import secure_updates
 from fedclade.flower.secure.terms import Members, SecureAggregation, SecureRules
 from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content
+from tests.flower.grids import with_words, words_of
 
 D, S = 40, 42
 """Parameters, and entries with two buffers."""
@@ -173,9 +174,7 @@ class Room:
 
 def worded(honest: RecordDict, **values: Any) -> RecordDict:
     """Return an answer with other plain values."""
-    return RecordDict(
-        {**honest, "fedclade": ConfigRecord({**dict(honest.config_records["fedclade"]), **values})}
-    )
+    return with_words(honest, words_of(honest) | values)
 
 
 def query_of(

@@ -34,7 +34,7 @@ def choose(client: ClientHandler, *models: torch.Tensor) -> Content:
 def test_a_choice_is_that_of_the_lowest_loss_and_one_number_alone(tmp_path: Path):
     client = handler_of(policy=CHOICE, folder=tmp_path)
     reply = dict(choose(client, WORSE, MODEL).values)
-    assert reply.keys() == {"protocol", "fedclade", "choice"}
+    assert reply.keys() == {"choice"}
     assert reply["choice"] == 1
     assert choose(client, torch.full_like(MODEL, math.nan), MODEL).values["choice"] == 1
     assert json.loads((tmp_path / "policy.json").read_text())["evaluations"] == 2

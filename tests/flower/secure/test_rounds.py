@@ -38,6 +38,7 @@ from fedclade.flower.secure.secrets import Numbers, new_key, unpack
 from fedclade.flower.secure.terms import STAGES
 from fedclade.flower.training_asked import TrainingFailedError
 from fedclade.flower.wire import Content
+from tests.flower.grids import words_of
 from tests.flower.secure.sums import (
     LONGEST,
     RULES,
@@ -168,14 +169,14 @@ def test_a_small_group_is_not_asked_and_the_other_is():
 
 def other_shares(honest: RecordDict) -> RecordDict:
     """Tell shares as long as the right ones, and as well-formed."""
-    shares = honest.config_records["fedclade"]["shares"]
+    shares = words_of(honest)["shares"]
     assert isinstance(shares, list)
     return worded(honest, shares=[bytes(share[:5]) + bytes(len(share) - 5) for share in shares])  # pyright: ignore
 
 
 def no_shares(honest: RecordDict) -> RecordDict:
     """Say that no share could be read."""
-    return worded(honest, shares=[b""] * len(honest.config_records["fedclade"]["shares"]))  # pyright: ignore
+    return worded(honest, shares=[b""] * len(words_of(honest)["shares"]))  # pyright: ignore
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_one_that_deals_nonsense_to_as_few_as_can_be_is_found_though_it_is_silen
     room, setting = Room.of(9), setting_of()
 
     def deals(honest: RecordDict) -> RecordDict:
-        ciphertexts = [*honest.config_records["fedclade"]["ciphertexts"]]  # pyright: ignore
+        ciphertexts = [*words_of(honest)["ciphertexts"]]  # pyright: ignore
         return worded(honest, ciphertexts=[b"nonsense"] * 3 + ciphertexts[3:])
 
     room.spoilt[8, "shares"] = deals
@@ -509,15 +510,7 @@ def test_what_a_client_sends_beside_its_masks_does_not_depend_on_its_data():
             for name, value in reply.values.items()
             if name not in ("instance", "signature")
         }
-        assert fixed.keys() == {
-            "protocol",
-            "fedclade",
-            "what",
-            "round",
-            "query",
-            "purpose",
-            "model",
-        }
+        assert fixed.keys() == {"what", "round", "query", "purpose", "model"}
         seen.append((fixed, {name: len(data) for name, data in reply.vectors.items()}))
     assert seen[0] == seen[1]
 

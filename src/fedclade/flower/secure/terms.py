@@ -257,10 +257,9 @@ class Terms:
 def digest_of(values: Mapping[str, Any]) -> str:
     """Return a digest of all values of a training request, for the terms of a sum.
 
-    Values that belong only to the protocol of secure aggregation are left out, and the versions of
-    the message's format and of fedclade.
+    Values that belong only to the protocol of secure aggregation are left out.
     """
-    left_out = (*OF_STAGE, "what", "protocol", "fedclade")
+    left_out = (*OF_STAGE, "what")
     told = {name: value for name, value in values.items() if name not in left_out}
     return _digest_of_json("training", told)
 
