@@ -49,10 +49,10 @@ test: install  ## the quick tests, some at a time on each core
 	$(PYTEST) -m "not slow and not long and not scheduled"
 
 test-all: test  ## the quick tests, and then all others: real processes, long runs, whole experiments
-	$(PYTEST) -m "slow or long"
+	$(PYTEST) -m "(slow or long) and not scheduled"
 
 .PHONY: test-scheduled test-bounds
-test-scheduled: install  ## the tests that a weekly workflow runs: the worked examples of CONTRIBUTING.md
+test-scheduled: install  ## the tests that a weekly workflow runs: worked examples, and more federations of real processes
 	$(PYTEST) -m scheduled
 
 BOUNDS := lowest newest

@@ -49,7 +49,14 @@ def test_each_program_of_the_folder_is_run_by_one_of_these_tests():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [*table.PROGRAMS, *table.APART])
+@pytest.mark.parametrize(
+    "program",
+    [
+        # The same attack on nodes in one process is run by other tests of this file.
+        pytest.param(each, marks=pytest.mark.scheduled) if each == "over_tls" else each
+        for each in (*table.PROGRAMS, *table.APART)
+    ],
+)
 def test_no_attack_of_a_program_succeeds(program: str, tmp_path: Path):
     file = tmp_path / "rows.json"
     options = STEERED if program in table.APART else []

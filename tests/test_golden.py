@@ -127,7 +127,7 @@ def test_a_value_of_an_unknown_type_is_an_error():
 def message_of(nonce: str, **values: Any) -> RecordDict:
     """Return a signed message with a vector."""
     content = wire.record(values, {"0": wire.raw_vector(torch.ones(2))})
-    signed = ConfigRecord({"nonce": nonce, "key": Key.new().public})
+    signed = ConfigRecord({"values": wire.pack({"nonce": nonce, "key": Key.new().public})})
     return RecordDict({**content, "signed": signed})
 
 

@@ -18,7 +18,7 @@ from fedclade import Run
 from fedclade.config import check_config
 from fedclade.core import RunInterrupted
 from fedclade.flower import LocalGrid, LocalNode, client_app_from_config, server_app_from_config
-from fedclade.flower.wire import Content
+from fedclade.flower.wire import Content, unpack
 from golden_runs.cases import BASE, Case
 
 FIRST_NODE = 100
@@ -179,7 +179,11 @@ def describe_message(content: RecordDict) -> dict[str, Any]:
         if isinstance(record, ArrayRecord):
             described[name] = {key: describe_array(key, array) for key, array in record.items()}
         else:
-            described[name] = {key: describe_value(key, value) for key, value in record.items()}
+            values = dict(record)
+            packed = values.pop("values", None)
+            if isinstance(packed, bytes):
+                values |= unpack(packed)
+            described[name] = {key: describe_value(key, value) for key, value in values.items()}
     return described
 
 

@@ -11,7 +11,8 @@ from warm_deployment import WarmDeployment
 
 from fedclade import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("default_signals")]
+# The quickstarts are also run on nodes in one process, see tests/flower/strategy/test_quickstarts.py.
+pytestmark = [pytest.mark.scheduled, pytest.mark.usefixtures("default_signals")]
 
 
 @needs_proc

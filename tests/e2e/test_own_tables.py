@@ -1,17 +1,18 @@
-"""Hospitals that each have their own file, as processes: a SuperLink, and a SuperNode for each file."""
+"""Hospitals that each have their own file, on the nodes of a network."""
 
 from __future__ import annotations
 
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deployment import Deployment
+from flwr.app import Context, RecordDict
 
 from fedclade import Run
-
-pytestmark = pytest.mark.slow
+from fedclade.flower import LocalGrid, LocalNode, client_app_from_config, server_app_from_config
 
 # Found when the module is read: each test runs without the variable.
 REAL_DATA = Path(
@@ -88,6 +89,7 @@ def write_app(folder: Path, code: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_two_hospitals_share_one_encoding_by_config_and_in_python(tmp_path: Path):
     apps = {
         "config": write_app(tmp_path / "config", BY_CONFIG),
@@ -120,23 +122,18 @@ SITES = ("cleveland", "hungarian", "switzerland", "va")
 
 @pytest.mark.skipif(not HEART.is_dir(), reason="the heart data is not there")
 def test_four_hospitals_with_missing_values_each_have_their_own_file(tmp_path: Path):
-    """Raw files of four hospitals, in which two thirds of a column are empty."""
-    project = PROJECT.replace("patients.csv", "heart.csv")
-    project = project.replace('data.target = "back"', 'data.target = "target"')
-    project = project.replace("network.clients = 2", "network.clients = 4")
-    project = project.replace("local.epochs = 15\nlocal.batch_size = 10\nlocal.lr = 0.5\n", "")
-    app = write_app(tmp_path / "app", BY_CONFIG)
-    (app / "pyproject.toml").write_text(project)
-    folder = tmp_path / "deployment"
-    data_dir = f'data-dir="{folder}/node-{{node}}"'
-    deployment = Deployment(folder, app, nodes=4, node_config=data_dir)
+    """Raw files of four hospitals, in which two thirds of a column are empty; the nodes are in this process."""
+    nodes: dict[int, LocalNode] = {}
     for node, site in enumerate(SITES):
-        deployment.node_folder(node).mkdir(parents=True)
-        (deployment.node_folder(node) / "heart.csv").write_bytes(
-            (HEART / f"{site}.csv").read_bytes()
-        )
-    with deployment:
-        deployment.run({"network.out": str(tmp_path / "run")})
+        folder = tmp_path / f"node-{node}"
+        folder.mkdir()
+        (folder / "heart.csv").write_bytes((HEART / f"{site}.csv").read_bytes())
+        own = {"partition-id": node, "folder": str(folder), "data-dir": str(folder)}
+        nodes[100 + node] = LocalNode(client_app_from_config(), own)
+    settings = {"rounds": 2, "evaluate_every": 2, "model.name": "mclr", "algorithm.name": "rcfl"}
+    settings |= {"data.files": "heart.csv", "data.target": "target", "network.clients": 4}
+    config: dict[str, Any] = {**settings, "network.out": str(tmp_path / "run")}
+    server_app_from_config()(LocalGrid(nodes, config), Context(1, 0, {}, RecordDict(), config))
     run = Run.load(tmp_path / "run")
     assert len(run.client_rows) == 4
     assert run.summary["accuracy"]["mean"] > 0.3

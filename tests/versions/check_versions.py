@@ -35,6 +35,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "flwr": ("tests/flower/test_local_grid.py", "tests/flower/test_http_inbox.py"),
     "flwr-datasets": ("tests/data/test_partition.py",),
     "httpx": ("tests/flower/test_http_inbox.py", "tests/flower/test_exchange.py"),
+    "msgpack": ("tests/flower/test_wire.py", "tests/flower/test_signing.py"),
     "jinja2": ("tests/report/page",),
     "matplotlib": ("tests/report/test_figures.py", "tests/report/test_curves.py"),
     "mlflow-skinny": ("tests/trackers/test_mlflow.py",),

@@ -7,9 +7,10 @@ of local training, the sampling and noise of DP-SGD, and the interface of engine
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -71,7 +72,37 @@ def precision(spec: LocalTraining, device: torch.device) -> AbstractContextManag
     """Return the context manager in which forward passes have the precision of local training."""
     if spec.precision == "float32":
         return nullcontext()
+    if device.type == "cpu" and not _can_compute_lstm_in_bfloat16():
+        return _autocast_without_onednn()
     return torch.autocast(device.type, torch.bfloat16)
+
+
+@cache
+def _can_compute_lstm_in_bfloat16() -> bool:
+    """Return whether oneDNN, the library of PyTorch for CPUs, computes LSTMs in bfloat16 here.
+
+    On processors without AVX-512, PyTorch calls oneDNN nevertheless, which fails.
+    """
+    with torch.random.fork_rng(devices=[]):  # its initial parameters are random
+        lstm = nn.LSTM(1, 1)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+            lstm(torch.zeros(1, 1, 1))
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextmanager
+def _autocast_without_onednn() -> Generator[None]:
+    """Let PyTorch compute forward passes in bfloat16 by its own code instead of oneDNN's."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 def full(outputs: Tensor) -> Tensor:
