@@ -55,8 +55,10 @@ else
     part peers 90 "$python" benchmarks/gpu_runs.py peers "$out/peers.md" --device cuda
     part cfl 40 "$python" benchmarks/gpu_runs.py cfl "$out/run.md" --device cuda
 fi
+# Through a file: a second opening of the report would overwrite its beginning.
+"$python" benchmarks/gpu_runs.py machine "$out/machine.md" --device $device
 {
-    "$python" benchmarks/gpu_runs.py machine /dev/stdout --device $device
+    cat "$out/machine.md"
     echo
     echo "**Agreement with the loop on the CPU**"
     echo

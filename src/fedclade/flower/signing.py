@@ -3,7 +3,7 @@
 A client signs every reply with its own Ed25519 key, by which the server recognizes the client. This
 is needed since a SuperNode that Flower admits can reply in the name of another SuperNode. So every
 request contains a random nonce, which only the SuperNode that receives the request knows. The
-client's signature covers the nonce and all content of the reply.
+client's signature covers the request with its nonce, and all values and vectors of the reply.
 """
 
 from __future__ import annotations
@@ -373,7 +373,7 @@ def unsigned(answer: RecordDict, message: Message) -> RecordDict:
 
 
 def _transcript(content: Content, request: Request) -> bytes:
-    """Return the bytes that a client signs: the request, its node, and all content of the reply."""
+    """Return the bytes that a client signs: the request, its node, and the reply's content."""
     vectors = {name: sha256(data).digest() for name, data in sorted(content.vectors.items())}
     signed_values: dict[str, Any] = {
         "statement": "fedclade answer",
