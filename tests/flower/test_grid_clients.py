@@ -147,7 +147,14 @@ WRONG: dict[str, tuple[Change, str]] = {
         "vector 'update' of the message has the type 'numpy.ndarray', expected 'fedclade.raw'",
     ),
     "another protocol": (
-        worded(protocol=1),
+        lambda honest: RecordDict(
+            {
+                **honest,
+                "fedclade": ConfigRecord(
+                    {**dict(honest.config_records["fedclade"]), "protocol": 1}
+                ),
+            }
+        ),
         f"the sender uses version 1 of the message format, and the receiver uses version {wire.PROTOCOL}",
     ),
     "nothing": (

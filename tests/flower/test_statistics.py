@@ -301,9 +301,8 @@ def test_a_client_does_not_train_without_the_sums_of_all():
     answering = grid.nodes[node_of(1)].app
 
     def forgetful(message: Any, context: Any) -> Any:
-        values = words_of(message.content)
-        if values["what"] == "train":
-            del values["means"]
+        if words_of(message.content)["what"] == "train":
+            message.content = worded(means=None)(message.content)
         return answering(message, context)
 
     grid.nodes[node_of(1)].app = forgetful
