@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from deployment import Deployment
 from test_deployment import EXAMPLE, eventually, needs_proc, processes_of
-from warm_deployment import WarmDeployment
 
 from fedclade import Run
 
@@ -23,7 +23,7 @@ def test_the_true_clusters_are_found_over_a_superlink(
     app = tmp_path / "app"
     shutil.copytree(EXAMPLE / "quickstarts" / "sklearn", app)
     monkeypatch.chdir(tmp_path)  # the ServerApp saves the run in its working folder
-    with WarmDeployment(tmp_path / "it", app) as deployment:
+    with Deployment(tmp_path / "it", app) as deployment:
         deployment.run({"num-server-rounds": 2})
         partitions = {node: partition for partition, node in deployment.node_ids().items()}
     run = Run.load(tmp_path / "clusters")
