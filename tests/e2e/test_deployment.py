@@ -399,6 +399,7 @@ def assert_same_models(real: Run, simulated: Run) -> None:
         torch.testing.assert_close(ours.params, theirs.params, rtol=0, atol=1e-5)
 
 
+@pytest.mark.scheduled  # tests/flower/secure/test_runs.py compares such runs on nodes in one process
 def test_sums_of_two_clusters_end_as_the_simulation_does(federation, tmp_path):
     app, config = app_of_sums(federation, tmp_path, "oracle")
     federation.flwr.follow(federation.flwr.submit(app, {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,31 +90,46 @@ def write_app(folder: Path, code: str) -> Path:
     return folder
 
 
+def write_patients(folders: Sequence[Path]) -> None:
+    """Write the file of each of two hospitals; only Oslo's patients come back, and each hospital lacks a city."""
+    for folder, cities in zip(folders, (("bern", "oslo"), ("oslo", "rome")), strict=True):
+        rows = [f"{city},{'yes' if city == 'oslo' else 'no'}" for city in cities * 30]
+        folder.mkdir(parents=True)
+        (folder / "patients.csv").write_text("\n".join(["city,back", *rows]) + "\n")
+
+
+def check_patients(run: Run) -> None:
+    assert run.summary["accuracy"]["mean"] == 1.0
+    assert run.summary["inputs"]["columns"] == ["city=bern", "city=oslo", "city=rome"]
+    assert run.summary["inputs"]["labels"] == ["no", "yes"]
+    assert len(run.tree.leaves) == 1
+
+
 @pytest.mark.slow
-def test_two_hospitals_share_one_encoding_by_config_and_in_python(tmp_path: Path):
-    apps = {
-        "config": write_app(tmp_path / "config", BY_CONFIG),
-        "python": write_app(tmp_path / "python", IN_PYTHON),
-    }
+def test_two_hospitals_share_one_encoding_by_config(tmp_path: Path):
+    app = write_app(tmp_path / "app", BY_CONFIG)
     folder = tmp_path / "deployment"
     data_dir = f'data-dir="{folder}/node-{{node}}"'
-    deployment = Deployment(folder, apps["config"], nodes=2, node_config=data_dir)
-    for node, cities in enumerate((("bern", "oslo"), ("oslo", "rome"))):
-        rows = [f"{city},{'yes' if city == 'oslo' else 'no'}" for city in cities * 30]
-        deployment.node_folder(node).mkdir(parents=True)
-        (deployment.node_folder(node) / "patients.csv").write_text(
-            "\n".join(["city,back", *rows]) + "\n"
-        )
+    deployment = Deployment(folder, app, nodes=2, node_config=data_dir)
+    write_patients([deployment.node_folder(node) for node in range(2)])
     with deployment:
-        for name, app in apps.items():
-            deployment.app = app
-            deployment.run({"network.out": str(tmp_path / f"run-{name}")})
-    for name in apps:
-        run = Run.load(tmp_path / f"run-{name}")
-        assert run.summary["accuracy"]["mean"] == 1.0, name
-        assert run.summary["inputs"]["columns"] == ["city=bern", "city=oslo", "city=rome"], name
-        assert run.summary["inputs"]["labels"] == ["no", "yes"], name
-        assert len(run.tree.leaves) == 1, name
+        deployment.run({"network.out": str(tmp_path / "run")})
+    check_patients(Run.load(tmp_path / "run"))
+
+
+def test_two_hospitals_share_one_encoding_in_python(tmp_path: Path):
+    """With the nodes in this process."""
+    app: dict[str, Any] = {}
+    exec(IN_PYTHON, app)
+    folders = [tmp_path / f"node-{node}" for node in range(2)]
+    write_patients(folders)
+    nodes = {
+        100 + node: LocalNode(app["client"], {"partition-id": node, "data-dir": str(folder)})
+        for node, folder in enumerate(folders)
+    }
+    config = {"network.out": str(tmp_path / "run")}
+    app["server"](LocalGrid(nodes, config), Context(1, 0, {}, RecordDict(), dict(config)))
+    check_patients(Run.load(tmp_path / "run"))
 
 
 HEART = REAL_DATA / "natural" / "heart"
