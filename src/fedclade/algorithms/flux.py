@@ -4,9 +4,9 @@ Fenoglio, Li, Barbiero, Lane, Langheinrich, Gjoreski. FedAvg trains one model un
 grows slowly. Then each client sends a descriptor of its data. A *descriptor* consists of statistics
 of the *latent*, the representation that the model computes of an example: mean and standard
 deviation of some components of the latent, over all examples and over the examples of each label
-(:class:`~fedclade.algorithms.DescriptorQuery`). Clients are clustered once, by density, without a given number of
-clusters; then FedAvg trains each cluster. Newcomers are assigned without labels, to the cluster of
-the nearest mean descriptor.
+(:class:`~fedclade.algorithms.DescriptorQuery`). Clients are clustered once, by density, without a
+given number of clusters; then FedAvg trains each cluster. Newcomers are assigned without labels, to
+the cluster of the nearest mean descriptor.
 
 This file follows the authors' code (``flux/server.py``, ``public/models.py``), with these
 departures:

@@ -374,7 +374,6 @@ def unsigned(answer: RecordDict, message: Message) -> RecordDict:
 
 def _transcript(content: Content, request: Request) -> bytes:
     """Return the bytes that a client signs: the request, its node, and the reply's content."""
-    vectors = {name: sha256(data).digest() for name, data in sorted(content.vectors.items())}
     signed_values: dict[str, Any] = {
         "statement": "fedclade answer",
         "protocol": PROTOCOL,
@@ -384,5 +383,5 @@ def _transcript(content: Content, request: Request) -> bytes:
         "nonce": request.nonce,
         "values": content.packed,
     }
-    digests = {f"vector {name}": digest for name, digest in vectors.items()}
-    return pack(signed_values | digests)
+    digests = {f"vector {name}": sha256(data).digest() for name, data in content.vectors.items()}
+    return pack(signed_values | digests)  # in the order of names
