@@ -6,6 +6,10 @@ before, in multiples of all updates (clients × entries of a model × 4 bytes). 
 files that are mapped into memory, which the system can drop. CPU time is the time
 per round without the clients' own code, also as a multiple of the time of Flower's FedAvg on the
 same kind of grid, with replies of the same size. Both train and evaluate all clients in each round.
+By default the grid is a ``LocalGrid``, which converts each message to bytes and back, so the figures
+contain what is done on both sides of the network. With ``--superlink``, it is Flower's ``HttpGrid``
+for a SuperLink that runs with its nodes in another process, so the figures contain what a server
+does in a network.
 
 The client is real, and trains a large MLP on a few examples. Its memory is the peak of the process
 while it replies, with the received message, minus the memory before the client was built, in
@@ -16,6 +20,7 @@ Each case runs in a separate process, which has loaded the libraries by a short 
     python benchmarks/server_memory.py
     python benchmarks/server_memory.py --clients 200 --hidden 126     # 100,000 parameters
     python benchmarks/server_memory.py --only "fedavg, stores all" "client, float32"
+    python benchmarks/server_memory.py --superlink
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ import multiprocessing
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -44,7 +51,9 @@ from federation import CLUSTERS, SCHEMA, ScriptedClients, TimedGrid, status
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
+from scripted_superlink import App, scripted_superlink
 
 from fedclade import CFL, Federation, Signature, one_client
 from fedclade import FedAvg as OurFedAvg
@@ -116,24 +125,42 @@ def per_round(seen: Sequence[tuple[float, ...]]) -> float:
 # fedclade's server.
 
 
-def grid_of(app: Callable[[Message, Context], Message], clients: int) -> TimedGrid:
-    return TimedGrid({1 + k: LocalNode(app, {"partition-id": k}) for k in range(clients)})
+def grid_of(
+    app: App, make_app: Callable[[int], App], clients: int, superlink: bool
+) -> AbstractContextManager[Grid]:
+    """Return a context with a grid: a LocalGrid with ``app``, or a grid for a SuperLink.
+
+    The process of the SuperLink makes an app of its own with ``make_app``.
+    """
+    if superlink:
+        return scripted_superlink(make_app, clients)
+    return nullcontext(
+        TimedGrid({1 + k: LocalNode(app, {"partition-id": k}) for k in range(clients)})
+    )
 
 
-def measure_server(name: str, clients: int, hidden: int, rounds: int) -> Measured:
-    """Run a case with fedclade's server; return its memory and CPU seconds per round."""
+def scripted_clients(hidden: int, clients: int) -> ScriptedClients:
     federation.HIDDEN = hidden
+    return ScriptedClients(clients, "float32")
+
+
+def measure_server(name: str, clients: int, hidden: int, rounds: int, superlink: bool) -> Measured:
+    """Run a case with fedclade's server; return its memory and CPU seconds per round."""
     case = SERVERS[name]
-    scripted = ScriptedClients(clients, "float32")
+    scripted = scripted_clients(hidden, clients)
+    make_app = partial(scripted_clients, hidden)
     signature = Signature()
     if case.sketches:
         signature = Signature(kind="projected", dim=case.sketches)
     seen: list[tuple[float, float]] = []
 
     def play(clients: int, rounds: int) -> Any:
-        with tempfile.TemporaryDirectory() as folder:
+        with (
+            grid_of(scripted, make_app, clients, superlink) as grid,
+            tempfile.TemporaryDirectory() as folder,
+        ):
             return federate(
-                grid_of(scripted, clients),
+                grid,
                 case.method(),
                 federation.model,
                 network=Network(clients=clients),
@@ -194,17 +221,23 @@ class TimedFedAvg(FedAvg):
         return result
 
 
-def measure_flower(clients: int, hidden: int, rounds: int) -> Measured:
-    """Run Flower's FedAvg; return its memory and CPU seconds per round."""
+def flower_clients(hidden: int, clients: int) -> FlowerClients:
     federation.HIDDEN = hidden
+    return FlowerClients(clients)
+
+
+def measure_flower(clients: int, hidden: int, rounds: int, superlink: bool) -> Measured:
+    """Run Flower's FedAvg; return its memory and CPU seconds per round."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    app = FlowerClients(clients)
+    app = flower_clients(hidden, clients)
+    make_app = partial(flower_clients, hidden)
 
     def play(clients: int, rounds: int) -> TimedFedAvg:
         strategy = TimedFedAvg(app, clients)
         size = app._scripted.layout.size  # pyright: ignore[reportPrivateUsage]
         start = ArrayRecord([np.zeros(size, dtype=np.float32)])
-        strategy.start(grid_of(app, clients), start, num_rounds=rounds, train_config=ConfigRecord())
+        with grid_of(app, make_app, clients, superlink) as grid:
+            strategy.start(grid, start, num_rounds=rounds, train_config=ConfigRecord())
         return strategy
 
     play(2 * CLUSTERS, 2)
@@ -306,8 +339,9 @@ def measure_client(name: str, hidden: int) -> Measured:
 
 
 def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, arguments)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as processes:
+        return processes.submit(function, *arguments).result()
 
 
 def parameters(hidden: int) -> int:
@@ -337,6 +371,11 @@ def main() -> None:
     )
     parser.add_argument("--client-hidden", type=int, default=CLIENT_HIDDEN)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds")
+    parser.add_argument(
+        "--superlink",
+        action="store_true",
+        help="measure servers with Flower's grid for a SuperLink, which is another process",
+    )
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="cases to measure")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
@@ -349,7 +388,7 @@ def main() -> None:
     )
     print(f"| {' | '.join(COLUMNS)} |\n|:--|{'--:|' * (len(COLUMNS) - 1)}")
     results: dict[str, Measured] = {}
-    shape = arguments.clients, arguments.hidden, arguments.rounds
+    shape = arguments.clients, arguments.hidden, arguments.rounds, arguments.superlink
     for name in sorted(arguments.only, key=lambda name: name != FLOWER):
         if name in SERVERS:
             found = in_a_process(measure_server, name, *shape)
