@@ -166,16 +166,15 @@ def names_of(tree: ObjectTree) -> Iterator[str]:
     return (each.object_id for each in iterate_object_tree(tree))
 
 
-def serve(make_app: Callable[[int], App], nodes: int, pipe: Connection) -> None:
-    """Serve a SuperLink, and send its port through ``pipe``."""
-    superlink = ScriptedSuperLink(make_app(nodes), nodes)
+def server_of(superlink: ScriptedSuperLink) -> ThreadingHTTPServer:
+    """Return an HTTP server for a SuperLink, which does not serve yet, on a free port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # a connection serves many requests
         wbufsize = -1  # headers and body are sent together
         disable_nagle_algorithm = True
 
-        def do_POST(self) -> None:  # noqa: N802  (the name is given by the base class)
+        def do_POST(self) -> None:
             kind, reply_to = superlink.endpoints[self.path]
             request = kind.FromString(self.rfile.read(int(self.headers["Content-Length"])))
             try:
@@ -189,10 +188,23 @@ def serve(make_app: Callable[[int], App], nodes: int, pipe: Connection) -> None:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *arguments: Any) -> None:
+        def log_message(self, *_: Any) -> None:
             """Write no line for each request."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+def grid_at(port: int) -> HttpGrid:
+    """Return Flower's grid for a SuperLink on this machine."""
+    grid = HttpGrid(f"127.0.0.1:{port}", insecure=True, token="none")
+    LocalGrid({})  # sets the sender of messages
+    grid.set_run(Run.create_empty(1))
+    return grid
+
+
+def serve(make_app: Callable[[int], App], nodes: int, pipe: Connection) -> None:
+    """Serve a SuperLink, and send its port through ``pipe``."""
+    with server_of(ScriptedSuperLink(make_app(nodes), nodes)) as server:
         pipe.send(server.server_address[1])
         server.serve_forever()
 
@@ -209,9 +221,7 @@ def scripted_superlink(make_app: Callable[[int], App], nodes: int) -> Generator[
     )
     process.start()
     try:
-        grid = HttpGrid(f"127.0.0.1:{here.recv()}", insecure=True, token="none")
-        LocalGrid({})  # sets the sender of messages
-        grid.set_run(Run.create_empty(1))
+        grid = grid_at(here.recv())
         yield grid
         grid.close()
     finally:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import encrypt, generate_shared_key
 from flwr.common.serde import message_to_proto
 
@@ -35,6 +35,7 @@ from fedclade.flower.signing import with_nonce
 ENTRIES = 101_770
 SETTINGS = ((20, 1), (50, 5), (1000, 1), (1000, 100))
 KEY, HASH, SIGNATURE = 33, 32, 64
+GROUP, NONCE = with_nonce("12")
 SEED_SHARE, KEY_SHARE = 36, 52
 
 
@@ -84,17 +85,17 @@ def sizes_of(
             if stage == "masked"
             else {}
         )
-        question, nonce = with_nonce(wire.record({**of_all, **asked}, vectors))
-        signed = {"nonce": nonce, "key": "k" * 64, "lasts": True, "signature": "s" * 128}
+        question = wire.record({**of_all, **asked}, vectors)
+        proof = {"nonce": NONCE, "key": "k" * 64, "lasts": True, "signature": bytes(64)}
         answer = wire.record({"instance": of_all["instance"], **answered}, masked)
         down += length_of(question)
-        up += length_of(RecordDict({**answer, "signed": ConfigRecord(signed)}))
+        up += length_of(wire.with_proof(answer, wire.pack(proof)))
     return Bytes(down, up)
 
 
 def length_of(content: RecordDict) -> int:
     """Return the number of bytes of a message as Flower sends it."""
-    return message_to_proto(Message(content, 2**62, "train", ttl=600.0, group_id="12")).ByteSize()
+    return message_to_proto(Message(content, 2**62, "train", ttl=600.0, group_id=GROUP)).ByteSize()
 
 
 def training() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 
 from fedclade.algorithms import ALGORITHMS
 from fedclade.channel.adversary import KINDS, LIES
@@ -127,8 +127,7 @@ def test_a_value_of_an_unknown_type_is_an_error():
 def message_of(nonce: str, **values: Any) -> RecordDict:
     """Return a signed message with a vector."""
     content = wire.record(values, {"0": wire.raw_vector(torch.ones(2))})
-    signed = ConfigRecord({"values": wire.pack({"nonce": nonce, "key": Key.new().public})})
-    return RecordDict({**content, "signed": signed})
+    return wire.with_proof(content, wire.pack({"nonce": nonce, "key": Key.new().public}))
 
 
 def test_a_message_counts_but_for_what_is_drawn_by_chance():

@@ -180,9 +180,9 @@ def describe_message(content: RecordDict) -> dict[str, Any]:
             described[name] = {key: describe_array(key, array) for key, array in record.items()}
         else:
             values = dict(record)
-            packed = values.pop("values", None)
-            if isinstance(packed, bytes):
-                values |= unpack(packed)
+            for packed in (values.pop("values", None), values.pop("proof", None)):
+                if isinstance(packed, bytes):
+                    values |= unpack(packed)
             described[name] = {key: describe_value(key, value) for key, value in values.items()}
     return described
 

@@ -114,7 +114,12 @@ def answered(message: Message, content: RecordDict, key: Key = KEY) -> Message:
 
 def hello_to(node: int) -> Message:
     """Return the question by which a node is asked to introduce itself."""
-    return Message(with_nonce(wire.record({"what": "hello"}))[0], node, "query")
+    return request_to(node, wire.record({"what": "hello"}), "query")
+
+
+def request_to(node: int, content: RecordDict, kind: str = "train") -> Message:
+    """Return a request to a node, with a nonce."""
+    return Message(content, node, kind, ttl=60, group_id=with_nonce("test")[0])
 
 
 def only(

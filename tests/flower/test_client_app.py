@@ -27,7 +27,6 @@ from fedclade.flower.node_store import Residuals
 from fedclade.flower.policy import Policy
 from fedclade.flower.private_replies import BUDGET_SPENT
 from fedclade.flower.server_log import show_end
-from fedclade.flower.signing import with_nonce
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
 from fedclade.training import split_batches
@@ -43,6 +42,7 @@ from tests.flower.grids import (
     network_of,
     node_of,
     reasons,
+    request_to,
 )
 from tests.tiny import federation_of, perceptron
 
@@ -380,8 +380,8 @@ def test_apps_look_at_their_arguments_when_they_are_built(build, told):
 def test_a_servers_text_cannot_forge_lines_of_a_clients_log(caplog: pytest.LogCaptureFixture):
     grid = grid_of(federation_of(FOUR))
     forged = "hello\nERROR the disk is full"
-    sealed, _ = with_nonce(wire.record({"what": forged}))
-    (identity,) = grid.push_messages([Message(sealed, node_of(0), "query", ttl=60, group_id="0")])
+    request = request_to(node_of(0), wire.record({"what": forged}), "query")
+    (identity,) = grid.push_messages([request])
     list(grid.pull_messages([identity]))
     refused = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert refused

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock, Timeout
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 
 from fedclade import LocalTraining
 from fedclade.algorithms import (
@@ -35,7 +35,6 @@ from fedclade.core.updates import Updates
 from fedclade.flower import LocalGrid, LocalNode, wire
 from fedclade.flower.client_app import node_settings
 from fedclade.flower.policy import FORBIDS, QUERIES, Policy, Usage, UsageLog
-from fedclade.flower.signing import with_nonce
 from fedclade.flower.wire import Content
 from tests.flower.grids import (
     CFL_OF_TWO,
@@ -45,8 +44,10 @@ from tests.flower.grids import (
     federated,
     grid_of,
     handler_of,
+    hello_to,
     node_of,
     reasons,
+    request_to,
 )
 from tests.flower.test_client_handler import MODEL, SECRET, ask
 from tests.tiny import LABELS, federation_of
@@ -500,16 +501,14 @@ def test_a_server_that_wants_single_examples_gets_none():
         },
         {"model": wire.raw_vector(MODEL)},
     )
-    (reply,) = grid.send_and_receive([Message(with_nonce(wanted)[0], node_of(0), "train")])
+    (reply,) = grid.send_and_receive([request_to(node_of(0), wanted)])
     answer = Content.of(reply.content)
     assert answer.vectors == {}
     assert answer.values["refused"].startswith(f"{FORBIDS} {EXAMPLES} replicates")
 
 
 def _hello(grid: LocalGrid) -> RecordDict:
-    (reply,) = grid.send_and_receive(
-        [Message(with_nonce(wire.record({"what": "hello"}))[0], node_of(0), "query")]
-    )
+    (reply,) = grid.send_and_receive([hello_to(node_of(0))])
     return reply.content
 
 

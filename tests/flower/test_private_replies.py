@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
 from torch import nn
 
 from fedclade import ConfigError, DataError, DifferentialPrivacy, ExamplePrivacy, UpdateError
@@ -29,8 +28,7 @@ from fedclade.flower.private_replies import (
     NOT_POSSIBLE,
     without_details,
 )
-from fedclade.flower.signing import with_nonce
-from tests.flower.grids import FOUR, LOCAL, grid_of, node_of
+from tests.flower.grids import FOUR, LOCAL, grid_of, node_of, request_to
 from tests.flower.test_client_handler import LAYOUT, MODEL, OPEN, ask, update_of
 from tests.tiny import federation_of, perceptron
 
@@ -289,8 +287,8 @@ def reason_of(app: Any, config: dict[str, Any]) -> str:
     grid = grid_of(federation_of(FOUR))
     node = node_of(0)
     grid.nodes[node] = LocalNode(app, {"partition-id": 0, **config})
-    sealed, _ = with_nonce(wire.record({"what": "hello", "layout": "", "run": "r"}))
-    (identity,) = grid.push_messages([Message(sealed, node, "query", ttl=60, group_id="0")])
+    hello = wire.record({"what": "hello", "layout": "", "run": "r"})
+    (identity,) = grid.push_messages([request_to(node, hello, "query")])
     (reply,) = grid.pull_messages([identity])
     return str(wire.Content.of(reply.content).values["refused"])
 

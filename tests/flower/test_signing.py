@@ -19,6 +19,7 @@ from fedclade.flower.signing import (
     Key,
     Request,
     key_of,
+    nonce_of,
     read_keys,
     signed,
     verified,
@@ -43,9 +44,10 @@ KEY = Key.new()
 
 
 def asked() -> tuple[Message, Request]:
-    content, nonce = with_nonce(wire.record({"what": "train"}))
     LocalGrid({})  # tells Flower who sends
-    message = Message(content, 7, "train")
+    group_id, nonce = with_nonce("3")
+    message = Message(wire.record({"what": "train"}), 7, "train", group_id=group_id)
+    assert nonce_of(message) == nonce
     return message, Request.of(message, nonce)
 
 
@@ -62,45 +64,43 @@ def test_a_signed_answer_is_its_signers():
 
 
 def changed(record: RecordDict, name: str, **values: Any) -> RecordDict:
-    packed = record.config_records[name]["values"]
+    """Return a reply with other values in ``values`` or in ``proof``."""
+    plain = dict(record.config_records["fedclade"])
+    packed = plain[name]
     assert isinstance(packed, bytes)
-    others = wire.pack(wire.unpack(packed) | values)
-    return RecordDict(
-        {**record, name: ConfigRecord({**dict(record.config_records[name]), "values": others})}
-    )
+    plain[name] = wire.pack(wire.unpack(packed) | values)
+    return RecordDict({**record, "fedclade": ConfigRecord(plain)})
+
+
+def without_proof(record: RecordDict) -> RecordDict:
+    return wire.with_proof(record, b"")
 
 
 FORGED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
-    "no signature": (
-        lambda told: RecordDict({k: v for k, v in told.items() if k != "signed"}),
-        "is not signed",
-    ),
+    "no signature": (without_proof, "is not signed"),
     "another nonce": (
-        lambda told: changed(told, "signed", nonce="0" * 32),
+        lambda told: changed(told, "proof", nonce="0" * 32),
         "does not return the nonce of its request",
     ),
     "another key": (
-        lambda told: changed(told, "signed", key=Key.new().public),
+        lambda told: changed(told, "proof", key=Key.new().public),
         "has no valid signature by the key",
     ),
-    "no key": (
-        lambda told: changed(told, "signed", key="zz"),
-        "no valid signature by the key 'zz'",
-    ),
+    "no key": (lambda told: changed(told, "proof", key="zz"), "no valid signature by the key 'zz'"),
     "a short signature": (
-        lambda told: changed(told, "signed", signature=b"\0"),
+        lambda told: changed(told, "proof", signature=b"\0"),
         "has no valid signature by the key",
     ),
     "another word": (
-        lambda told: changed(told, "fedclade", size=4),
+        lambda told: changed(told, "values", size=4),
         "has no valid signature by the key",
     ),
     "one word more": (
-        lambda told: changed(told, "fedclade", more=True),
+        lambda told: changed(told, "values", more=True),
         "has no valid signature by the key",
     ),
     "text for bytes": (
-        lambda told: changed(told, "fedclade", raw="00"),
+        lambda told: changed(told, "values", raw="00"),
         "has no valid signature by the key",
     ),
     "another vector": (
@@ -132,7 +132,7 @@ def test_an_answer_to_one_question_is_none_to_another():
         with pytest.raises(UpdateError, match="no valid signature"):
             verified(told, Request(**{**vars(this), **fields}))
     assert this.nonce != that.nonce
-    assert other.content["asked"]["nonce"] == that.nonce
+    assert nonce_of(other) == that.nonce
 
 
 def test_every_question_has_a_nonce_of_its_own():
@@ -142,7 +142,7 @@ def test_every_question_has_a_nonce_of_its_own():
 
     def pushed(messages: Any) -> Any:
         messages = list(messages)
-        seen.extend(message.content["asked"]["nonce"] for message in messages)
+        seen.extend(nonce_of(message) or "" for message in messages)
         return push(messages)
 
     grid.push_messages = pushed  # type: ignore[method-assign]
@@ -174,8 +174,9 @@ def forging(grid: LocalGrid, forge: Callable[[Message, RecordDict, Key], RecordD
 
 def unanswered(message: Message, told: RecordDict, key: Key) -> RecordDict:
     """Answer without having seen the question, as who guesses the id of a message has not."""
-    blind = Message(with_nonce(RecordDict(message.content))[0], reply_to=message)
+    blind = Message(message.content, reply_to=message)
     blind.metadata.__dict__["_dst_node_id"] = message.metadata.dst_node_id
+    blind.metadata.__dict__["_group_id"] = with_nonce("1")[0]
     return signed(told, blind, key)
 
 
@@ -192,7 +193,7 @@ def unanswered(message: Message, told: RecordDict, key: Key) -> RecordDict:
             "the client until it registers again",
         ),
         (
-            lambda message, told, key: RecordDict({k: v for k, v in told.items() if k != "signed"}),
+            lambda message, told, key: without_proof(told),
             "the reply is not signed, so the server ignores it; run the client as a fedclade.flower.client_app, which "
             "signs every reply",
         ),

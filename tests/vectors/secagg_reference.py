@@ -1,7 +1,7 @@
 """A second implementation of secure aggregation, which shares no code with the first.
 
 It follows ``docs/secure-aggregation-protocol.md`` with ``cryptography`` and the standard library, computes all
-values of one sum from fixed keys and seeds, and has its own Shamir scheme. ``secagg-12.json`` has what
+values of one sum from fixed keys and seeds, and has its own Shamir scheme. ``secagg-13.json`` has what
 comes out. Run it to compare, or with ``--write`` to make the file anew:
 
     python tests/vectors/secagg_reference.py
@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-FILE = Path(__file__).with_name("secagg-12.json")
+FILE = Path(__file__).with_name("secagg-13.json")
 ENTRIES = 20
 CURVE = ec.SECP256R1()
 MIN_HONEST = (
@@ -80,7 +80,7 @@ def enc(*values):
 
 def transcript(name, *values):
     """Return what is hashed or signed."""
-    return b"\x00fedclade/secagg/12/" + name.encode() + b"\x00" + enc(*values)
+    return b"\x00fedclade/secagg/13/" + name.encode() + b"\x00" + enc(*values)
 
 
 def hashed(name, *values):
@@ -206,13 +206,13 @@ def compute(case):
         k,
         8.0,
         2.0,
-        12,
+        13,
         training,
         question,
         model,
         "",
     ]
-    ctx = hashed("terms", 12, *terms)
+    ctx = hashed("terms", 13, *terms)
     keys = {i: (public(masking[i]), public(sealing[i])) for i in members}
     h = {i: 0 if i in case["bystanders"] else MIN_HONEST for i in members}
     suspects = case["colluders"] + len(case["bystanders"])

@@ -42,9 +42,22 @@ from fedclade.flower.wire import Content, clean, untrusted
 # Replies are read from a grid one at a time, so that an unreadable reply affects no other reply.
 
 
-# Number of messages that are sent in one call, or whose replies a grid is polled for in one call. A
-# grid stores all messages of a call in memory at the same time.
+# Number of messages whose replies a grid is polled for in one call. A grid stores all messages of a
+# call in memory at the same time.
 AT_ONCE = 8
+
+MOST_SENT = 256
+"""Number of messages that are sent in one call.
+
+The grid of a SuperLink sends what the messages of a call have in common only once, so few large
+calls take fewer requests than many small ones.
+"""
+
+MOST_SENT_BYTES = 2**26
+"""Bytes of different vectors in the messages that are sent in one call, unless it is one message.
+
+A grid may copy the vectors of all messages of a call.
+"""
 
 
 # Largest number of Flower objects in a message, not counting the pieces of its vectors: the message
@@ -131,13 +144,14 @@ def inbox_of(grid: Grid) -> Inbox:
 # discarded, since they may not be awaited any longer.
 MOST_INCOMING = 4096
 
-MOST_FETCHES = 16
+MOST_FETCHES = 4
 """Number of replies that are fetched at the same time.
 
-A reply takes about eight requests to the SuperLink, one after the other.
+A reply takes up to seven requests to the SuperLink, one after the other. Before each request,
+Flower's HTTP client looks at all pairs of its connections, so many connections cost much time.
 """
 
-MOST_FETCHED = 2**28
+MOST_FETCHED = 2**26
 """Largest number of bytes of the replies that are fetched at the same time, if they have the largest
 allowed size. One reply is always fetched.
 """
@@ -506,17 +520,19 @@ class Exchange:
             Sent requests by the id of their message, and nodes to which no request could be sent.
         """
         pending: dict[str, Request] = {}
-        for some in slices(list(contents), AT_ONCE):
-            sealed = [with_nonce(contents[node]) for node in some]
-            messages = [
-                Message(content, node, kind, ttl=seconds + LONGEST_PAUSE, group_id=group)
-                for node, (content, _) in zip(some, sealed, strict=True)
-            ]
+        for nodes in sent_at_once(contents):
+            messages: list[Message] = []
+            nonces: list[str] = []
+            for node in nodes:
+                group_id, nonce = with_nonce(group)
+                ttl = seconds + LONGEST_PAUSE
+                messages.append(Message(contents[node], node, kind, ttl=ttl, group_id=group_id))
+                nonces.append(nonce)
             sent = {each for each in self.grid.push_messages(messages) if each}
-            for message, (_, nonce) in zip(messages, sealed, strict=True):
+            for message, nonce in zip(messages, nonces, strict=True):
                 if message.metadata.message_id in sent:  # the grid has set this id
                     pending[message.metadata.message_id] = Request.of(message, nonce, largest)
-                    self._meter.bytes_down += Content.of(message.content).size
+                    self._meter.bytes_down += vector_bytes(message.content)
         reached = {request.node for request in pending.values()}
         return pending, [node for node in contents if node not in reached]
 
@@ -563,6 +579,32 @@ def vector_bytes(content: RecordDict) -> int:
     # in memory until cycles are collected.
     arrays = (record.values() for record in content.values() if isinstance(record, ArrayRecord))
     return sum(len(array.data) for some in arrays for array in some)
+
+
+def sent_at_once(contents: Mapping[int, RecordDict]) -> Iterator[list[int]]:
+    """Yield the nodes of the messages that are sent in one call, for one call after the other.
+
+    A call has at most :data:`MOST_SENT` messages, with at most :data:`MOST_SENT_BYTES` bytes of
+    different vectors, or one message.
+
+    Parameters
+    ----------
+    contents
+        Content of the message, by node.
+    """
+    nodes: list[int] = []
+    size_of: dict[int, int] = {}  # bytes of each different array in the call
+    for node, content in contents.items():
+        arrays = (each for each in content.values() if isinstance(each, ArrayRecord))
+        sizes = {id(array): len(array.data) for record in arrays for array in record.values()}
+        is_too_large = sum((size_of | sizes).values()) > MOST_SENT_BYTES
+        if nodes and (is_too_large or len(nodes) == MOST_SENT):
+            yield nodes
+            nodes, size_of = [], {}
+        nodes.append(node)
+        size_of |= sizes
+    if nodes:
+        yield nodes
 
 
 def slices(values: Sequence[T], at_once: int) -> Iterable[Sequence[T]]:

@@ -444,9 +444,11 @@ class GridClients(Workers):
             check_allowed(kind, ids, updates.left_out, len(self._registry.connected))
             return updates
         repeated = {name: values[name] for name in ("round", "query", "purpose")}
-        contents = {
-            client: self.content(kind, values, vectors) for client, vectors in sent.vectors.items()
+        # Clients with the same vectors get the same object, which is sent to a SuperLink once.
+        content_of = {
+            id(vectors): self.content(kind, values, vectors) for vectors in sent.different
         }
+        contents = {client: content_of[id(vectors)] for client, vectors in sent.vectors.items()}
         expected = {
             client: {"what": kind, **repeated, "model": name} for client, name in sent.names.items()
         }
@@ -494,6 +496,8 @@ class GridClients(Workers):
         if query.mixture is not None:
             mixture_arrays = of_mixture(query.models, query.mixture)
         contents: dict[int, RecordDict] = {}
+        # Clients with the same models get the same object, which is sent to a SuperLink once.
+        content_of: dict[tuple[int, ...], RecordDict] = {}
         left_out: dict[int, str] = {}
         for client, client_rows in rows.items():
             # Models are large, so they are not sent to a client that has registered that it does
@@ -502,16 +506,19 @@ class GridClients(Workers):
             if split != "train" and not self._registry.discloses_scores(client):
                 left_out[client] = DISCLOSES_NO_SCORES
                 continue
-            sent = mixture_arrays or {
-                str(k): arrays[row] for k, row in enumerate(client_rows) if row != OWN
-            }
-            values = {
-                "split": split,
-                "own": OWN in client_rows,
-                "compares": query.compares,
-                **as_values(query.models, query.mixture),
-            }
-            contents[client] = self.content("evaluate", values, sent)
+            models = tuple(client_rows)
+            if models not in content_of:
+                sent = mixture_arrays or {
+                    str(k): arrays[row] for k, row in enumerate(models) if row != OWN
+                }
+                values = {
+                    "split": split,
+                    "own": OWN in models,
+                    "compares": query.compares,
+                    **as_values(query.models, query.mixture),
+                }
+                content_of[models] = self.content("evaluate", values, sent)
+            contents[client] = content_of[models]
         scores = dict[int, list[Scores]]()
         wins = dict[int, list[int]]()
         smallest_loss = 0.0 if self._task.has_nonnegative_loss else -LARGEST_LOSS

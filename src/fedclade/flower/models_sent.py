@@ -80,7 +80,8 @@ class ModelsSent:
     """Models of a training query as they are sent.
 
     The fields contain, by client, the vectors of the client's message and the name of the model
-    from which the client starts training; and the encoding of the models.
+    from which the client starts training; and the encoding of the models. Clients that receive the
+    same vectors have the same object.
     """
 
     vectors: Mapping[int, Vectors]
@@ -112,14 +113,20 @@ class ModelsSent:
         name_of = {row: wire.digest(array.data) for row, array in arrays.items()}
         name_of[OWN] = wire.digest(b"")
         of_steps = code_vectors(query)
-        sent: dict[int, Vectors] = {}
-        names: dict[int, str] = {}
-        for client, row, anchor in zip(query.ids, rows, anchors, strict=True):
+        vectors_of: dict[tuple[int, int], Vectors] = {}
+        for row, anchor in set(zip(rows, anchors, strict=True)):
             places = {"model": row} if anchor == row else {"model": row, "anchor": anchor}
             models = {name: arrays[place] for name, place in places.items() if place != OWN}
-            sent[client] = {**models, **of_steps}
-            names[client] = name_of[row]
+            vectors_of[row, anchor] = {**models, **of_steps}
+        starts = zip(query.ids, rows, anchors, strict=True)
+        sent = {client: vectors_of[row, anchor] for client, row, anchor in starts}
+        names = {client: name_of[row] for client, row in zip(query.ids, rows, strict=True)}
         return cls(sent, names, encoding)
+
+    @property
+    def different(self) -> list[Vectors]:
+        """Vectors of all messages, where vectors that clients have in common occur once."""
+        return list({id(vectors): vectors for vectors in self.vectors.values()}.values())
 
     @property
     def values(self) -> dict[str, str]:

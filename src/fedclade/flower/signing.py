@@ -2,8 +2,11 @@
 
 A client signs every reply with its own Ed25519 key, by which the server recognizes the client. This
 is needed since a SuperNode that Flower admits can reply in the name of another SuperNode. So every
-request contains a random nonce, which only the SuperNode that receives the request knows. The
-client's signature covers the request with its nonce, and all values and vectors of the reply.
+request has a random nonce, which only the SuperNode that receives the request knows. The client's
+signature covers the request with its nonce, and all values and vectors of the reply.
+
+The nonce is the last word of the message's group, which is a part of Flower's metadata. So messages
+to many nodes can have the same content, and the server sends that content to the SuperLink once.
 """
 
 from __future__ import annotations
@@ -32,7 +35,17 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedclade.core import ConfigError, Layout, UpdateError, rng
-from fedclade.flower.wire import PROTOCOL, Content, Signer, clean, pack, shown, typed, unpack
+from fedclade.flower.wire import (
+    PROTOCOL,
+    Content,
+    Signer,
+    clean,
+    pack,
+    shown,
+    typed,
+    unpack,
+    with_proof,
+)
 from fedclade.runs import Maker
 
 # Ed25519 keys of clients: a private key in the client's folder, and a list of all clients' public
@@ -255,11 +268,7 @@ def secret_model(make: Maker, layout: Layout, seed: int, number: int = 0) -> Ten
 
 
 NONCE_BYTES = 16
-
-# Names of the records of a request and of a reply.
-_REQUEST = "asked"
-_SIGNATURE = "signed"
-_VALUES = "values"
+_DIGITS = frozenset("0123456789abcdef")  # of a nonce, which is written in hexadecimal
 
 
 @dataclass(frozen=True)
@@ -289,17 +298,16 @@ class Request:
         return cls(data.run_id, data.dst_node_id, data.message_type, nonce, largest)
 
 
-def with_nonce(content: RecordDict) -> tuple[RecordDict, str]:
-    """Add a fresh random nonce to the content of a request.
-
-    Returns
-    -------
-    tuple[RecordDict, str]
-        Content with the nonce added, and the nonce. ``content`` is not changed, and its records are
-        not copied.
-    """
+def with_nonce(group: str) -> tuple[str, str]:
+    """Return the group of a message with a fresh random nonce as its last word, and the nonce."""
     nonce = secrets.token_hex(NONCE_BYTES)
-    return RecordDict({**content, _REQUEST: ConfigRecord({"nonce": nonce})}), nonce
+    return f"{group} {nonce}", nonce
+
+
+def nonce_of(message: Message) -> str | None:
+    """Return the nonce of a request; None if it has none."""
+    word = message.metadata.group_id.rpartition(" ")[2]
+    return word if len(word) == 2 * NONCE_BYTES and _DIGITS.issuperset(word) else None
 
 
 def signed(answer: RecordDict, message: Message, key: Key) -> RecordDict:
@@ -310,16 +318,15 @@ def signed(answer: RecordDict, message: Message, key: Key) -> RecordDict:
     UpdateError
         If the message has no nonce.
     """
-    record = message.content.get(_REQUEST)
-    if not isinstance(record, ConfigRecord):
+    nonce = nonce_of(message)
+    if nonce is None:
         raise UpdateError(
             "the request contains no nonce, which every request must have, so this client does not "
             "reply; run the server with fedclade.flower.federate or server_app"
         )
-    nonce = typed(dict(record), "nonce", str)
     signature = key.private.sign(_transcript(Content.of(answer), Request.of(message, nonce)))
     values = {"nonce": nonce, "key": key.public, "lasts": key.lasts, "signature": signature}
-    return RecordDict({**answer, _SIGNATURE: ConfigRecord({_VALUES: pack(values)})})
+    return with_proof(answer, pack(values))
 
 
 def verified(answer: RecordDict, request: Request) -> Content:
@@ -332,13 +339,12 @@ def verified(answer: RecordDict, request: Request) -> Content:
         signature by the key that it contains.
     """
     content = Content.of(answer)
-    record = answer.get(_SIGNATURE)
-    if not isinstance(record, ConfigRecord):
+    if not content.proof:
         raise UpdateError(
             "the reply is not signed, so the server ignores it; run the client as a "
             "fedclade.flower.client_app, which signs every reply"
         )
-    values = unpack(typed(dict(record), _VALUES, bytes))
+    values = unpack(content.proof)
     if not secrets.compare_digest(typed(values, "nonce", str).encode(), request.nonce.encode()):
         raise UpdateError(
             "the reply does not return the nonce of its request; it may be a copy of an old reply"
@@ -366,10 +372,8 @@ def unsigned(answer: RecordDict, message: Message) -> RecordDict:
 
     A client that cannot read its key cannot sign its refusal.
     """
-    record = message.content.get(_REQUEST)
-    if not isinstance(record, ConfigRecord):
-        return answer
-    return RecordDict({**answer, _SIGNATURE: ConfigRecord({_VALUES: pack(dict(record))})})
+    nonce = nonce_of(message)
+    return answer if nonce is None else with_proof(answer, pack({"nonce": nonce}))
 
 
 def _transcript(content: Content, request: Request) -> bytes:

@@ -3,9 +3,10 @@
 A message has a ``ConfigRecord`` named ``fedclade``, which contains plain values as one map in the
 format MessagePack, and an ``ArrayRecord`` named ``vectors`` with arrays of raw little-endian bytes.
 Flower converts and checks each value of a record by itself, which takes much longer than to pack
-all of them. Nothing is pickled, since unpickling data of an untrusted sender could run code. The
-receiver knows the lengths of all arrays beforehand, so it allocates no memory for a length that a
-message claims. Error texts about a message are short and printable, whatever the message contains.
+all of them. Over a network, each record is one more request to the SuperLink. Nothing is pickled,
+since unpickling data of an untrusted sender could run code. The receiver knows the lengths of all
+arrays beforehand, so it allocates no memory for a length that a message claims. Error texts about a
+message are short and printable, whatever the message contains.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 from fedclade.channel import tensor_from_bytes
 from fedclade.core import OWN, Layout, UpdateError, version_of
 
-PROTOCOL = 12  # version of the message format; server and clients must have the same version
+PROTOCOL = 13  # version of the message format; server and clients must have the same version
 # Version of fedclade, which every message states. Versions with the same format work together.
 RELEASE = version_of("fedclade")
 # Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format.
@@ -44,9 +45,10 @@ LONGEST_LOG_LINE = 4000  # characters of a line in a client's log
 
 T = TypeVar("T", str, int, float, bool, bytes)
 
-# Names of the records of a message, and of the packed values in the first record.
+# Names of the records of a message, and of the values and the proof in the first record.
 _PLAIN = "fedclade"
 _VALUES = "values"
+_PROOF = "proof"
 _VECTORS = "vectors"
 
 
@@ -79,6 +81,9 @@ class Content:
         Raw bytes of vectors by name.
     packed
         The plain values as the message contains them.
+    proof
+        What the sender of a reply adds to prove who it is, see :mod:`fedclade.flower.signing`;
+        empty in a request.
     signer
         Signer of the message; None if no signature was verified.
     owns_vectors
@@ -88,6 +93,7 @@ class Content:
     values: Mapping[str, Any]
     vectors: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     packed: bytes = b""
+    proof: bytes = b""
     signer: Signer | None = None
     owns_vectors: bool = False
 
@@ -122,7 +128,9 @@ class Content:
                     f"expected {RAW!r}"
                 )
         packed = typed(dict(plain), _VALUES, bytes)
-        return cls(unpack(packed), {name: array.data for name, array in vectors.items()}, packed)
+        proof = typed(dict(plain), _PROOF, bytes) if _PROOF in plain else b""
+        arrays = {name: array.data for name, array in vectors.items()}
+        return cls(unpack(packed), arrays, packed, proof)
 
     def taken_from(self, record: RecordDict) -> Content:
         """Return the content as the only owner of its vectors, which are removed from their record.
@@ -211,6 +219,13 @@ def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
         for name, array in vectors.items():
             arrays[name] = array
     return content
+
+
+def with_proof(content: RecordDict, proof: bytes) -> RecordDict:
+    """Return a reply with a proof of who has sent it; ``content`` is not changed."""
+    plain = content[_PLAIN]
+    assert isinstance(plain, ConfigRecord)  # made by record
+    return RecordDict({**content, _PLAIN: ConfigRecord({**plain, _PROOF: proof})})
 
 
 def pack(values: Mapping[str, Any]) -> bytes:

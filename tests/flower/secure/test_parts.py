@@ -105,7 +105,7 @@ def test_values_are_encoded_so_that_no_two_lists_are_alike():
         "00000008 0000000000000001 00000001 61 00000001 62 00000008 3fe0000000000000"
     )
     assert encode("ab", "c") != encode("a", "bc")
-    assert tag("terms") == b"\0fedclade/secagg/12/terms\0"
+    assert tag("terms") == b"\0fedclade/secagg/13/terms\0"
 
 
 def test_a_bitmap_names_members_in_one_way():

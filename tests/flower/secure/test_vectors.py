@@ -61,7 +61,7 @@ class Sum:
     """One of the sums, by the project's own code."""
 
     def __init__(self, name: str) -> None:
-        self.vector = json.loads((VECTORS / "secagg-12.json").read_text())[name]
+        self.vector = json.loads((VECTORS / "secagg-13.json").read_text())[name]
         members = self.members = self.vector["members"]
         fixed = reference().fixed
         self.masking = {client: fixed("masking", client) for client in members}
@@ -116,7 +116,7 @@ class Sum:
 
 @pytest.mark.parametrize("name", ["complete", "mixed", "sparse"])
 def test_all_values_are_those_of_the_reference(name: str):
-    one, vector = Sum(name), json.loads((VECTORS / "secagg-12.json").read_text())[name]
+    one, vector = Sum(name), json.loads((VECTORS / "secagg-13.json").read_text())[name]
     first, active = one.members[0], one.active[0]
     graph = one.terms.graph(len(one.members), len(one.members) - len(vector["bystanders"]))
     assert graph == Graph(vector["k"], vector["t"])
@@ -154,7 +154,7 @@ def test_all_values_are_those_of_the_reference(name: str):
 
 
 def test_an_update_becomes_the_numbers_of_the_reference():
-    vector = json.loads((VECTORS / "secagg-12.json").read_text())["encoding"]
+    vector = json.loads((VECTORS / "secagg-13.json").read_text())["encoding"]
     assert vector == {**reference().ENCODING, "numbers": reference().encode(reference().ENCODING)}
     numbers = Numbers(
         clients=vector["clients"],
@@ -175,7 +175,7 @@ def test_an_update_becomes_the_numbers_of_the_reference():
 @pytest.mark.parametrize("name", ["complete", "mixed", "sparse"])
 def test_the_reference_computes_what_the_file_has(name: str):
     found = reference().compute(reference().CASES[name])
-    vector = json.loads((VECTORS / "secagg-12.json").read_text())[name]
+    vector = json.loads((VECTORS / "secagg-13.json").read_text())[name]
     assert {**reference().CASES[name], **found} == vector
 
 
