@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -65,7 +66,9 @@ class Loaded(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site once, for all tests of it."""
+    """Return the site, built once for all tests; or the one in FEDCLADE_SITE, as built before."""
+    if built := os.environ.get("FEDCLADE_SITE"):
+        return Path(built)
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     result = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)

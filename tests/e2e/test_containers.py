@@ -232,7 +232,7 @@ def composed(tmp_path: Path) -> Iterator[Composed]:
     eventually(lambda: not processes_of(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.scheduled  # test_deployment.py runs such a federation of processes, started by an example
 @needs_proc
 def test_the_composed_commands_make_a_federation_that_finds_its_clusters(composed: Composed):
     done = composed.run("operator")

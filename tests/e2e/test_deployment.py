@@ -275,6 +275,7 @@ def test_a_federation_of_processes_ends_as_its_simulation_does(federation, tmp_p
     assert (tmp_path / "real/figures/accuracy.png").is_file()
 
 
+@pytest.mark.scheduled  # tests/flower/test_http_inbox.py has such replies, without processes
 def test_what_one_client_sends_costs_no_other_its_answer(federation, tmp_path):
     """One signs as another, one sends what is no protobuf, one sends 40 kB that unpack to 77 MB; the fourth trains."""
     for node, what in enumerate(("forge", "garble", "bloat")):
@@ -409,6 +410,7 @@ def test_sums_of_two_clusters_end_as_the_simulation_does(federation, tmp_path):
     assert_same_models(real, config.run(config.federation(), device="cpu"))
 
 
+@pytest.mark.scheduled  # tests/flower/secure has clients that stop at each step, without processes
 def test_a_sum_outlives_a_node_that_is_killed_before_it_sends_its_update(federation, tmp_path):
     """The others have shares of its secrets, and take its masks off; the sum is that of the three. It stays dead."""
     app, config = app_of_sums(federation, tmp_path, "fedavg")

@@ -105,7 +105,7 @@ def check_patients(run: Run) -> None:
     assert len(run.tree.leaves) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.scheduled  # the next test has such hospitals on nodes in one process
 def test_two_hospitals_share_one_encoding_by_config(tmp_path: Path):
     app = write_app(tmp_path / "app", BY_CONFIG)
     folder = tmp_path / "deployment"

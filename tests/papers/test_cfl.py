@@ -111,7 +111,7 @@ def test_the_largest_norm_is_larger_where_clients_are_incongruent():
     assert largest["incongruent"] > largest["congruent"]
 
 
-@pytest.mark.slow
+@pytest.mark.scheduled  # test_experiments.py runs figure 8 at this scale, too
 def test_fl_cfl_and_rcfl_are_told_with_the_papers_figures(smoke: Smoke):
     cifar, agnews = smoke("cfl-fig8-cifar"), smoke("cfl-fig9-agnews")
     assert [row.paper for row in cifar.outcome.rows] == [20.0, 20.0, 25.0, 60.0, None, None, None]

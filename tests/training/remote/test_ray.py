@@ -94,7 +94,7 @@ def test_runs_end_the_same_on_any_number_of_actors(method, actors, privacy):
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("rounds", [4, 7])
+@pytest.mark.parametrize("rounds", [pytest.param(4, marks=pytest.mark.scheduled), 7])
 def test_auto_serves_the_same_models(rounds):
     """In four rounds clients make copies of models; in seven they train own models as well."""
     expected = run("auto", rounds=rounds, evaluate_every=rounds)
@@ -120,7 +120,9 @@ def test_what_lies_between_clients_and_server_is_the_same():
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("kind", ["label_flip", "minmax"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("label_flip", marks=pytest.mark.scheduled), "minmax"]
+)
 def test_adversaries_lie_the_same_wherever_they_are(kind):
     adversary = fedclade.Adversary(kind=kind, share=0.3, from_round=2)
     expected = run("cfl", stream=False, adversary=adversary)
