@@ -276,10 +276,15 @@ class ErrorFeedback:
         """Encode an update ``[S]`` plus the residual as bytes, and store the new residual.
 
         If this fails, the residual is as before. With ``overwrites``, the new residual takes the
-        memory of the update, which must then not be used any more.
+        memory of the update, which must then not be used any more, and the residual is zero if this
+        fails.
         """
-        update = update.detach().to("cpu", torch.float32)
-        meant = update.add_(self.residual) if overwrites else update + self.residual
+        meant = update.detach().to("cpu", torch.float32)
+        if not overwrites:
+            meant = meant + self.residual
+        elif self._residual is not None:
+            meant.add_(self._residual)
+            self._residual = None  # frees its memory, before the update is encoded
         data = encode(meant, self._encoding, self._n_parameters)
         if self._encoding == "float32":  # nothing is lost
             meant.zero_()
@@ -296,7 +301,8 @@ class ErrorFeedback:
         expected = (self._size,)
         if residual.shape != expected:
             why = f"it should have shape {expected}, got {tuple(residual.shape)}"
-        elif bad := sum(int((~some.isfinite()).sum()) for some in residual.split(PIECE)):
+        elif not _is_finite(residual):
+            bad = int((~residual.isfinite()).sum())
             why = f"{bad} of {len(residual)} entries are not finite"
         else:
             self._residual = residual.to(torch.float32)
@@ -305,6 +311,14 @@ class ErrorFeedback:
             "error feedback starts from zero; the residual of the last update is dropped: %s", why
         )
         self._residual = None
+
+
+def _is_finite(vector: Tensor) -> bool:
+    """Return whether all entries of a vector are finite; this takes no memory."""
+    if len(vector) == 0:
+        return True
+    lowest, highest = vector.aminmax()  # both are NaN if any entry is NaN
+    return bool(lowest.isfinite() and highest.isfinite())
 
 
 def _count_largest(n_parameters: int) -> int:
