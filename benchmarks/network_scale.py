@@ -187,10 +187,8 @@ def measure_sending(nodes: int, entries: int) -> float:
     models = torch.rand(2, entries)
     start = time.process_time()
     arrays = wire.raw_vectors(models, [0, 1])
-    contents = {
-        FIRST_NODE + n: wire.record({"what": "train", "round": 1}, {"model": arrays[n % 2]})
-        for n in range(nodes)
-    }
+    records = [wire.record({"what": "train", "round": 1}, {"model": arrays[k]}) for k in (0, 1)]
+    contents = {FIRST_NODE + n: records[n % 2] for n in range(nodes)}
     sent, lost = exchange.send(contents, "train", "1", SECONDS)
     seconds = time.process_time() - start
     assert len(sent) == nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -38,7 +39,8 @@ from fedclade.core.updates import TOO_LATE
 from fedclade.flower import LocalGrid, wire
 from fedclade.flower.exchange import (
     MOST_FETCHED,
-    MOST_FETCHES,
+    MOST_FETCHES_FAR,
+    MOST_FETCHES_NEAR,
     Exchange,
     HttpInbox,
     Inbox,
@@ -352,6 +354,8 @@ class CountingSuperLink(SuperLink):
     """Number of fetches that wait for each other, so that they have to run at the same time."""
     most: int = 0
     now: int = 0
+    travels: float = 0.0
+    """Seconds for which each object travels."""
     lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -361,6 +365,7 @@ class CountingSuperLink(SuperLink):
         with self.lock:
             self.now += 1
             self.most = max(self.most, self.now)
+        time.sleep(self.travels)
         if self.together:
             self.barrier.wait(timeout=20)
         found = super().PullObject(request)
@@ -377,11 +382,28 @@ def test_several_replies_are_fetched_at_the_same_time():
     assert superlink.most == 3
 
 
-@pytest.mark.parametrize(("largest", "most"), [(4 * LENGTH, MOST_FETCHES), (MOST_FETCHED, 1)])
-def test_the_number_of_replies_fetched_at_the_same_time_is_bounded(largest: int, most: int):
-    """By a number, and by the memory that replies of the largest size would take."""
-    nodes = tuple(range(1, 3 * MOST_FETCHES))
-    superlink = CountingSuperLink(nodes=nodes)
-    answers = ask(superlink, largest)
-    assert {node: said(answer) for node, answer in answers.items()} == {n: n for n in nodes}
+@pytest.mark.parametrize(
+    ("largest", "near", "most"),
+    [
+        (4 * LENGTH, 60.0, MOST_FETCHES_NEAR),
+        (4 * LENGTH, 0.0, MOST_FETCHES_FAR),
+        (MOST_FETCHED, 0.0, 1),
+    ],
+    ids=["near", "far", "large"],
+)
+def test_the_number_of_replies_fetched_at_the_same_time_is_bounded(
+    largest: int, near: float, most: int, monkeypatch: pytest.MonkeyPatch
+):
+    """By a number, which depends on the distance, and by the memory that the largest replies would take."""
+    monkeypatch.setattr("fedclade.flower.exchange.NEAR", near)
+    nodes = tuple(range(1, 3 * MOST_FETCHES_FAR))
+    superlink = CountingSuperLink(nodes=nodes, travels=0.002)
+    clock = Clock()
+    exchange = Exchange(Grid(superlink), Meter(), 5.0, clock, clock.sleep)
+    for _ in range(2):
+        superlink.most = 0  # the distance is known once the first replies have been fetched
+        questions = {node: wire.record({"what": "train"}) for node in nodes}
+        answers = dict(exchange.ask(questions, "train", "1", largest))
+        assert {node: said(answer) for node, answer in answers.items()} == {n: n for n in nodes}
+    assert (most > MOST_FETCHES_NEAR) == (superlink.most > MOST_FETCHES_NEAR)
     assert 1 <= superlink.most <= most

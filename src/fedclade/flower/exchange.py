@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -144,12 +145,16 @@ def inbox_of(grid: Grid) -> Inbox:
 # discarded, since they may not be awaited any longer.
 MOST_INCOMING = 4096
 
-MOST_FETCHES = 4
-"""Number of replies that are fetched at the same time.
+MOST_FETCHES_NEAR, MOST_FETCHES_FAR = 4, 16
+"""Number of replies that are fetched at the same time, from a SuperLink that is near or far away.
 
-A reply takes up to seven requests to the SuperLink, one after the other. Before each request,
-Flower's HTTP client looks at all pairs of its connections, so many connections cost much time.
+A reply takes up to seven requests, one after the other. If a request takes long to travel, many
+fetches at the same time hide that. Otherwise they only cost processor time: before each request,
+Flower's HTTP client looks at all pairs of its connections.
 """
+
+NEAR = 0.003
+"""A SuperLink is near if the fastest of the small requests took at most these seconds."""
 
 MOST_FETCHED = 2**26
 """Largest number of bytes of the replies that are fetched at the same time, if they have the largest
@@ -180,6 +185,8 @@ class HttpInbox(Inbox):
 
         Some objects of the reply may not have arrived yet.
         """
+        # Seconds of the fastest request to confirm a receipt, which is as short as a request can be.
+        self._fastest = math.inf
 
     def read(self, pending: Mapping[str, ReplyLimit]) -> Iterator[tuple[str, Message | str]]:
         """Yield the replies that have arrived, each as the id of its request and the message.
@@ -192,7 +199,8 @@ class HttpInbox(Inbox):
         if not arrived:
             return
         allowed = max(pending[request].bytes for request in arrived)
-        at_once = min(MOST_FETCHES, len(arrived), max(1, MOST_FETCHED // allowed))
+        most = MOST_FETCHES_NEAR if self._fastest <= NEAR else MOST_FETCHES_FAR
+        at_once = min(most, len(arrived), max(1, MOST_FETCHED // allowed))
         with ThreadPoolExecutor(at_once, thread_name_prefix="fetch") as pool:
             remaining = iter(arrived)
 
@@ -329,7 +337,11 @@ class HttpInbox(Inbox):
         request = ConfirmMessageReceivedRequest(
             node=self._http.node, run_id=self._http.run.run_id, message_object_id=message
         )
+        start = time.perf_counter()
         self._superlink.ConfirmMessageReceived(request)
+        seconds = time.perf_counter() - start
+        # The fastest request tells how long one travels; others may have waited for the processor.
+        self._fastest = min(self._fastest, seconds)
 
 
 def _unpacked(contents: Mapping[str, bytes], limit: ReplyLimit) -> int:
