@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import scipy
 import torch
 from torch import Tensor
 
@@ -56,8 +55,10 @@ def alie_z(n: int, f: int) -> float:
     """
     if n - f < 2:
         return 0.0
+    from scipy.special import ndtri
+
     s = max(1, n // 2 + 1 - f)
-    return float(scipy.special.ndtri((n - f - s) / (n - f)))
+    return float(ndtri((n - f - s) / (n - f)))
 
 
 def deviation(updates: Tensor) -> Tensor:

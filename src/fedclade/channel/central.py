@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-import scipy
 import torch
 from torch import Tensor
 
@@ -328,11 +327,13 @@ class Answering(Middleware):
         epsilon = None if self.privacy is None else self.privacy.signature_epsilon
         if epsilon is None or self.noise is None:
             return choices
+        from scipy.special import ndtr
+
         share = share_at_random(epsilon, options)
         told = choices.clone()
         for place, client in enumerate(ids):
             noise = self.noise(2, client, this_round, "choices")
-            whether, which = scipy.special.ndtr(noise.numpy())
+            whether, which = ndtr(noise.numpy())
             if whether < share:
                 told[place] = min(int(which * options), options - 1)
         return told

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
-import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -348,7 +347,9 @@ def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor
 
 def system_normal(size: int) -> Tensor:
     """Return standard normal numbers ``[size]`` from the operating system, float64."""
-    return torch.from_numpy(scipy.special.ndtri(system_uniform(size)))
+    from scipy.special import ndtri
+
+    return torch.from_numpy(ndtri(system_uniform(size)))
 
 
 def system_uniform(size: int) -> NDArray[Any]:

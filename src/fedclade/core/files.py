@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -67,6 +66,8 @@ def alone(path: Path) -> Generator[None]:
 
     Two processes may run the same client. The lock applies to the ``with`` block.
     """
+    from filelock import FileLock
+
     with FileLock(path.with_name(f".{path.name}.lock"), mode=OWNER_ONLY):
         yield
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 import numpy as np
-import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -152,7 +151,9 @@ class Blurred:
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
         """Return blurred images ``[n, C, H, W]``."""
-        return cast(Pixels, scipy.ndimage.gaussian_filter(images, (0, 0, self.sigma, self.sigma)))
+        from scipy.ndimage import gaussian_filter
+
+        return cast(Pixels, gaussian_filter(images, (0, 0, self.sigma, self.sigma)))
 
 
 @dataclass(frozen=True)
@@ -206,10 +207,12 @@ class Thick:
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
         """Return images ``[n, C, H, W]`` with wider or narrower strokes."""
+        from scipy.ndimage import grey_dilation, grey_erosion
+
         size = (1, 1, 2 * abs(self.pixels) + 1, 2 * abs(self.pixels) + 1)
         if self.pixels > 0:
-            return cast(Pixels, scipy.ndimage.grey_dilation(images, size))
-        return cast(Pixels, scipy.ndimage.grey_erosion(images, size))
+            return cast(Pixels, grey_dilation(images, size))
+        return cast(Pixels, grey_erosion(images, size))
 
 
 def invert(pool: Pool, clusters: int, seed: int) -> list[View]:
