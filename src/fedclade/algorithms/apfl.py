@@ -34,9 +34,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from fedclade.algorithms.base import OneCohort, OwnModels, OwnState, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_root
@@ -51,6 +49,9 @@ from fedclade.core import (
     checked,
     require,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Ruled(OwnModels[OwnState], OneCohort[OwnState]):

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Generic, Self, get_args, get_origin, get_type_
 
 import numpy as np
 import torch
-from torch import Tensor
 from typing_extensions import TypeVar
 
 from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
@@ -62,7 +61,7 @@ class State:
 
     tree: ParameterTree
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor]:
         """Return the state's fields as tensors, by name, for a checkpoint.
 
         The tree of clusters is left out, since checkpoints store it separately, and so are fields
@@ -78,7 +77,7 @@ class State:
         }
 
     @classmethod
-    def from_tensors(cls, tree: ParameterTree, tensors: Mapping[str, Tensor]) -> Self:
+    def from_tensors(cls, tree: ParameterTree, tensors: Mapping[str, torch.Tensor]) -> Self:
         """Return the state that a checkpoint stores: the inverse of :meth:`tensors`.
 
         Parameters
@@ -147,16 +146,16 @@ OwnS = TypeVar("OwnS", bound=OwnState, default=OwnState)
 """Type of the state of an algorithm whose clients store models of their own."""
 
 
-def _tensor_of(value: Any) -> Tensor:
+def _tensor_of(value: Any) -> torch.Tensor:
     """Convert one field of a state to a tensor, as checkpoints store it."""
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         return value
     # NumPy converts without rounding to float32: otherwise a resumed run would differ from an
     # uninterrupted one.
     return torch.from_numpy(np.atleast_1d(value))
 
 
-def _value_of(hint: Any, tensor: Tensor) -> Any:
+def _value_of(hint: Any, tensor: torch.Tensor) -> Any:
     """Convert a tensor from a checkpoint back to the type ``hint`` of a state's field."""
     hint = get_args(hint)[0] if isinstance(hint, UnionType) else hint  # "X | None": X
     if hint in (bool, int, float):
@@ -257,7 +256,7 @@ class Algorithm(ABC, Generic[S]):
         return ()
 
     @abstractmethod
-    def init(self, params: Tensor, clients: Clients) -> S:
+    def init(self, params: torch.Tensor, clients: Clients) -> S:
         """Return the state before the first round.
 
         Parameters
@@ -453,7 +452,7 @@ class OneCohort(Algorithm[S]):
         return sample(state.tree.nodes[0].members, fraction, draw)
 
 
-def require_different_models(params: Tensor, needed: int, method: str) -> Tensor:
+def require_different_models(params: torch.Tensor, needed: int, method: str) -> torch.Tensor:
     """Check that enough initial models differ: equal models would stay equal in training.
 
     Parameters

@@ -52,11 +52,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, sample
 from fedclade.algorithms.cluster_update import (
@@ -92,6 +91,9 @@ from fedclade.core import (
     mean,
     require,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 THRESHOLD_OPTIONS = (
     "eps1",

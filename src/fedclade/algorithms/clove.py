@@ -39,7 +39,6 @@ import numpy as np
 import scipy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State, require_different_models
 from fedclade.algorithms.cluster_update import (
@@ -83,7 +82,7 @@ class CLoVEState(State):
     ids: tuple[int, ...] = ()
     repeats: tuple[int, ...] = ()
     stopped: bool = False
-    centroids: Tensor | None = None
+    centroids: torch.Tensor | None = None
 
 
 @checked()
@@ -144,7 +143,7 @@ class CLoVE(OneCohort[CLoVEState]):
             clusters_from="" if self.unknown_k else "clusters",
         )
 
-    def init(self, params: Tensor, clients: Clients) -> CLoVEState:
+    def init(self, params: torch.Tensor, clients: Clients) -> CLoVEState:
         """Return the state before round 1, with K different models and no client in a cluster.
 
         Parameters

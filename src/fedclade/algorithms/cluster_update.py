@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from fedclade.algorithms.base import RoundLog, State
 from fedclade.clustering import Merges, SplitCriteria, choose_cut, cut, place_in_branches
@@ -67,7 +67,7 @@ class ClusterUpdate:
     node: int
     updates: Updates
     criteria: SplitCriteria
-    mean: Tensor | None
+    mean: torch.Tensor | None
     enough: bool
     waits: bool = False
     weighted: bool = True
@@ -129,7 +129,7 @@ class ClusterUpdate:
         return replace(self, criteria=self.criteria.compared(updates.signatures, updates.ids))
 
     @property
-    def step(self) -> Tensor | None:
+    def step(self) -> torch.Tensor | None:
         """Mean update ``[S]``, by which the cluster's model moves.
 
         None if the model does not move: too few members replied, or the members are stragglers.

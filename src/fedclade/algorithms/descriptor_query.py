@@ -11,9 +11,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]  (all convolutions)
 
 from fedclade.core import (
     IGNORED,
@@ -84,7 +81,7 @@ class DescriptorQuery(RowQuery):
     reveals = "descriptors of their data"
     reply_name = "descriptor"
 
-    model: Tensor
+    model: torch.Tensor
     seed: int
     components: int = 0
     per_label: bool = True
@@ -112,8 +109,7 @@ class DescriptorQuery(RowQuery):
         groups = 1 + (spec.labels or 0) if self.per_label else 1
         return 2 + 2 * groups, self.components or spec.labels or COMPONENTS
 
-    @torch.inference_mode()
-    def answer(self, data: LocalData, store: LocalStore) -> Tensor:
+    def answer(self, data: LocalData, store: LocalStore) -> torch.Tensor:
         """Compute the descriptor of a client's training data, on the client.
 
         Raises
@@ -123,6 +119,10 @@ class DescriptorQuery(RowQuery):
         ModelError
             If the model has no dense layer.
         """
+        with torch.inference_mode():
+            return self._describe(data)
+
+    def _describe(self, data: LocalData) -> torch.Tensor:
         found = latents(data.load_model(self.model), data.inputs)
         targets = data.targets
         if data.spec.task == "language":  # each next token is an example
@@ -138,8 +138,8 @@ class DescriptorQuery(RowQuery):
             )
         directions, centre = projection(self.seed, found.shape[1], min(most, count))
         missing = (0, count - min(most, count))
-        directions = functional.pad(directions, missing)
-        centre = functional.pad(centre, missing)
+        directions = torch.nn.functional.pad(directions, missing)
+        centre = torch.nn.functional.pad(centre, missing)
         projected = found @ directions
         mean, deviation = _compute_moments(projected)
         blocks = [found.max().expand(count), centre, mean, deviation]
@@ -155,12 +155,12 @@ class DescriptorQuery(RowQuery):
         _, count = self.shape(spec)
         return {"max_components": count}
 
-    def false_row(self, row: Tensor, key: int) -> Tensor:
+    def false_row(self, row: torch.Tensor, key: int) -> torch.Tensor:
         """Return the false reply of a simulated adversary: a descriptor of huge numbers."""
         return torch.full_like(row, HUGE)
 
 
-def latents(module: nn.Module, inputs: Tensor) -> Tensor:
+def latents(module: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     """Compute the latents of n examples, ``[n, ...]``: the inputs of the layer ``latent_layer``.
 
     Parameters
@@ -170,11 +170,11 @@ def latents(module: nn.Module, inputs: Tensor) -> Tensor:
     inputs
         The examples' inputs, ``[n, ...]``.
     """
-    caught: list[Tensor] = []
+    caught: list[torch.Tensor] = []
     layer = latent_layer(module, inputs[:1])
     handle = layer.register_forward_pre_hook(lambda _, arguments: caught.append(arguments[0]))
     try:
-        found: list[Tensor] = []
+        found: list[torch.Tensor] = []
         for part in inputs.split(EXAMPLES_AT_A_TIME):
             module(part)
             found.append(caught[-1])
@@ -184,7 +184,7 @@ def latents(module: nn.Module, inputs: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def latent_layer(module: nn.Module, inputs: Tensor) -> nn.Module:
+def latent_layer(module: torch.nn.Module, inputs: torch.Tensor) -> torch.nn.Module:
     """Find the dense layer of a model whose input is the latent.
 
     It is the first dense layer after the last convolution, in the order in which a forward pass
@@ -202,11 +202,13 @@ def latent_layer(module: nn.Module, inputs: Tensor) -> nn.Module:
     ModelError
         If there is no such layer.
     """
-    called: list[nn.Module] = []
+    from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]  (all convolutions)
+
+    called: list[torch.nn.Module] = []
     kinds = [
         layer
         for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear | _ConvNd) and not name.endswith(("lora_A", "lora_B"))
+        if isinstance(layer, torch.nn.Linear | _ConvNd) and not name.endswith(("lora_A", "lora_B"))
     ]
     handles = [
         layer.register_forward_pre_hook(lambda layer, _: called.append(layer)) for layer in kinds
@@ -218,7 +220,7 @@ def latent_layer(module: nn.Module, inputs: Tensor) -> nn.Module:
             handle.remove()
     convolutions = [place for place, layer in enumerate(called) if isinstance(layer, _ConvNd)]
     first = convolutions[-1] + 1 if convolutions else 0
-    dense = [layer for layer in called[first:] if isinstance(layer, nn.Linear)]
+    dense = [layer for layer in called[first:] if isinstance(layer, torch.nn.Linear)]
     if not dense:
         raise ModelError(
             f"{type(module).__name__} has no dense layer (nn.Linear) after its last convolution, "
@@ -229,7 +231,7 @@ def latent_layer(module: nn.Module, inputs: Tensor) -> nn.Module:
 
 
 @lru_cache(maxsize=8)
-def projection(seed: int, width: int, components: int) -> tuple[Tensor, Tensor]:
+def projection(seed: int, width: int, components: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw the directions along which FLUX projects latents, from a seed.
 
     The directions are the principal directions of random points in a cube of side 1. For a cube of
@@ -258,7 +260,7 @@ def projection(seed: int, width: int, components: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(rows.T.copy()), torch.from_numpy(rows @ points.mean(0))
 
 
-def _compute_moments(projected: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_moments(projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and standard deviation of each of C components over n examples.
 
     Both have shape ``[C]``. All entries are −1 if there are fewer than two examples.

@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, OwnModels, OwnState, RoundLog
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
@@ -58,7 +57,7 @@ class DittoState(OwnState):
         from the initial model.
     """
 
-    initial: Tensor | None = None
+    initial: torch.Tensor | None = None
     untrained: Sequence[int] = ()
 
 
@@ -97,7 +96,7 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
             ),
         )
 
-    def init(self, params: Tensor, clients: Clients) -> DittoState:
+    def init(self, params: torch.Tensor, clients: Clients) -> DittoState:
         """Return the state before round 1, in which no personal model has been trained yet."""
         return DittoState(
             ParameterTree.root_only(clients.ids, params), (), params, ascending_ids(clients.ids)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from math import isclose, isfinite
 
 import torch
-from torch import Tensor
 
 from fedclade.core import (
     BESIDE,
@@ -371,7 +370,7 @@ def train_beside(
     this_round: RoundPlan,
     *,
     weighted: bool = True,
-) -> Tensor:
+) -> torch.Tensor:
     """Train the root's model with the cohort, in addition to the clusters' models.
 
     This training costs as much as the training of the clusters' models, and clients draw the same
@@ -416,7 +415,7 @@ def train_beside(
     if len(updates.ids) < this_round.min_clients:
         return root.model
     shares = list[float]()
-    means = list[Tensor]()
+    means = list[torch.Tensor]()
     sizes = clients.sizes
     weights = clients.weigh(sizes if weighted else dict.fromkeys(sizes, 1))
     for cluster in row_of:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, OneCohort, OwnModels, OwnState, RoundLog, S, State
 from fedclade.algorithms.cluster_update import (
@@ -38,6 +38,9 @@ from fedclade.core import (
     checked,
     require,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class _FixedClusters(Algorithm[S]):

@@ -49,7 +49,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, State
 from fedclade.algorithms.cluster_update import by_cluster, log_of
@@ -109,10 +108,10 @@ class FedBuffState(State):
     training: tuple[int, ...] = ()
     begun: tuple[int, ...] = ()
     finishes: tuple[float, ...] = ()
-    old: Tensor | None = None
+    old: torch.Tensor | None = None
     old_node: tuple[int, ...] = ()
     old_version: tuple[int, ...] = ()
-    velocity: Tensor | None = None
+    velocity: torch.Tensor | None = None
 
     @classmethod
     def of(cls, tree: ParameterTree) -> FedBuffState:
@@ -137,7 +136,7 @@ def flights_of(state: FedBuffState) -> list[list[Flight]]:
 
 def models_of(
     state: FedBuffState, buffers: Sequence[Sequence[Flight]]
-) -> tuple[Tensor, dict[int, int]]:
+) -> tuple[torch.Tensor, dict[int, int]]:
     """Return the models from which the clients in the clusters' buffers began to train.
 
     Parameters
@@ -155,7 +154,7 @@ def models_of(
     """
     now = dict(zip((leaf.id for leaf in state.tree.leaves), state.versions, strict=True))
     rows = dict[tuple[int, int], int]()
-    models = list[Tensor]()
+    models = list[torch.Tensor]()
     row_of = dict[int, int]()
     for leaf, buffer in zip(state.tree.leaves, buffers, strict=True):
         for _, client, begun in sorted(buffer, key=lambda flight: flight[1]):
@@ -168,7 +167,7 @@ def models_of(
     return torch.stack(models) if models else state.tree.nodes[0].params[:0], row_of
 
 
-def _find_old_model(state: FedBuffState, node: int, version: int) -> Tensor:
+def _find_old_model(state: FedBuffState, node: int, version: int) -> torch.Tensor:
     """Return the model ``[S]`` that a cluster had at an earlier version, from the state."""
     place = list(zip(state.old_node, state.old_version, strict=True)).index((node, version))
     assert state.old is not None  # since a client still trains from this model
@@ -317,7 +316,7 @@ class FedBuff(Algorithm[FedBuffState]):
         )
 
     def init(
-        self, params: Tensor, clients: Clients, tree: ParameterTree | None = None
+        self, params: torch.Tensor, clients: Clients, tree: ParameterTree | None = None
     ) -> FedBuffState:
         """Return the state before round 1, in one cluster or in the clusters of a finished run.
 
@@ -515,7 +514,7 @@ class FedBuff(Algorithm[FedBuffState]):
                 if len(buffer) == self.buffer_size:
                     return clock, buffer
 
-    def _copy_velocity(self, state: FedBuffState) -> Tensor | None:
+    def _copy_velocity(self, state: FedBuffState) -> torch.Tensor | None:
         """Return a copy of the momentum vectors of all clusters, ``[clusters, S]``.
 
         They are zeros before the first step. The result is None if the server has no momentum.
@@ -526,7 +525,7 @@ class FedBuff(Algorithm[FedBuffState]):
             return state.velocity.clone()
         return torch.stack([torch.zeros_like(leaf.params) for leaf in state.tree.leaves])
 
-    def _average_discounted(self, updates: Updates, stale: Mapping[int, int]) -> Tensor:
+    def _average_discounted(self, updates: Updates, stale: Mapping[int, int]) -> torch.Tensor:
         """Return the mean of a buffer's updates, discounted by staleness, ``[S]`` (line 10).
 
         It is Σ s(τ_i) Δ_i, where τ_i is the staleness of client i's update Δ_i, divided by the
@@ -558,7 +557,9 @@ class FedBuff(Algorithm[FedBuffState]):
         return (weights / divisor).to(deltas) @ deltas
 
 
-def _with_momentum(step: Tensor, velocity: Tensor, momentum: float, n_parameters: int) -> Tensor:
+def _with_momentum(
+    step: torch.Tensor, velocity: torch.Tensor, momentum: float, n_parameters: int
+) -> torch.Tensor:
     """Add momentum to the step of a cluster's model; change the momentum vector in place.
 
     Only the first ``n_parameters`` entries have momentum. The others are buffers of the model, such

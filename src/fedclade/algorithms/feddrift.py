@@ -62,7 +62,6 @@ import numpy as np
 import scipy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of
@@ -126,9 +125,9 @@ class FedDriftState(State):
     """
 
     ids: tuple[int, ...]
-    assigned: Tensor
-    accuracy: Tensor
-    until: Tensor
+    assigned: torch.Tensor
+    accuracy: torch.Tensor
+    until: torch.Tensor
     begun: tuple[int, ...] = ()
     stages: tuple[int, ...] = ()
 
@@ -594,7 +593,7 @@ class FedDrift(OneCohort[FedDriftState]):
             f"clients' data changes, {alone}; set a smaller algorithm.step_rounds",
         )
 
-    def init(self, params: Tensor, clients: Clients) -> FedDriftState:
+    def init(self, params: torch.Tensor, clients: Clients) -> FedDriftState:
         """Return the state before round 1, with equal initial models.
 
         Each client has a model of its own, or all clients share one model (``start``). No data

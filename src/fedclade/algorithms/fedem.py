@@ -35,7 +35,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, S, State, require_different_models
 from fedclade.algorithms.cluster_update import membership_events
@@ -87,7 +86,7 @@ class SharedMixture(OneCohort[S]):
         """Return the model with which clients are evaluated: the mixture of all leaves' models."""
         return EvaluatedModels(nodes=state.tree.leaf_of, mixture=self.mixture_after(state))
 
-    def star(self, params: Tensor, clients: Clients) -> ParameterTree:
+    def star(self, params: torch.Tensor, clients: Clients) -> ParameterTree:
         """Return the initial tree, with a leaf without members for each initial model.
 
         Parameters
@@ -108,7 +107,7 @@ class SharedMixture(OneCohort[S]):
 
     def trained(
         self, state: S, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
-    ) -> tuple[ParameterTree, Updates, Tensor, RoundLog]:
+    ) -> tuple[ParameterTree, Updates, torch.Tensor, RoundLog]:
         """Train all models with the clients of a cohort.
 
         If too few clients reply, the models do not change.
@@ -191,7 +190,7 @@ class FedRCState(State):
         first round.
     """
 
-    rates: Tensor | None = None
+    rates: torch.Tensor | None = None
 
 
 @checked()
@@ -235,7 +234,7 @@ class FedRC(SharedMixture[FedRCState]):
         """
         return Mixture(by_label=True, rates=state.rates)
 
-    def init(self, params: Tensor, clients: Clients) -> FedRCState:
+    def init(self, params: torch.Tensor, clients: Clients) -> FedRCState:
         """Return the state before round 1, from K different initial models ``[K, S]``."""
         return FedRCState(self.star(params, clients))
 
@@ -277,7 +276,7 @@ class FedEM(SharedMixture[State]):
         """
         return replace(super().requires, reports="the component that they weigh most")
 
-    def init(self, params: Tensor, clients: Clients) -> State:
+    def init(self, params: torch.Tensor, clients: Clients) -> State:
         """Return the state before round 1, from M different initial models ``[M, S]``."""
         return State(self.star(params, clients))
 

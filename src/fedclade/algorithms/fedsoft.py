@@ -45,7 +45,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, OwnState, RoundLog, require_different_models
 from fedclade.algorithms.cluster_update import by_cluster, log_of, membership_events
@@ -90,7 +89,7 @@ class FedSoftState(OwnState):
         Ids of the m clients, in the order of the rows of ``importance``, which is ascending.
     """
 
-    importance: Tensor | None = None
+    importance: torch.Tensor | None = None
     ids: tuple[int, ...] = ()
 
     @property
@@ -185,7 +184,7 @@ class FedSoft(OneCohort[FedSoftState]):
             f"ignores; set algorithm.selection below {in_round}, the number of clients in a round"
         )
 
-    def init(self, params: Tensor, clients: Clients) -> FedSoftState:
+    def init(self, params: torch.Tensor, clients: Clients) -> FedSoftState:
         """Return the state before round 1, from K + 1 different initial models.
 
         Parameters
@@ -319,7 +318,9 @@ class FedSoft(OneCohort[FedSoftState]):
         return counts
 
 
-def _compute_centre(before: Tensor, local: Tensor, share: Weights, updates: Updates) -> Tensor:
+def _compute_centre(
+    before: torch.Tensor, local: torch.Tensor, share: Weights, updates: Updates
+) -> torch.Tensor:
     """Compute a cluster's new centre ``[S]`` from the models of its clients.
 
     The centre is the weighted mean of the models. A robust aggregation rule is applied instead to
@@ -343,7 +344,9 @@ def _compute_centre(before: Tensor, local: Tensor, share: Weights, updates: Upda
     return centre_of(updates, local, drawn, before)
 
 
-def _convert_weights(weights: Mapping[int, Weights]) -> dict[str, Tensor | tuple[int, ...] | None]:
+def _convert_weights(
+    weights: Mapping[int, Weights],
+) -> dict[str, torch.Tensor | tuple[int, ...] | None]:
     """Convert importance weights to the fields ``importance`` and ``ids`` of the state."""
     ids = tuple(sorted(weights))
     return {
@@ -352,7 +355,7 @@ def _convert_weights(weights: Mapping[int, Weights]) -> dict[str, Tensor | tuple
     }
 
 
-def _sum_distances(tree: ParameterTree, updates: Updates, local: Tensor) -> float:
+def _sum_distances(tree: ParameterTree, updates: Updates, local: torch.Tensor) -> float:
     """Return the discrepancy Σ ‖w_i − c‖ over the clients that trained in a round.
 
     Here w_i is a client's model after training, and c the new centre of the cluster in which the

@@ -27,9 +27,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import by_cluster, log_of, membership_events
@@ -45,6 +45,9 @@ from fedclade.core import (
     checked,
     require,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @checked()

@@ -57,11 +57,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.base import (
     Algorithm,
@@ -111,6 +110,9 @@ from fedclade.core import (
     rng,
     unknown,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_EXACT = 20_000
 """Largest number of clients for which all pairwise distances are computed.

@@ -38,10 +38,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.base import RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, membership_events, move_clusters
@@ -49,6 +48,9 @@ from fedclade.algorithms.fedgroup import FedGroup, FedGroupState, GroupDirection
 from fedclade.algorithms.requires import Requires, RunFacts
 from fedclade.algorithms.shift_query import ShiftQuery
 from fedclade.core import Clients, Event, ParameterTree, RoundPlan, checked, inter_group, require
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @checked()

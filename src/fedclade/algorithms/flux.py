@@ -43,10 +43,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, State, never_clusters
 from fedclade.algorithms.cluster_update import (
@@ -85,6 +85,9 @@ from fedclade.core import (
     has_replied,
     require,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FAR = 10.0
 """Largest plausible ratio of a descriptor's numbers to those of the median client."""

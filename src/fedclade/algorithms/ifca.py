@@ -31,7 +31,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State, require_different_models
 from fedclade.algorithms.cluster_update import (
@@ -67,8 +66,8 @@ class IFCAState(State):
         Ids of the n clients, in the order of the columns of ``leaves``.
     """
 
-    models: Tensor | None = None
-    leaves: Tensor | None = None
+    models: torch.Tensor | None = None
+    leaves: torch.Tensor | None = None
     ids: tuple[int, ...] | None = None
 
 
@@ -157,7 +156,7 @@ class IFCA(OneCohort[IFCAState]):
             clusters_from="clusters",
         )
 
-    def init(self, params: Tensor, clients: Clients) -> IFCAState:
+    def init(self, params: torch.Tensor, clients: Clients) -> IFCAState:
         """Return the state before round 1, with a set of k different models for each restart.
 
         Parameters

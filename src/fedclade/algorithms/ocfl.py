@@ -30,12 +30,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, State
 from fedclade.algorithms.cluster_update import (
@@ -58,6 +57,9 @@ from fedclade.core import (
     checked,
     require,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CosineDistances = NDArray[np.float64]
 """Cosine distances of all pairs of n clients, Γ, ``[n, n]``, in [0, 2]."""

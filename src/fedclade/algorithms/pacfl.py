@@ -52,13 +52,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import scipy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, State
 from fedclade.algorithms.cluster_update import (
@@ -83,6 +82,9 @@ from fedclade.core import (
     has_replied,
     require,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SET_APART = 0.2
 """Default of the largest share of clients that are set apart, if the threshold is automatic.

@@ -32,9 +32,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, State, never_clusters
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_clusters
@@ -61,6 +61,9 @@ from fedclade.core import (
     require,
     rng,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)

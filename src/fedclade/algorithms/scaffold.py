@@ -37,7 +37,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.apfl import scaled
 from fedclade.algorithms.base import OneCohort, RoundLog, State
@@ -70,7 +69,7 @@ class ScaffoldState(State):
         The server's control variate c, ``[S]``; zeros at the model's buffers.
     """
 
-    control: Tensor
+    control: torch.Tensor
 
 
 @checked()
@@ -110,7 +109,7 @@ class Scaffold(OneCohort[ScaffoldState]):
             ControlVariates().check_training(run.local)
         return super().check(run)
 
-    def init(self, params: Tensor, clients: Clients) -> ScaffoldState:
+    def init(self, params: torch.Tensor, clients: Clients) -> ScaffoldState:
         """Return the state before round 1, with the control variate c = 0."""
         return ScaffoldState(ParameterTree.root_only(clients.ids, params), torch.zeros_like(params))
 
@@ -146,8 +145,8 @@ class Scaffold(OneCohort[ScaffoldState]):
         return ScaffoldState(move_clusters(state.tree, [part]), control), log_of([part])
 
     def _control_step(
-        self, control: Tensor, updates: Updates, clients: Clients, this_round: Round
-    ) -> Tensor:
+        self, control: torch.Tensor, updates: Updates, clients: Clients, this_round: Round
+    ) -> torch.Tensor:
         """Return the step of the server's control variate c in a round, ``[S]`` (line 17)."""
         if self.weighted or updates.has_weights:
             total = sum_of(clients.weigh(clients.sizes))
@@ -158,8 +157,8 @@ class Scaffold(OneCohort[ScaffoldState]):
 
 
 def _sum_control_steps(
-    control: Tensor, updates: Updates, weights: Tensor, total: float, this_round: Round
-) -> Tensor:
+    control: torch.Tensor, updates: Updates, weights: torch.Tensor, total: float, this_round: Round
+) -> torch.Tensor:
     """Compute the step of the server's control variate c from clients' updates, ``[S]``.
 
     It is Σ_i weight_i (c_i⁺ − c_i) / total over the clients that replied, where c_i and c_i⁺ are a

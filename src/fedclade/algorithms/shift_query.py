@@ -6,11 +6,23 @@ Clients need this module, and nothing else of :mod:`fedclade.algorithms.flexcfl`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from fedclade.core import IGNORED, ConfigError, DataSpec, LocalData, LocalStore, RowQuery, require
+from fedclade.core import (
+    IGNORED,
+    ConfigError,
+    DataSpec,
+    LocalData,
+    LocalStore,
+    RowQuery,
+    require,
+    torch_type,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LABELS = "labels"
 """Name under which a client stores its earlier numbers of examples of C labels, int64 ``[C]``."""
@@ -46,7 +58,7 @@ class ShiftQuery(RowQuery):
     discloses = "shifts"
     reveals = "shifts of their data"
     stores = (LABELS,)
-    dtype = torch.bool
+    dtype = torch_type("bool")
     zeros_are_a_reply = True
     reply_name = "shifted"
     counts_as = "evaluations"

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 
-from torch import Tensor
+import torch
 
 from fedclade.algorithms.base import State
 from fedclade.algorithms.cluster_update import ClusterUpdate, train_clusters
@@ -42,13 +42,13 @@ class CFLState(State):
         of their e-values, ``[nodes]``. None before the first such test.
     """
 
-    peaks: Tensor
+    peaks: torch.Tensor
     stationary: bool = False
     parts: int = 0
     part_size: int = 0
     done: tuple[int, ...] | None = None
-    tests: Tensor | None = None
-    evidence: Tensor | None = None
+    tests: torch.Tensor | None = None
+    evidence: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import (
@@ -78,6 +78,9 @@ from fedclade.core import (
     checked,
     require,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @checked()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedclade.core import (
     ConfigError,
@@ -22,6 +22,9 @@ from fedclade.core import (
     require,
     rng,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROUNDING = 1e-3
 """Largest rounding error of a product of two singular vectors, which are sent as float32."""

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedclade.core import PrivacyError, alone, appear, import_extra, require
+from fedclade.core import PrivacyError, alone, appear, check_extra, import_extra, require
 
 # The joint ε at δ of a client's releases, and the file in which the client counts them.
 
@@ -450,6 +450,11 @@ def _join_gaussians(releases: Mapping[Release, int]) -> float:
     """Return the noise multiplier of one Gaussian release with the joint ε of all releases."""
     precision = sum(n / (r.noise_multiplier or 1.0) ** 2 for r, n in releases.items())
     return float(precision**-0.5)
+
+
+def check_accounting() -> None:
+    """Raise a MissingExtraError if the optional package dp-accounting is not installed."""
+    check_extra("dp_accounting", "dp-accounting", "privacy", "stating ε")
 
 
 def _import_accounting() -> Any:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from fedclade.core import (
     ConfigError,
@@ -27,6 +26,9 @@ from fedclade.core import (
     setting,
     unknown,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Attacks that are computed from the updates of other clients:
 #

@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedclade.channel.accounting import Release, composed_epsilon, share_at_random
 from fedclade.channel.middleware import Middleware
@@ -194,7 +193,7 @@ class Answering(Middleware):
 
     privacy: CentralPrivacy | None = None
     noise: Noise | None = None
-    _kept: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    _kept: dict[int, torch.Tensor] = field(default_factory=dict[int, Any])
     _of: tuple[Any, ...] = ()
     _told: dict[int, int] = field(default_factory=dict[int, int])
     _choice: Choice | None = None
@@ -274,8 +273,8 @@ class Answering(Middleware):
         )
 
     def _report_choices(
-        self, question: Question, choices: Tensor, ids: tuple[int, ...], this_round: Round
-    ) -> Tensor:
+        self, question: Question, choices: torch.Tensor, ids: tuple[int, ...], this_round: Round
+    ) -> torch.Tensor:
         """Return the choices that clients report, made random by randomized response.
 
         If the same question is repeated, clients repeat their first reply, so that the privacy cost
@@ -309,8 +308,8 @@ class Answering(Middleware):
         return torch.tensor([self._told[client] for client in ids], dtype=torch.int64)
 
     def _responded(
-        self, choices: Tensor, ids: tuple[int, ...], options: int, this_round: Round
-    ) -> Tensor:
+        self, choices: torch.Tensor, ids: tuple[int, ...], options: int, this_round: Round
+    ) -> torch.Tensor:
         """Apply randomized response: replace a random share of the choices by random options.
 
         Parameters

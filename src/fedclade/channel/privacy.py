@@ -18,12 +18,11 @@ import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.channel.accounting import LEVELS, Ledger, epsilon_of
 from fedclade.channel.middleware import Middleware
@@ -115,12 +114,17 @@ def refusal_to_reveal(what: str) -> ConfigError:
     )
 
 
-Noise = Callable[[int, int, Round, str], Tensor]
-"""Source of noise: a function ``(size, client, round, what)``.
+class Noise(Protocol):
+    """Source of noise: a function ``(size, client, now, what)``.
 
-It returns ``size`` standard normal numbers, float64, for what a client sends: ``updates`` or
-``gradients``.
-"""
+    It returns ``size`` standard normal numbers, float64, for what a client sends: ``updates`` or
+    ``gradients``.
+    """
+
+    def __call__(self, size: int, client: int, now: Round, what: str, /) -> torch.Tensor:
+        """Return noise for one client in one round."""
+        ...
+
 
 Book = Callable[[int, Round], None]
 """Function of a client id and a round that counts a release before the client trains.
@@ -198,7 +202,7 @@ class DifferentialPrivacy:
         """``[privacy]`` section of a config with these settings of client-level privacy."""
         return asdict(self)
 
-    def released(self, update: Tensor, normal: Tensor) -> Tensor:
+    def released(self, update: torch.Tensor, normal: torch.Tensor) -> torch.Tensor:
         """Return the update that leaves the client: clipped and with noise.
 
         An update that is not finite counts as zeros: to refuse the update would reveal that
@@ -326,7 +330,7 @@ def keyed_noise(keys: Mapping[int, int]) -> Noise:
         Key of each client, by client id.
     """
 
-    def noise(size: int, client: int, this_round: Round, what: str) -> Tensor:
+    def noise(size: int, client: int, this_round: Round, what: str) -> torch.Tensor:
         key = this_round.number, this_round.query, keys[client]
         draw = rng.generator(this_round.seed, f"dp noise of {what} in {this_round.purpose}", *key)
         return torch.from_numpy(draw.standard_normal(size))
@@ -334,7 +338,7 @@ def keyed_noise(keys: Mapping[int, int]) -> Noise:
     return noise
 
 
-def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor:
+def system_noise(size: int, client: int, this_round: Round, what: str) -> torch.Tensor:
     """Return noise for a real client: ``size`` standard normal numbers from the operating system.
 
     The run's seed is not used, since the server knows the seed and could subtract the noise. A
@@ -345,7 +349,7 @@ def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor
     return system_normal(size)
 
 
-def system_normal(size: int) -> Tensor:
+def system_normal(size: int) -> torch.Tensor:
     """Return standard normal numbers ``[size]`` from the operating system, float64."""
     from scipy.special import ndtri
 

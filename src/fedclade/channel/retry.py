@@ -8,11 +8,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.channel.example_privacy import noisy_steps
 from fedclade.channel.middleware import Middleware
@@ -46,6 +45,9 @@ from fedclade.core import (
     rng,
     setting,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Absent clients are not queried, and a round continues without them.
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
@@ -40,6 +38,9 @@ from fedclade.core import (
     setting,
     unpacked,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KINDS = ("full", "projected", "signs")
 
@@ -313,7 +314,7 @@ class SignSketch:
         chosen = vectors if self._of is None else self._of.apply(vectors)
         if self._fold is not None:
             chosen = self._fold.apply(chosen)
-        mixed = functional.pad(chosen.double(), (0, self._width - chosen.shape[-1]))
+        mixed = torch.nn.functional.pad(chosen.double(), (0, self._width - chosen.shape[-1]))
         for flips in self._flips:
             turned = torch.fft.fft(mixed * flips.to(mixed), norm="ortho")
             # The Hartley transform: real and orthonormal.

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fedclade.core import Evaluation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def reversed_claims(found: Evaluation, adversaries: Collection[int]) -> Evaluation:

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.clustering.routing import Assignment, Step
 from fedclade.clustering.similarity import Distances
 from fedclade.core import ParameterTree, UpdateError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Points = NDArray[np.float64]
 

@@ -7,15 +7,18 @@ pruning may undo different numbers of merges in different branches.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.clustering.similarity import Distances, Labels, compute_cosines, compute_distances
 from fedclade.core import ConfigError, UpdateError, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Merges = NDArray[np.float64]
 """Merges of n clients in SciPy's format, ``[n-1, 4]``.

@@ -34,14 +34,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.clustering.linkage import Dendrograms, Matrix
 from fedclade.clustering.repeated_test import compute_rank_e_value
 from fedclade.clustering.similarity import Labels, are_signs, convert_sign_cosines, number_clusters
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Similarity of clients by the updates of parts of their data, and the worth of a partition.
 

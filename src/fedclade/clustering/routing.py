@@ -30,11 +30,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.clustering.similarity import Similarity, compute_cosines, cosine_similarity
 from fedclade.core import (
@@ -48,6 +47,9 @@ from fedclade.core import (
     UpdateError,
     Updates,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIDWAY = 0.5
 """Factor of the bounds on similarity and loss with which a newcomer fits.

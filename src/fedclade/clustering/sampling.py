@@ -7,13 +7,16 @@ their directions in each cell.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
 from fedclade.clustering.similarity import Labels, compute_cosines
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Directions in which clients differ, and centres of k clusters, from sums over clients that may be
 # noisy.
@@ -58,7 +61,7 @@ def draw_cell_points(count: int, dim: int, draw: np.random.Generator) -> Tensor:
     Each client counts in the cell whose centre is nearest to the direction of its update.
     """
     normal = torch.from_numpy(draw.standard_normal((count, dim)))
-    return functional.normalize(normal, dim=1)
+    return torch.nn.functional.normalize(normal, dim=1)
 
 
 def find_cell_centres(
@@ -90,7 +93,7 @@ def find_cell_centres(
 
     content = sums.double().cpu().reshape(cells, -1) * 2.0**0.5
     counts = content[:, 0].numpy()
-    means = functional.normalize(content[:, 1:], dim=1).numpy()
+    means = torch.nn.functional.normalize(content[:, 1:], dim=1).numpy()
     used = counts > max(LEAST_COUNT * noise * 2.0**0.5, 0.5)
     if used.sum() < k:  # under very much noise
         used = np.argsort(-counts)[:k]
@@ -98,7 +101,7 @@ def find_cell_centres(
     seed = int(draw.integers(2**32))
     k_means = KMeans(k, n_init=RUNS, random_state=seed)  # pyright: ignore[reportArgumentType]
     centres = k_means.fit(means[used], sample_weight=weights).cluster_centers_
-    return functional.normalize(torch.from_numpy(centres), dim=1)
+    return torch.nn.functional.normalize(torch.from_numpy(centres), dim=1)
 
 
 ENTRIES_AT_ONCE = 2**21

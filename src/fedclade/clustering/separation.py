@@ -14,11 +14,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from fedclade.clustering.similarity import Similarity, cosine_similarity
 from fedclade.clustering.spanning_tree import (
@@ -27,6 +27,9 @@ from fedclade.clustering.spanning_tree import (
     find_optimal_bipartition,
 )
 from fedclade.core import Updates, require
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Gammas = NDArray[np.float64]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import scipy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.core import ConfigError, array_problem, checked, require, shown, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Similarity = NDArray[np.float64]
 

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.clustering.linkage import Merges, cut
 from fedclade.clustering.similarity import (
@@ -42,6 +42,9 @@ from fedclade.clustering.similarity import (
     convert_sign_cosines,
 )
 from fedclade.core import ConfigError, UpdateError, rng, row_norms, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Edges between points, their minimum spanning tree, and its dendrogram.
 

@@ -46,8 +46,8 @@ from itertools import permutations
 
 import numpy as np
 import scipy
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.clustering.linkage import agglomerate, cut
 from fedclade.clustering.similarity import (
@@ -100,8 +100,8 @@ class Replicates:
         Signatures (vectors by which clients are compared) of both updates, ``[n, R]`` each.
     """
 
-    first: Tensor
-    second: Tensor
+    first: torch.Tensor
+    second: torch.Tensor
 
     @property
     def agreement(self) -> NDArray[np.float64]:

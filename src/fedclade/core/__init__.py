@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         field_types,
         has_replied,
         models_of,
+        torch_type,
     )
     from fedclade.core.errors import (
         ArgumentError,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
         TreeError,
         UntrustedNameError,
         UpdateError,
+        check_extra,
         import_extra,
         require,
         shown,
@@ -149,11 +151,11 @@ if TYPE_CHECKING:
     )
     from fedclade.core.local import (
         LARGEST,
-        OF_TORCH,
         LocalTraining,
         count_batches,
         optimizer_class,
         own_defaults,
+        torch_optimizers,
         trainer_function,
         trainer_name,
     )
@@ -309,7 +311,6 @@ __all__ = [
     "MANY_IDS",
     "MECHANISMS",
     "NOT_ASKED",
-    "OF_TORCH",
     "OWN",
     "OWNER_ONLY",
     "OWN_COLUMNS",
@@ -478,6 +479,7 @@ __all__ = [
     "centre_of",
     "check_arguments",
     "check_declared",
+    "check_extra",
     "check_function",
     "check_kind",
     "check_module",
@@ -558,6 +560,8 @@ __all__ = [
     "sum_of",
     "summary_of",
     "take_place",
+    "torch_optimizers",
+    "torch_type",
     "trainer_function",
     "trainer_name",
     "unknown",

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from fedclade.core.updates import Aggregation, Updates, row_norms
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Robust rules combine the updates of a cluster's n clients, of which f may be arbitrary.
 #
@@ -407,7 +409,7 @@ def inter_group(
     """
     parameters = models[:, :n_parameters]
     # A model of zeros has no direction and adds zeros.
-    directions = functional.normalize(parameters, dim=1)
+    directions = torch.nn.functional.normalize(parameters, dim=1)
     moved = parameters + eta_g * (directions.sum(0) - directions)
     if averages:
         weights = eta_g / torch.linalg.vector_norm(parameters, dim=1, keepdim=True)

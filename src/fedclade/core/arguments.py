@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache, lru_cache, wraps
 from pathlib import Path
-from types import NoneType, UnionType
+from types import FunctionType, NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -146,9 +146,11 @@ def check_arguments(
         )
     each = _as_collection(takers)
     known = known_arguments(takers, besides, positional=positional)
-    hints = {
-        name: hint for taker in each for name, hint in _read_hints(taker).items() if name in known
-    }
+    hints: dict[str, Any] = {}
+    if known:
+        for taker in each:
+            of_taker = _read_hints(taker, *known)
+            hints |= {name: hint for name, hint in of_taker.items() if name in known}
     parameters = (p for taker in each for p in _read_parameters(taker).values())
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     return _convert_all(owner, arguments, hints, None if open_ended else known)
@@ -242,8 +244,8 @@ def _as_collection(takers: Taker | Collection[Taker]) -> Collection[Taker]:
 
 
 def _cache_by_taker(
-    inspected: Callable[[Taker], Mapping[str, Any]],
-) -> Callable[[Taker], Mapping[str, Any]]:
+    inspected: Callable[..., Mapping[str, Any]],
+) -> Callable[..., Mapping[str, Any]]:
     """Return a cached version of a function that inspects another function or class.
 
     Reading a scenario inspects the same functions thousands of times, and inspection is slow.
@@ -252,8 +254,9 @@ def _cache_by_taker(
     remembered = lru_cache(maxsize=1024)(inspected)
 
     @wraps(inspected)
-    def once(taker: Taker) -> Mapping[str, Any]:
-        return remembered(taker) if type(taker).__hash__ is not None else inspected(taker)
+    def once(taker: Taker, *names: str) -> Mapping[str, Any]:
+        function = remembered if type(taker).__hash__ is not None else inspected
+        return function(taker, *names)
 
     return once
 
@@ -265,12 +268,26 @@ def _read_parameters(taker: Taker) -> Mapping[str, inspect.Parameter]:
 
 
 @_cache_by_taker
-def _read_hints(taker: Taker) -> Mapping[str, Any]:
-    """Return the type hints of the arguments of a function or class, by name."""
+def _read_hints(taker: Taker, *names: str) -> Mapping[str, Any]:
+    """Return the type hints of a function's or class's arguments, at least of those in ``names``.
+
+    Without ``names``, the type hints of all arguments are returned.
+    """
     # A dataclass may inherit fields from a base class in another module, whose annotations can be
     # resolved in that module only. get_type_hints does this for a class, but not for __init__.
-    is_plain = inspect.isclass(taker) and not is_dataclass(taker)
-    return get_type_hints(taker.__init__ if is_plain else taker)
+    if is_dataclass(taker):
+        return get_type_hints(taker)
+    call: Any = taker.__init__ if inspect.isclass(taker) else taker
+    if not isinstance(call, FunctionType):
+        return get_type_hints(call)
+    # Other hints, such as that of the result, may be types of torch, whose import takes long.
+    annotations = {
+        name: hint
+        for name, hint in call.__annotations__.items()
+        if (name in names if names else name != "return")
+    }
+    module_names = inspect.unwrap(call).__globals__
+    return get_type_hints(SimpleNamespace(__annotations__=annotations, __globals__=module_names))
 
 
 def _union_members(hint: Any) -> tuple[Any, ...]:

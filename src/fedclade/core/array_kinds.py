@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 
 def array_problem(values: object) -> str:
@@ -20,7 +19,7 @@ def array_problem(values: object) -> str:
     """
     if isinstance(values, np.ma.MaskedArray):
         return _mask_problem(values)
-    if not isinstance(values, Tensor):
+    if not isinstance(values, torch.Tensor):
         return ""
     if values.is_meta:
         return "the tensor is on the 'meta' device and has no values; make it on the CPU"

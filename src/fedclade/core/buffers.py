@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]  (base of BatchNorm and InstanceNorm)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _NOTED = "_fedclade_unsent_buffers"
 
@@ -26,6 +28,8 @@ def is_statistic(module: nn.Module, name: str) -> bool:
 
     Counters named ``num_batches_tracked`` are included.
     """
+    from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]  (base of BatchNorm and InstanceNorm)
+
     owner, _, attribute = name.rpartition(".")
     return isinstance(module.get_submodule(owner), _NormBase) or attribute == "num_batches_tracked"
 

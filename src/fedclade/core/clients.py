@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import cast
-
-from torch import Tensor
+from typing import TYPE_CHECKING, cast
 
 from fedclade.core.data_queries import DataQuery, check_kind
 from fedclade.core.evaluation import Evaluation
@@ -28,6 +26,9 @@ from fedclade.core.queries import (
 )
 from fedclade.core.updates import Updates
 from fedclade.core.work import ClientWork, FullGradient, Models, Nothing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Clients(ABC):

@@ -15,14 +15,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
-from torch import Tensor, nn
 
 from fedclade.core.errors import ConfigError
 from fedclade.core.queries import Query, R
 from fedclade.core.registry import DataSpec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 PLAIN_TYPES = (int, float, bool, str)
 """Types of query fields that are sent as plain values.
@@ -30,8 +32,8 @@ PLAIN_TYPES = (int, float, bool, str)
 A field of type Tensor is sent as the vector of a model.
 """
 
-ROW_TYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
-"""Tensor types that a client's reply to a :class:`RowQuery` can have."""
+ROW_TYPES = ("float32", "float64", "int64", "bool")
+"""Names of the tensor types that a client's reply to a :class:`RowQuery` can have."""
 
 KIND_RULE = re.compile(r"[a-z][a-z0-9_]*")
 """Pattern for the name of a kind of query; client policies list such names, separated by spaces."""
@@ -50,7 +52,7 @@ class LocalData(ABC):
 
     @property
     @abstractmethod
-    def targets(self) -> Tensor:
+    def targets(self) -> torch.Tensor:
         """Targets of the client's n training examples, on the CPU.
 
         The shape is ``[n]``, or ``[n, T]`` for T targets per example. Positions without a target
@@ -59,17 +61,17 @@ class LocalData(ABC):
 
     @property
     @abstractmethod
-    def inputs(self) -> Tensor:
+    def inputs(self) -> torch.Tensor:
         """Training inputs ``[n, ...]``, transformed as for the model, on the model's device."""
 
     @property
     @abstractmethod
-    def stored_inputs(self) -> Tensor:
+    def stored_inputs(self) -> torch.Tensor:
         """Training inputs ``[n, ...]`` in their stored form, such as image bytes, on the CPU."""
 
     @property
     @abstractmethod
-    def test_examples(self) -> tuple[Tensor, Tensor]:
+    def test_examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Tuple of the inputs and the targets of the client's m test examples, ``[m, ...]`` each.
 
         Inputs are transformed as for the model and on the model's device. Targets are on the CPU.
@@ -81,7 +83,7 @@ class LocalData(ABC):
         """The run's task with its loss and metrics, a :class:`~fedclade.tasks.FittedTask`."""
 
     @abstractmethod
-    def load_model(self, vector: Tensor) -> nn.Module:
+    def load_model(self, vector: torch.Tensor) -> nn.Module:
         """Return the client's whole model in evaluation mode, given the shared parameters.
 
         The module is shared by all clients of this process: the next call overwrites its
@@ -110,14 +112,14 @@ class LocalStore(ABC):
     """
 
     @abstractmethod
-    def get(self, name: str) -> Tensor | None:
+    def get(self, name: str) -> torch.Tensor | None:
         """Return the tensor that was stored under a name before the query's round.
 
         If several were stored, the result is the last one; if none was stored, the result is None.
         """
 
     @abstractmethod
-    def keep(self, name: str, tensor: Tensor) -> None:
+    def keep(self, name: str, tensor: torch.Tensor) -> None:
         """Store a tensor under a name, for queries of later rounds."""
 
 
@@ -206,8 +208,26 @@ class DataQuery(Query[R]):
         return reply
 
 
+class _TorchType:
+    """Class attribute whose value is the type of tensors with a given name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type[Any]) -> torch.dtype:
+        return getattr(torch, self._name)
+
+
+def torch_type(name: str) -> torch.dtype:
+    """Return a class attribute that has the value ``torch.<name>``, such as ``torch.bool``.
+
+    Unlike the value itself, the attribute does not import torch when its class is defined.
+    """
+    return cast("torch.dtype", _TorchType(name))
+
+
 @dataclass(frozen=True, eq=False)
-class RowQuery(DataQuery[Tensor]):
+class RowQuery(DataQuery["torch.Tensor"]):
     """Query to which each client replies with one row: a tensor of a shape that is known before.
 
     The combined reply of n clients is a tensor ``[n, *shape]``. Federated methods derive their own
@@ -253,7 +273,7 @@ class RowQuery(DataQuery[Tensor]):
     ...         return counts / counts.sum()
     """
 
-    dtype: ClassVar[torch.dtype] = torch.float32
+    dtype = torch_type("float32")  # without annotation, since dataclasses look up annotated values
     zeros_are_a_reply: ClassVar[bool] = False
     reply_name: ClassVar[str] = ""
     counts_as: ClassVar[Literal["releases", "evaluations"]] = "releases"
@@ -275,10 +295,10 @@ class RowQuery(DataQuery[Tensor]):
         """
 
     @abstractmethod
-    def answer(self, data: LocalData, store: LocalStore) -> Tensor:
+    def answer(self, data: LocalData, store: LocalStore) -> torch.Tensor:
         """Compute one client's row from its data and its stored tensors."""
 
-    def is_valid(self, row: Tensor) -> bool:
+    def is_valid(self, row: torch.Tensor) -> bool:
         """Return whether a row received over a network could come from an honest client.
 
         By default, all numbers must be finite. A client with an invalid row counts as a client that
@@ -295,14 +315,14 @@ class RowQuery(DataQuery[Tensor]):
         """
         return {}
 
-    def false_row(self, row: Tensor, key: int) -> Tensor:
+    def false_row(self, row: torch.Tensor, key: int) -> torch.Tensor:
         """Return the row that a simulated adversary sends in place of its honest row.
 
         By default this is the honest row. ``key`` seeds the adversary's random draws.
         """
         return row
 
-    def answer_all(self, clients: LocalClients) -> Tensor:
+    def answer_all(self, clients: LocalClients) -> torch.Tensor:
         """Compute the rows ``[n, *shape]`` of the n queried clients, all in this process.
 
         Raises
@@ -311,7 +331,7 @@ class RowQuery(DataQuery[Tensor]):
             If :meth:`answer` returns a row of another shape or type than the class declares.
         """
         shape = self.shape(clients.spec)
-        rows: list[Tensor] = []
+        rows: list[torch.Tensor] = []
         for client in self.ids:
             row = self.answer(clients.data(client), clients.store(client, self))
             if tuple(row.shape) != shape or row.dtype != self.dtype:
@@ -323,11 +343,11 @@ class RowQuery(DataQuery[Tensor]):
             rows.append(row.cpu())
         return torch.stack(rows) if rows else self.no_rows(clients.spec)
 
-    def no_rows(self, spec: DataSpec) -> Tensor:
+    def no_rows(self, spec: DataSpec) -> torch.Tensor:
         """Return the combined reply for the case that no client replies: zeros ``[n, *shape]``."""
         return torch.zeros(len(self.ids), *self.shape(spec), dtype=self.dtype)
 
-    def merge(self, parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
+    def merge(self, parts: Sequence[tuple[Sequence[int], torch.Tensor]]) -> torch.Tensor:
         """Merge the rows of several groups of clients, in the order of :attr:`ids`.
 
         ``parts`` has a tuple for each group: the positions of its clients in :attr:`ids`, and its
@@ -339,13 +359,13 @@ class RowQuery(DataQuery[Tensor]):
             rows[list(places)] = some
         return rows
 
-    def falsify(self, reply: Tensor, keys: Sequence[int]) -> Tensor:
+    def falsify(self, reply: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
         """Return the rows that adversaries send in place of their honest rows ``reply``."""
         rows = [self.false_row(row, key) for row, key in zip(reply, keys, strict=True)]
         return torch.stack(rows)
 
 
-def has_replied(rows: Tensor) -> Tensor:
+def has_replied(rows: torch.Tensor) -> torch.Tensor:
     """Return a mask, bool ``[n]``, of the clients that have replied to a :class:`RowQuery`.
 
     Parameters
@@ -390,7 +410,7 @@ def field_types(kind: type[DataQuery[Any]]) -> FieldTypes:
     for field in dataclasses.fields(kind):
         if field.name in inherited:
             continue
-        if hints[field.name] is Tensor:
+        if hints[field.name] is torch.Tensor:
             models.append(field.name)
         elif hints[field.name] in PLAIN_TYPES:
             plain[field.name] = hints[field.name]
@@ -443,10 +463,10 @@ def check_kind(kind: type[DataQuery[Any]]) -> None:
         if kind.counts_as not in COUNTS:
             allowed = " or ".join(repr(count) for count in COUNTS)
             raise ConfigError(f"counts_as of {name} should be {allowed}, got {kind.counts_as!r}")
-        if kind.dtype not in ROW_TYPES:
-            allowed = ", ".join(_name_of(each) for each in ROW_TYPES)
+        if kind.dtype not in [getattr(torch, each) for each in ROW_TYPES]:
             raise ConfigError(
-                f"dtype of {name} should be one of {allowed}, got {_name_of(kind.dtype)}"
+                f"dtype of {name} should be one of {', '.join(ROW_TYPES)}, got "
+                f"{_name_of(kind.dtype)}"
             )
         types = field_types(kind)
         if kind.stores and types.plain.get("round") is not int:
@@ -456,7 +476,7 @@ def check_kind(kind: type[DataQuery[Any]]) -> None:
             )
 
 
-def models_of(query: DataQuery[Any]) -> dict[str, Tensor]:
+def models_of(query: DataQuery[Any]) -> dict[str, torch.Tensor]:
     """Return the model vectors ``[S]`` that a query sends to each client, by field name."""
     if not isinstance(query, RowQuery):
         return {}

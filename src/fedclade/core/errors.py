@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import reprlib
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -137,6 +138,15 @@ def import_extra(module: str, package: str, extra: str, purpose: str) -> ModuleT
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingExtraError(package, extra, purpose) from error
+
+
+def check_extra(module: str, package: str, extra: str, purpose: str) -> None:
+    """Check that an optional package is installed, without importing it.
+
+    Parameters and errors are as for :func:`import_extra`.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise MissingExtraError(package, extra, purpose)
 
 
 def require(*checks: tuple[str, Any, bool, str]) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,23 +46,23 @@ class Evaluation:
     """
 
     ids: tuple[int, ...]
-    scores: Tensor
-    losses: Tensor
-    examples: Tensor
+    scores: torch.Tensor
+    losses: torch.Tensor
+    examples: torch.Tensor
     left_out: Mapping[int, str] = field(default_factory=dict[int, str])
     higher_is_better: bool = True
-    wins: Tensor | None = None
+    wins: torch.Tensor | None = None
     without_loss: frozenset[int] = frozenset()
     byzantine: float = 0.0
 
     @property
-    def known_losses(self) -> Tensor:
+    def known_losses(self) -> torch.Tensor:
         """Losses of the rows whose clients have sent a loss, ``[m]``."""
         told = [place for place, client in enumerate(self.ids) if client not in self.without_loss]
         return self.losses[told]
 
     @property
-    def merit(self) -> Tensor:
+    def merit(self) -> torch.Tensor:
         """Values ``[n]`` of the main metric, with the sign changed if lower values are better.
 
         A higher merit is thus always better. The merit of a client without a score is NaN.
@@ -79,7 +78,9 @@ class Evaluation:
         ids = tuple(client for part in parts for client in part.ids)
         left_out = {client: why for part in parts for client, why in part.left_out.items()}
         of_all: dict[str, Any] = {
-            n: torch.cat(column) for n, column in columns.items() if isinstance(column[0], Tensor)
+            n: torch.cat(column)
+            for n, column in columns.items()
+            if isinstance(column[0], torch.Tensor)
         }
         silent = frozenset[int]().union(*(part.without_loss for part in parts))
         return replace(parts[0], ids=ids, left_out=left_out, without_loss=silent, **of_all)

@@ -21,10 +21,12 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LARGEST_IN_MEMORY = 2**23
 """Bytes of a matrix of stored updates up to which it lies in memory: 8 MiB."""

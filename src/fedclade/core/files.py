@@ -13,10 +13,12 @@ import stat
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OWNER_ONLY = 0o600
 """File mode for files that only their owner may read and write.
@@ -154,6 +156,8 @@ def write_tensors(
     path.touch(OWNER_ONLY if private else 0o666)
     mode = stat.S_IMODE(path.stat().st_mode)
     try:
+        from safetensors.torch import save_file  # imports torch, unlike the module safetensors
+
         save_file(dict(tensors), path, None if header is None else dict(header))
     except SafetensorError as error:
         raise OSError(str(error)) from error

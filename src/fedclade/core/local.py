@@ -10,11 +10,10 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from fedclade.core.arguments import check_arguments, checked
 from fedclade.core.errors import ConfigError, shown, unknown
@@ -35,13 +34,6 @@ from fedclade.core.settings import (
 
 # Optimizers by name (of ``torch.optim``, or a user's own as ``module:name``) and their options.
 
-OF_TORCH: Mapping[str, type[Optimizer]] = {
-    name.lower(): kind
-    for name, kind in vars(torch.optim).items()
-    if inspect.isclass(kind) and issubclass(kind, Optimizer) and kind is not Optimizer
-}
-"""Optimizer classes of ``torch.optim`` by their names in lower case."""
-
 OF_LOCAL_TRAINING: Mapping[str, float] = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
 """Optimizer arguments that have their own setting in ``[local]``, with their defaults for SGD."""
 
@@ -53,7 +45,18 @@ their own setting in ``[local]``.
 """
 
 
-def optimizer_class(name: str) -> type[Optimizer]:
+@cache
+def torch_optimizers() -> Mapping[str, type[torch.optim.Optimizer]]:
+    """Return the optimizer classes of ``torch.optim`` by their names in lower case."""
+    optimizers: dict[str, type[torch.optim.Optimizer]] = {}
+    for name, kind in vars(torch.optim).items():
+        if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer):
+            optimizers[name.lower()] = kind
+    del optimizers["optimizer"]  # the base class
+    return optimizers
+
+
+def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
     """Return the optimizer class of a given name.
 
     Parameters
@@ -66,15 +69,15 @@ def optimizer_class(name: str) -> type[Optimizer]:
     ConfigError
         If there is no such optimizer, or if it needs more than one gradient for a step.
     """
-    kind = OF_TORCH.get(name.lower())
+    kind = torch_optimizers().get(name.lower())
     if kind is None and ":" in name:
         kind = imported(name, "optimizer")
-        if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
+        if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)):
             raise ConfigError(
                 f"optimizer {shown(name)} should name a subclass of torch.optim.Optimizer"
             )
     if kind is None:
-        raise ConfigError(unknown("optimizer", name, OF_TORCH))
+        raise ConfigError(unknown("optimizer", name, torch_optimizers()))
     if issubclass(kind, torch.optim.LBFGS):
         raise ConfigError(
             f"optimizer {shown(name)} is not supported, since it needs several gradients for a "
@@ -92,7 +95,7 @@ def optimizer_name(kind: type[Any]) -> str:
         If the class is defined in a function, so that it cannot be imported by a name.
     """
     name = next(
-        (name for name, known in OF_TORCH.items() if known is kind),
+        (name for name, known in torch_optimizers().items() if known is kind),
         f"{kind.__module__}:{kind.__qualname__}",
     )
     if "<locals>" in name:
@@ -103,7 +106,7 @@ def optimizer_name(kind: type[Any]) -> str:
     return name
 
 
-def own_defaults(kind: type[Optimizer]) -> dict[str, float]:
+def own_defaults(kind: type[torch.optim.Optimizer]) -> dict[str, float]:
     """Return the defaults of an optimizer's step size, momentum and weight decay, by argument name.
 
     Arguments that the optimizer does not have are left out. The defaults are those of the
@@ -121,7 +124,7 @@ def own_defaults(kind: type[Optimizer]) -> dict[str, float]:
 
 
 def checked_options(
-    kind: type[Optimizer], arguments: Mapping[str, float], options: Mapping[str, Any]
+    kind: type[torch.optim.Optimizer], arguments: Mapping[str, float], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Check a user's options of an optimizer, and convert them to the declared types.
 
@@ -155,14 +158,12 @@ def checked_options(
                 f"local.options should not contain {each}; set local.{each} instead" for each in own
             )
         )
-    if kind is torch.optim.SGD and not options:  # its arguments are checked already
-        return {}
     tuples = {
         key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
     }
     fitted = check_arguments(f"the options of {name}", kind, tuples, NO_OPTIONS, positional=True)
     try:
-        parameter = nn.Parameter(torch.zeros(1, 1))
+        parameter = torch.nn.Parameter(torch.zeros(1, 1))
         parameter.grad = torch.zeros(1, 1)
         kind([parameter], **arguments, **fitted).step()
     except Exception as error:  # an optimizer, which may be the user's, can raise anything
@@ -371,8 +372,9 @@ class LocalTraining:
         if self.lr_schedule is not None and not _is_reference(self.lr_schedule):
             find_schedule(self.lr_schedule)  # raises an error now, not in round 1
         name = self.optimizer if isinstance(self.optimizer, str) else optimizer_name(self.optimizer)
-        kind = optimizer_class(name)
-        own = own_defaults(kind)
+        # Plain SGD, the default, is checked without an import of torch.
+        kind = None if name.lower() == "sgd" and not self.options else optimizer_class(name)
+        own = OF_LOCAL_TRAINING if kind is None else own_defaults(kind)
         given = {
             key: value for key in OF_LOCAL_TRAINING if (value := getattr(self, key)) is not None
         }
@@ -385,7 +387,9 @@ class LocalTraining:
             object.__setattr__(self, key, value)
         unused = {key: value for key, value in given.items() if key not in own}
         self._check_values(name, unused)
-        options = checked_options(kind, {key: arguments[key] for key in own}, self.options)
+        options: dict[str, Any] = {}
+        if kind is not None:
+            options = checked_options(kind, {key: arguments[key] for key in own}, self.options)
         name = name if ":" in name else name.lower()
         object.__setattr__(self, "optimizer", name)
         object.__setattr__(self, "options", options)

@@ -14,14 +14,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from torch import Tensor
 
 from fedclade.core.arguments import check_arguments, checked
 from fedclade.core.errors import ConfigError, require, unknown
 from fedclade.core.local import LARGEST, LocalTraining
 from fedclade.core.work import Steps
 
-Named = dict[str, Tensor]
+Named = dict[str, "torch.Tensor"]
 """Named tensors ``[k, ...]`` of k clients during training; ``w`` is the model that they send."""
 
 SERVED = "served"
@@ -36,7 +35,7 @@ class RuleStep(Protocol):
         """Step size of the round."""
         ...
 
-    def gradient(self, model: Tensor, batch: int = 0) -> Tensor:
+    def gradient(self, model: torch.Tensor, batch: int = 0) -> torch.Tensor:
         """Return gradients ``[k, D]`` of k clients at models ``[k, S]``, on a batch of the step.
 
         The gradients are clipped and include weight decay, so that an SGD step can subtract them as
@@ -45,15 +44,15 @@ class RuleStep(Protocol):
         """
         ...
 
-    def parameters(self, model: Tensor) -> Tensor:
+    def parameters(self, model: torch.Tensor) -> torch.Tensor:
         """Return the parameters of models ``[k, S]``, as a writable view ``[k, D]``."""
         ...
 
-    def buffers(self, model: Tensor) -> Tensor:
+    def buffers(self, model: torch.Tensor) -> torch.Tensor:
         """Return the buffers of models ``[k, S]``, as a writable view ``[k, S − D]``."""
         ...
 
-    def move(self, name: str, gradient: Tensor) -> None:
+    def move(self, name: str, gradient: torch.Tensor) -> None:
         """Take an SGD step, with momentum, for one of the models that each client trains.
 
         ``name`` is the name of the model, such as ``w``, and ``gradient`` the gradients of the k
@@ -130,7 +129,12 @@ class LocalRule(Steps, ABC):
             ("local.trainer", spec.trainer, spec.trainer is None, f"left out {what}"),
         )
 
-    def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
+    def begin(
+        self,
+        models: torch.Tensor,
+        anchors: torch.Tensor,
+        kept: Sequence[Mapping[str, torch.Tensor]],
+    ) -> Named:
         """Return the tensors that the clients need for their training, except the model ``w``.
 
         By default, they need no others.
@@ -154,7 +158,7 @@ class LocalRule(Steps, ABC):
         The tensors are changed in place, or replaced.
         """
 
-    def end(self, now: Named, models: Tensor, steps: Tensor, lr: float) -> Named:
+    def end(self, now: Named, models: torch.Tensor, steps: torch.Tensor, lr: float) -> Named:
         """Return the tensors that clients store after training, by name; by default none.
 
         Parameters
@@ -184,12 +188,14 @@ class LocalRule(Steps, ABC):
         return {"name": self.name, **asdict(self)}
 
 
-def or_kept(first: Tensor, kept: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
+def or_kept(
+    first: torch.Tensor, kept: Sequence[Mapping[str, torch.Tensor]], name: str
+) -> torch.Tensor:
     """Return a tensor of each client, stacked, ``[k, ...]``: the stored tensor, or a default.
 
     The default of a client that has not stored a tensor ``name`` is its row of ``first``.
     """
-    rows: list[Tensor] = []
+    rows: list[torch.Tensor] = []
     for row, tensors in zip(first, kept, strict=True):
         if name in tensors:
             row = tensors[name].to(row)
@@ -256,7 +262,12 @@ class Interpolation(LocalRule):
         """
         return 6
 
-    def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
+    def begin(
+        self,
+        models: torch.Tensor,
+        anchors: torch.Tensor,
+        kept: Sequence[Mapping[str, torch.Tensor]],
+    ) -> Named:
         """Return each client's own model v and weight α.
 
         A client that has not stored v starts with v = w.
@@ -296,7 +307,7 @@ class Interpolation(LocalRule):
         return self.adaptive and self.alpha_step == "code"
 
     @staticmethod
-    def _slope_of_code(alpha: Tensor, slope: Tensor) -> Tensor:
+    def _slope_of_code(alpha: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
         """Return the derivative ``[k]`` of the loss with respect to α, as in the authors' code.
 
         The code (function ``alpha_update``) computes ⟨α ∇_v + (1 − α) ∇_w, v − w⟩ + 0.02 α. Here
@@ -305,12 +316,12 @@ class Interpolation(LocalRule):
         """
         return (alpha**2 + (1 - alpha) ** 2) * slope + ALPHA_DECAY * alpha
 
-    def end(self, now: Named, models: Tensor, steps: Tensor, lr: float) -> Named:
+    def end(self, now: Named, models: torch.Tensor, steps: torch.Tensor, lr: float) -> Named:
         """Return the tensors to store: v, α, and the mixture v̄ as the deployed model."""
         return {"v": now["v"], "alpha": now["alpha"], SERVED: _mix_models(now)}
 
 
-def _mix_models(now: Named) -> Tensor:
+def _mix_models(now: Named) -> torch.Tensor:
     """Return the mixtures v̄ = αv + (1−α)w of k clients, ``[k, S]`` (APFL)."""
     alpha = now["alpha"][:, None]
     return alpha * now["v"] + (1 - alpha) * now["w"]
@@ -375,7 +386,12 @@ class MoreauEnvelope(LocalRule):
         """Number of additional vectors of the model's size: θ, its gradient, and the momentum."""
         return 4
 
-    def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
+    def begin(
+        self,
+        models: torch.Tensor,
+        anchors: torch.Tensor,
+        kept: Sequence[Mapping[str, torch.Tensor]],
+    ) -> Named:
         """Return each client's personal model θ, which starts from the received model w."""
         return {"theta": models.clone()}
 
@@ -392,7 +408,7 @@ class MoreauEnvelope(LocalRule):
         step.move("w", self.lam * (w - theta))
         step.buffers(now["w"]).copy_(step.buffers(now["theta"]))
 
-    def end(self, now: Named, models: Tensor, steps: Tensor, lr: float) -> Named:
+    def end(self, now: Named, models: torch.Tensor, steps: torch.Tensor, lr: float) -> Named:
         """Return the deployed model of each client.
 
         Depending on the rule's setting ``served``, it is the personal model θ or the model w that
@@ -538,7 +554,12 @@ class ControlVariates(LocalRule):
             )
         )
 
-    def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
+    def begin(
+        self,
+        models: torch.Tensor,
+        anchors: torch.Tensor,
+        kept: Sequence[Mapping[str, torch.Tensor]],
+    ) -> Named:
         """Return the correction c − c_i of each client, where c is the server's control variate.
 
         The rows of ``anchors`` are c. Entries of c that the server does not have, such as personal
@@ -553,7 +574,7 @@ class ControlVariates(LocalRule):
         """Take an SGD step of the model w with the gradient plus the correction c − c_i."""
         step.move("w", step.gradient(now["w"]) + step.parameters(now["correction"]))
 
-    def end(self, now: Named, models: Tensor, steps: Tensor, lr: float) -> Named:
+    def end(self, now: Named, models: torch.Tensor, steps: torch.Tensor, lr: float) -> Named:
         """Return the client's new control variate c_i, to be stored.
 
         c_i ← (x − y)/(Sη) − (c − c_i) after S steps from x to y with step size η (option II).

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 LEAST_MASS = 1e-8
 """Lower bound on the number of examples of a label in a component (FedRC's official code).
@@ -34,9 +33,11 @@ class Mixture:
     """
 
     by_label: bool = False
-    rates: Tensor | None = None
+    rates: torch.Tensor | None = None
 
-    def responsibilities(self, weights: Tensor, losses: Tensor, targets: Tensor) -> Tensor:
+    def responsibilities(
+        self, weights: torch.Tensor, losses: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
         """Return the components' responsibilities for a client's n examples (the E-step of EM).
 
         The responsibility of component m for example j is q_j(m) ∝ π_m exp(−ℓ_jm) / P̂_m(y_j); the
@@ -61,7 +62,9 @@ class Mixture:
             scores = scores - self.rates.to(scores).log().t()[targets.long()]
         return scores.softmax(1)
 
-    def tables(self, responsibilities: Tensor, targets: Tensor, labels: int) -> Tensor:
+    def tables(
+        self, responsibilities: torch.Tensor, targets: torch.Tensor, labels: int
+    ) -> torch.Tensor:
         """Return a client's sums of responsibilities for each label, divided by its n examples.
 
         Parameters
@@ -84,7 +87,7 @@ class Mixture:
         return sums.t() / n
 
 
-def label_rates(mean: Tensor, examples: float) -> Tensor:
+def label_rates(mean: torch.Tensor, examples: float) -> torch.Tensor:
     """Return the frequencies P̂ ``[K, C]`` of the C labels in each of the K components (FedRC).
 
     Parameters
@@ -99,7 +102,9 @@ def label_rates(mean: Tensor, examples: float) -> Tensor:
     return counts / counts.sum(1, keepdim=True)
 
 
-def packed(deltas: Tensor, n_parameters: int, tables: Tensor | None = None) -> Tensor:
+def packed(
+    deltas: torch.Tensor, n_parameters: int, tables: torch.Tensor | None = None
+) -> torch.Tensor:
     """Concatenate each client's updates of the K components of a mixture to one update vector.
 
     The vector has all parameters, then all buffers, then the tables. Buffers and tables come last,
@@ -121,8 +126,8 @@ def packed(deltas: Tensor, n_parameters: int, tables: Tensor | None = None) -> T
 
 
 def unpacked(
-    vectors: Tensor, components: int, size: int, n_parameters: int
-) -> tuple[Tensor, Tensor]:
+    vectors: torch.Tensor, components: int, size: int, n_parameters: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Split vectors made by :func:`packed` into the updates and tables of the K components.
 
     Parameters

@@ -20,18 +20,15 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrize import is_parametrized
-from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from fedclade.core.buffers import has_same_values, restore_buffer, unsent_buffers
 from fedclade.core.errors import ConfigError, ModelError, shown
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Patterns over parameter names, such as ``head.*``: settings use them to select parts of a model.
 
@@ -135,15 +132,15 @@ class Layout:
     dtype: torch.dtype  # type of the flat vector
     tied: tuple[tuple[str, str], ...] = ()
     # tensors that are in no vector
-    frozen: Mapping[str, Tensor] = field(
-        default_factory=dict[str, Tensor], compare=False, repr=False
+    frozen: Mapping[str, torch.Tensor] = field(
+        default_factory=dict[str, Any], compare=False, repr=False
     )
     resting: tuple[str, ...] = ()
     personal: tuple[Slot, ...] = ()  # parameters first, then buffers
     # the full layout, if this one lacks personal tensors
     whole: Layout | None = field(default=None, repr=False)
-    unsent: Mapping[str, Tensor] = field(
-        default_factory=dict[str, Tensor], compare=False, repr=False
+    unsent: Mapping[str, torch.Tensor] = field(
+        default_factory=dict[str, Any], compare=False, repr=False
     )
 
     @classmethod
@@ -252,20 +249,20 @@ class Layout:
         """Whether parameters have a less precise type than the vector, such as bfloat16."""
         return any(slot.dtype != self.dtype for slot in self.parameters)
 
-    def flatten(self, module: nn.Module) -> Tensor:
+    def flatten(self, module: nn.Module) -> torch.Tensor:
         """Return a copy of a module's shared parameters and buffers as a flat vector ``[S]``."""
         return self._flatten_slots(module, (*self.parameters, *self.buffers))
 
-    def flatten_personal(self, module: nn.Module) -> Tensor:
+    def flatten_personal(self, module: nn.Module) -> torch.Tensor:
         """Return a copy of a module's personal tensors as a flat vector ``[P]``."""
         return self._flatten_slots(module, self.personal)
 
-    def _flatten_slots(self, module: nn.Module, slots: Sequence[Slot]) -> Tensor:
+    def _flatten_slots(self, module: nn.Module, slots: Sequence[Slot]) -> torch.Tensor:
         tensors = _named_tensors(module)
         flat = [tensors[slot.name].detach().reshape(-1).to(self.dtype) for slot in slots]
         return torch.cat(flat) if flat else torch.empty(0, dtype=self.dtype)
 
-    def joined(self, shared: Tensor, personal: Tensor) -> Tensor:
+    def joined(self, shared: torch.Tensor, personal: torch.Tensor) -> torch.Tensor:
         """Combine shared vectors ``[..., S]`` and personal vectors ``[..., P]`` to whole models.
 
         The result has the :attr:`full` layout, ``[..., F]``. :meth:`parted` is the inverse.
@@ -281,7 +278,7 @@ class Layout:
             [parts[slot.name] for slot in (*self.full.parameters, *self.full.buffers)], -1
         )
 
-    def parted(self, full: Tensor) -> tuple[Tensor, Tensor]:
+    def parted(self, full: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Split vectors of whole models into vectors of shared and of personal tensors.
 
         Parameters
@@ -303,7 +300,7 @@ class Layout:
         shared = torch.cat([whole[slot.name] for slot in (*self.parameters, *self.buffers)], -1)
         return shared, torch.cat([whole[slot.name] for slot in self.personal], -1)
 
-    def load(self, vector: Tensor, module: nn.Module) -> None:
+    def load(self, vector: torch.Tensor, module: nn.Module) -> None:
         """Copy a flat vector ``[S]`` into a module's parameters and buffers.
 
         Buffers that are not part of the vector are reset to the initial values of the model.
@@ -351,7 +348,9 @@ class Layout:
         for name in self.resting:
             module.get_submodule(name).training = False
 
-    def difference(self, module: nn.Module, vector: Tensor, out: Tensor) -> Tensor:
+    def difference(
+        self, module: nn.Module, vector: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
         """Compute a module's current state minus a vector, such as the model it was trained from.
 
         Parameters
@@ -369,7 +368,7 @@ class Layout:
             torch.sub(tensors[s.name].detach().to(self.dtype), before, out=there)
         return out
 
-    def unflatten(self, vector: Tensor) -> Mapping[str, Tensor]:
+    def unflatten(self, vector: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Return the tensors in a flat vector ``[S]`` by name, each in its own shape and type.
 
         Float tensors of the vector's type are views of the vector. Integer tensors are copies with
@@ -378,11 +377,13 @@ class Layout:
         """
         return _unflatten_slots(vector, (*self.parameters, *self.buffers))
 
-    def unflatten_personal(self, vector: Tensor) -> Mapping[str, Tensor]:
+    def unflatten_personal(self, vector: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Return the tensors in a personal vector ``[P]`` by name; see :meth:`unflatten`."""
         return _unflatten_slots(vector, self.personal)
 
-    def state_dict(self, vector: Tensor, personal: Tensor | None = None) -> dict[str, Tensor]:
+    def state_dict(
+        self, vector: torch.Tensor, personal: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
         """Return a state dict for the module's ``load_state_dict``, with copies on the CPU.
 
         The state dict contains tied tensors by all their names, and frozen tensors. It contains
@@ -426,15 +427,14 @@ def check_module(module: nn.Module) -> None:
                 "give the module that torch.jit.script or torch.jit.trace was called with"
             )
         if any(
-            is_lazy(tensor)
+            torch.nn.parameter.is_lazy(tensor)
             for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))
         ):
             raise ModelError(
                 f"{where} is lazy: its parameters have no shape yet; pass a batch through the "
                 "model first, or give the sizes of the layer explicitly"
             )
-        hooks: Mapping[int, object] = part._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]  (no other way)
-        if is_parametrized(part) or any(isinstance(hook, _COMPUTING) for hook in hooks.values()):
+        if _computes_weights(part):
             raise ModelError(
                 f"{where} computes its weights from other parameters, as weight norm, spectral "
                 "norm and pruning do, but models are averaged by their parameters; remove the "
@@ -449,11 +449,19 @@ def check_module(module: nn.Module) -> None:
             )
 
 
-_COMPUTING = (WeightNorm, SpectralNorm, BasePruningMethod)
-"""Hooks that compute a weight before each forward pass; newer PyTorch uses parametrizations."""
+def _computes_weights(module: nn.Module) -> bool:
+    """Return whether a module computes a weight from other parameters before each forward pass."""
+    from torch.nn.utils.parametrize import is_parametrized
+    from torch.nn.utils.prune import BasePruningMethod
+    from torch.nn.utils.spectral_norm import SpectralNorm
+    from torch.nn.utils.weight_norm import WeightNorm
+
+    hooks: Mapping[int, object] = module._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]  (no other way)
+    kinds = (WeightNorm, SpectralNorm, BasePruningMethod)  # before torch had parametrizations
+    return is_parametrized(module) or any(isinstance(hook, kinds) for hook in hooks.values())
 
 
-def _unflatten_slots(vector: Tensor, slots: Collection[Slot]) -> dict[str, Tensor]:
+def _unflatten_slots(vector: torch.Tensor, slots: Collection[Slot]) -> dict[str, torch.Tensor]:
     leading = vector.shape[:-1]
     return {
         s.name: _cast_values(vector[..., s.start : s.stop].view((*leading, *s.shape)), s.dtype)
@@ -461,12 +469,14 @@ def _unflatten_slots(vector: Tensor, slots: Collection[Slot]) -> dict[str, Tenso
     }
 
 
-def _cast_values(value: Tensor, dtype: torch.dtype) -> Tensor:
+def _cast_values(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return float values in another type; for an integer type, the values are rounded first."""
     return value.to(dtype) if dtype.is_floating_point else value.round().to(dtype)
 
 
-def _make_slots(named: Sequence[tuple[str, Tensor]], start: int) -> tuple[tuple[Slot, ...], int]:
+def _make_slots(
+    named: Sequence[tuple[str, torch.Tensor]], start: int
+) -> tuple[tuple[Slot, ...], int]:
     return _place_slots(
         (Slot(name, tuple(tensor.shape), tensor.dtype, 0) for name, tensor in named), start
     )
@@ -503,14 +513,14 @@ def _vector_dtype(module: nn.Module, dtype: torch.dtype) -> torch.dtype:
     )
 
 
-def _saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+def _saved_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     saved = module.state_dict(keep_vars=True)
     return [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
 
 
 def _copy_unsent_buffers(
     module: nn.Module, saved: Collection[str], frozen: Collection[str]
-) -> dict[str, Tensor]:
+) -> dict[str, torch.Tensor]:
     """Return copies of the buffers that are not averaged over clients, by name.
 
     Parameters
@@ -524,7 +534,7 @@ def _copy_unsent_buffers(
         Names of frozen tensors, which are left out of the result.
     """
     names = unsent_buffers(module)
-    found: dict[str, Tensor] = {}
+    found: dict[str, torch.Tensor] = {}
     for name, buffer in module.named_buffers():
         if (name in names or name not in saved) and name not in frozen:
             found[name] = buffer.detach().clone()  # a forward pass may write into the module's own
@@ -553,6 +563,6 @@ def _find_tied_names(module: nn.Module, places: Sequence[str]) -> tuple[tuple[st
     return tuple((name, place) for name, place in names if place is not None and place != name)
 
 
-def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
+def _named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return all parameters and buffers of a module by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}

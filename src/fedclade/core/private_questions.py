@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from fedclade.core import rng
 
@@ -53,7 +51,7 @@ class Question(ABC):
         """Number of options that a client chooses from; 0 if the question is about a sum."""
         return 0
 
-    def signatures(self, updates: Tensor) -> Tensor:
+    def signatures(self, updates: torch.Tensor) -> torch.Tensor:
         """Return the signatures of n updates: their count sketches, scaled to length 1.
 
         The signature of a zero update is zero.
@@ -74,10 +72,10 @@ class Question(ABC):
         sketches = updates.new_zeros(len(updates), self.dim, dtype=torch.float64)
         for row, update in zip(sketches, updates, strict=True):
             row.index_add_(0, buckets, update.double() * signs.to(row))
-        return functional.normalize(sketches, dim=1)
+        return torch.nn.functional.normalize(sketches, dim=1)
 
     @abstractmethod
-    def answered(self, signatures: Tensor) -> Tensor:
+    def answered(self, signatures: torch.Tensor) -> torch.Tensor:
         """Return the replies of n clients to the question, given their signatures ``[n, R]``.
 
         The replies are vectors ``[n, m]`` of length at most 1 if the question is about a sum, and
@@ -95,7 +93,7 @@ class Moments(Question):
 
     about = "moments"
 
-    def answered(self, signatures: Tensor) -> Tensor:
+    def answered(self, signatures: torch.Tensor) -> torch.Tensor:
         """Return the scaled upper triangles of the n matrices u uᵀ, ``[n, R(R+1)/2]``.
 
         The signatures u are the rows of ``signatures [n, R]``.
@@ -114,11 +112,11 @@ class Placed(Question):
     d orthonormal columns of ``basis [R, d]`` span the subspace.
     """
 
-    basis: Tensor
+    basis: torch.Tensor
 
-    def directions(self, signatures: Tensor) -> Tensor:
+    def directions(self, signatures: torch.Tensor) -> torch.Tensor:
         """Return the directions ``[n, d]`` of n signatures ``[n, R]``, in the subspace's basis."""
-        return functional.normalize(signatures @ self.basis.to(signatures), dim=1)
+        return torch.nn.functional.normalize(signatures @ self.basis.to(signatures), dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +130,9 @@ class Cells(Placed):
 
     about = "cells"
 
-    points: Tensor
+    points: torch.Tensor
 
-    def answered(self, signatures: Tensor) -> Tensor:
+    def answered(self, signatures: torch.Tensor) -> torch.Tensor:
         """Return the replies ``[n, B (1 + d)]`` of n clients, given their signatures ``[n, R]``."""
         v = self.directions(signatures)
         cell = (v @ self.points.to(v).T).argmax(1)
@@ -156,7 +154,7 @@ class Choice(Placed):
     about = "choice"
     sums = False
 
-    centres: Tensor
+    centres: torch.Tensor
 
     @property
     def options(self) -> int:
@@ -167,7 +165,7 @@ class Choice(Placed):
         """Return whether another question has the same centres in the same subspace."""
         return torch.equal(self.basis, other.basis) and torch.equal(self.centres, other.centres)
 
-    def answered(self, signatures: Tensor) -> Tensor:
+    def answered(self, signatures: torch.Tensor) -> torch.Tensor:
         """Return the index of each client's chosen centre, int64 ``[n]``.
 
         ``signatures [n, R]`` are the signatures of the n clients.

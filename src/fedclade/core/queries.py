@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from fedclade.core import rng
 from fedclade.core.errors import ConfigError
@@ -232,7 +232,7 @@ class EvaluationQuery(Query[Evaluation]):
     mechanism = "held_out"
     discloses = "scores"
 
-    models: Tensor  # [K, S]
+    models: torch.Tensor  # [K, S]
     assignment: Sequence[int]  # the row of each client, [n]
     split: Split
     compares: bool = False

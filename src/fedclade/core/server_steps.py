@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
 from fedclade.core.arguments import checked
 from fedclade.core.settings import (
@@ -89,7 +88,9 @@ class ServerOptimizer:
             return self.lr
         return 0.1 if self.optimizer in ADAPTIVE else 1.0
 
-    def apply(self, moments: ServerMoments | None, delta: Tensor) -> tuple[Tensor, ServerMoments]:
+    def apply(
+        self, moments: ServerMoments | None, delta: torch.Tensor
+    ) -> tuple[torch.Tensor, ServerMoments]:
         """Return the step of a model, and the new moments (Algorithm 2, lines 10 to 14).
 
         Parameters
@@ -127,8 +128,8 @@ class ServerMoments:
         Second moment v_t, ``[D]``; empty with ``fedavgm``.
     """
 
-    m: Tensor
-    v: Tensor
+    m: torch.Tensor
+    v: torch.Tensor
 
 
 class ServerSteps:
@@ -169,7 +170,7 @@ class ServerSteps:
         finally:
             _active.reset(token)
 
-    def step(self, path: Sequence[int], delta: Tensor) -> Tensor:
+    def step(self, path: Sequence[int], delta: torch.Tensor) -> torch.Tensor:
         """Return the step of a node's model for a mean update ``delta [S]``.
 
         ``path`` has the ids of the nodes from the root to the node.
@@ -184,7 +185,7 @@ class ServerSteps:
 _active: ContextVar[ServerSteps | None] = ContextVar("server steps", default=None)
 
 
-def server_step(path: Sequence[int], delta: Tensor) -> Tensor:
+def server_step(path: Sequence[int], delta: torch.Tensor) -> torch.Tensor:
     """Return the step by which a model moves: by the active optimizer, or else ``delta`` itself.
 
     Parameters
@@ -198,16 +199,16 @@ def server_step(path: Sequence[int], delta: Tensor) -> Tensor:
     return delta if steps is None else steps.step(path, delta)
 
 
-def moments_as_tensors(moments: Mapping[int, ServerMoments]) -> dict[str, Tensor]:
+def moments_as_tensors(moments: Mapping[int, ServerMoments]) -> dict[str, torch.Tensor]:
     """Return the moments of all clusters as tensors by name, for a checkpoint."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for node, each in moments.items():
         tensors[f"{node}/m"] = each.m
         tensors[f"{node}/v"] = each.v
     return tensors
 
 
-def moments_from_tensors(tensors: Mapping[str, Tensor]) -> dict[int, ServerMoments]:
+def moments_from_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[int, ServerMoments]:
     """Return the moments that :func:`moments_as_tensors` converted."""
     nodes = sorted({int(name.partition("/")[0]) for name in tensors})
     return {node: ServerMoments(tensors[f"{node}/m"], tensors[f"{node}/v"]) for node in nodes}

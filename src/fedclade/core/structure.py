@@ -15,14 +15,13 @@ from math import prod
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from fedclade.core.errors import DataError, shown
 
 FieldKind = Literal["float", "int", "bool"]
 """Kind of the numbers of a field: float32, int64 or truth values."""
 
-Tensors = Mapping[str, Tensor] | tuple[Tensor, ...]
+Tensors = Mapping[str, "torch.Tensor"] | tuple["torch.Tensor", ...]
 """Several tensors with the same number of examples: by name, or by position."""
 
 LARGEST_EXACT = 2**24
@@ -171,7 +170,7 @@ class Structure:
         listed = ", ".join(field.described for field in self.fields)
         return f"{{{listed}}}" if self.is_named else f"({listed})"
 
-    def pack(self, tensors: Tensors) -> Tensor:
+    def pack(self, tensors: Tensors) -> torch.Tensor:
         """Store examples as rows of numbers.
 
         Parameters
@@ -190,7 +189,7 @@ class Structure:
             If a whole number next to floats is too large for float32.
         """
         named = _by_name(tensors)
-        rows: list[Tensor] = []
+        rows: list[torch.Tensor] = []
         for field in self.fields:
             tensor = named[field.name]
             if field.kind == "int" and self.dtype == torch.float32:
@@ -201,7 +200,7 @@ class Structure:
             rows.append(numbers.reshape(len(tensor), prod(field.shape)))
         return torch.cat(rows, 1)
 
-    def unpack(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensors:
+    def unpack(self, rows: torch.Tensor, dtype: torch.dtype | None = None) -> Tensors:
         """Divide rows of numbers into the tensors of the examples.
 
         Parameters
@@ -216,7 +215,7 @@ class Structure:
         dict or tuple
             The tensors ``[B, ...]``: floats, int64 and truth values, as the structure states.
         """
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         rows = rows.reshape(len(rows), self.width)  # targets of one number are stored as [N]
         start = 0
         for field in self.fields:
@@ -239,14 +238,14 @@ def _read_field(stated: Any) -> Field:
     return Field(**values)
 
 
-def _by_name(tensors: Tensors) -> Mapping[str, Tensor]:
+def _by_name(tensors: Tensors) -> Mapping[str, torch.Tensor]:
     """Return tensors by name; those of a tuple by their position."""
     if isinstance(tensors, Mapping):
         return tensors
     return {str(place): tensor for place, tensor in enumerate(tensors)}
 
 
-def _kind_of(tensor: Tensor) -> FieldKind:
+def _kind_of(tensor: torch.Tensor) -> FieldKind:
     """Return the kind of a tensor's numbers; bytes are pixels, and so floats."""
     if tensor.dtype == torch.bool:
         return "bool"
@@ -255,7 +254,7 @@ def _kind_of(tensor: Tensor) -> FieldKind:
     return "int"
 
 
-def _check_exact(tensor: Tensor, name: str) -> None:
+def _check_exact(tensor: torch.Tensor, name: str) -> None:
     """Check that whole numbers that are stored next to floats are exact in float32."""
     if tensor.numel() and int(tensor.abs().max()) > LARGEST_EXACT:
         raise DataError(

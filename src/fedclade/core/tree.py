@@ -14,7 +14,6 @@ from operator import index
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.core.arguments import checked
 from fedclade.core.client_ids import (
@@ -76,13 +75,13 @@ class Node:
     id: int
     parent: int | None
     members: Sequence[int]
-    params: Tensor
+    params: torch.Tensor
     born: int = 0
     split_in: int | None = None
     criteria: Mapping[str, float] = field(default_factory=dict[str, float])
-    cached: Tensor | None = None
-    trained_from: Tensor | None = None
-    continued: Tensor | None = None
+    cached: torch.Tensor | None = None
+    trained_from: torch.Tensor | None = None
+    continued: torch.Tensor | None = None
 
     def __repr__(self) -> str:
         lifetime = f"born={self.born}" + (
@@ -91,7 +90,7 @@ class Node:
         return f"Node({self.id}, parent={self.parent}, clients={len(self.members)}, {lifetime})"
 
     @property
-    def model(self) -> Tensor:
+    def model(self) -> torch.Tensor:
         """The model vector ``[S]`` with which the clients of this node are evaluated."""
         return self.params if self.continued is None else self.continued
 
@@ -105,9 +104,9 @@ class Group:
 
     members: Sequence[int]
     leaf: int  # id of the leaf that becomes this cluster; 0 for a new leaf
-    params: Tensor  # the cluster's model [S]
+    params: torch.Tensor  # the cluster's model [S]
     # signatures of its members, [n, R], in ascending order of the members
-    cached: Tensor | None
+    cached: torch.Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +128,7 @@ class ParameterTree(Displayed):
 
     @classmethod
     @checked()
-    def root_only(cls, members: Sequence[int], params: Tensor) -> ParameterTree:
+    def root_only(cls, members: Sequence[int], params: torch.Tensor) -> ParameterTree:
         """Return a tree with a single cluster, in which all clients share one model.
 
         ``members`` are the ids of the clients, and ``params [S]`` is the vector of the model.
@@ -139,7 +138,7 @@ class ParameterTree(Displayed):
     @classmethod
     @checked()
     def star(
-        cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = ()
+        cls, clusters: Sequence[Sequence[int]], params: torch.Tensor, unassigned: Sequence[int] = ()
     ) -> ParameterTree:
         """Return a tree that consists of a root and a leaf for each of K given clusters.
 
@@ -314,7 +313,7 @@ class ParameterTree(Displayed):
             )
         return path[level]
 
-    def model_for(self, client: int, level: int = -1) -> Tensor:
+    def model_for(self, client: int, level: int = -1) -> torch.Tensor:
         """Return the model ``[S]`` of the node at a level of a client's path (CFL, section V-C).
 
         Higher levels have more specific models. Parameters and errors are those of
@@ -325,7 +324,9 @@ class ParameterTree(Displayed):
         return self.node_for(client, level).model
 
     @checked("nodes")
-    def models(self, nodes: Sequence[int], *, served: bool = False) -> tuple[Tensor, list[int]]:
+    def models(
+        self, nodes: Sequence[int], *, served: bool = False
+    ) -> tuple[torch.Tensor, list[int]]:
         """Return the distinct models of n nodes, and the row of each node among these models.
 
         The result has the form that a query needs: clients with the same node share a row.
@@ -363,7 +364,7 @@ class ParameterTree(Displayed):
         return torch.stack(models), [rows[node] for node in nodes]
 
     @checked()
-    def moved(self, node: int, delta: Tensor) -> ParameterTree:
+    def moved(self, node: int, delta: torch.Tensor) -> ParameterTree:
         """Return the tree with an update ``delta [S]`` added to a node's model.
 
         This is the server's step of CFL Algorithm 2, line 7. With a server optimizer
@@ -372,17 +373,17 @@ class ParameterTree(Displayed):
         known = self._known_node(node, delta)
         return self.with_model(node, known.params + self._server_step(node, delta))
 
-    def _server_step(self, node: int, delta: Tensor) -> Tensor:
+    def _server_step(self, node: int, delta: torch.Tensor) -> torch.Tensor:
         """Return the step of the server for a mean update, by the server optimizer if any."""
         return server_step([each.id for each in self.above(node)], delta)
 
     @checked()
-    def with_model(self, node: int, params: Tensor) -> ParameterTree:
+    def with_model(self, node: int, params: torch.Tensor) -> ParameterTree:
         """Return the tree with the model of one node replaced by ``params [S]``."""
         return self._replace_node(replace(self._known_node(node, params), params=params))
 
     @checked()
-    def trained(self, node: int, delta: Tensor) -> ParameterTree:
+    def trained(self, node: int, delta: torch.Tensor) -> ParameterTree:
         """Return the tree with an update ``delta [S]`` added to a node's model.
 
         In contrast to :meth:`moved`, the node also stores the model before the update, in
@@ -400,7 +401,7 @@ class ParameterTree(Displayed):
         params = self._known_node(node).params
         return self._replace_node(replace(self.nodes[node], trained_from=params))
 
-    def continued(self, model: Tensor) -> ParameterTree:
+    def continued(self, model: torch.Tensor) -> ParameterTree:
         """Return the tree with a new model ``[S]`` in :attr:`Node.continued` of the root.
 
         It is the model of a root that is trained further after it was split. The root's ``params``
@@ -456,8 +457,8 @@ class ParameterTree(Displayed):
         node: int,
         parts: Sequence[Sequence[int]],
         *,
-        params: Tensor,
-        cached: Sequence[Tensor],
+        params: torch.Tensor,
+        cached: Sequence[torch.Tensor],
         round_number: int,
         criteria: Mapping[str, float],
     ) -> ParameterTree:
@@ -499,7 +500,7 @@ class ParameterTree(Displayed):
         groups: Sequence[Group],
         *,
         round_number: int,
-        params: Tensor | None = None,
+        params: torch.Tensor | None = None,
         criteria: Mapping[str, float] | None = None,
     ) -> ParameterTree:
         """Return a tree of a root and leaves after all clients were clustered again.
@@ -546,7 +547,9 @@ class ParameterTree(Displayed):
             )
         return ParameterTree(tuple(nodes))
 
-    def with_members(self, node: int, clients: Sequence[int], signatures: Tensor) -> ParameterTree:
+    def with_members(
+        self, node: int, clients: Sequence[int], signatures: torch.Tensor
+    ) -> ParameterTree:
         """Return the tree after m new clients joined a cluster.
 
         Parameters
@@ -590,8 +593,8 @@ class ParameterTree(Displayed):
 
     def map_vectors(
         self,
-        models: Callable[[Tensor], Tensor],
-        signatures: Callable[[Tensor], Tensor] | None = None,
+        models: Callable[[torch.Tensor], torch.Tensor],
+        signatures: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> ParameterTree:
         """Return the tree with functions applied to all model vectors and signatures.
 
@@ -619,7 +622,7 @@ class ParameterTree(Displayed):
 
         return ParameterTree(tuple(map(mapped, self.nodes)))
 
-    def _known_node(self, node: int, vector: Tensor | None = None) -> Node:
+    def _known_node(self, node: int, vector: torch.Tensor | None = None) -> Node:
         """Return the node with a given id, and check that a new vector has the shape of its model.
 
         Raises

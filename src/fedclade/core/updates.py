@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from fedclade.core.arguments import checked
 from fedclade.core.errors import UpdateError
@@ -301,11 +300,11 @@ class Sums:
     |D_i| is the client's number of training examples and Δθ_i its update.
     """
 
-    groups: Tensor  # the sums, [G, S]
-    group: Tensor  # group of each client, a row of ``groups``, int64 [n]
+    groups: torch.Tensor  # the sums, [G, S]
+    group: torch.Tensor  # group of each client, a row of ``groups``, int64 [n]
     noise: float = 0.0  # standard deviation of the privacy noise added to each entry of a sum
 
-    def select(self, rows: Tensor) -> tuple[Sums, Tensor]:
+    def select(self, rows: torch.Tensor) -> tuple[Sums, torch.Tensor]:
         """Return the sums of the groups that the selected clients belong to.
 
         Parameters
@@ -394,7 +393,7 @@ class Updates:
     """
 
     ids: tuple[int, ...]
-    columns: Mapping[str, Tensor]
+    columns: Mapping[str, torch.Tensor]
     common: Common
     left_out: Mapping[int, str] = field(default_factory=dict[int, str])
     limited: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -404,16 +403,16 @@ class Updates:
         cls,
         *,
         ids: tuple[int, ...],
-        sizes: Tensor,
-        losses: Tensor,
-        norms: Tensor,
+        sizes: torch.Tensor,
+        losses: torch.Tensor,
+        norms: torch.Tensor,
         n_parameters: int,
-        deltas: Tensor | None = None,
+        deltas: torch.Tensor | None = None,
         sums: Sums | None = None,
         aggregation: Aggregation | None = None,
         events: tuple[Event, ...] = (),
         left_out: Mapping[int, str] | None = None,
-        **columns: Tensor | None,
+        **columns: torch.Tensor | None,
     ) -> Updates:
         """Build updates from their columns and common properties, given as keyword arguments.
 
@@ -428,7 +427,7 @@ class Updates:
             left_out={} if left_out is None else left_out,
         )
 
-    def with_columns(self, **columns: Tensor | None) -> Updates:
+    def with_columns(self, **columns: torch.Tensor | None) -> Updates:
         """Return the updates with some columns replaced, or removed where the argument is None."""
         changed = {**self.columns, **columns}
         kept = {name: column for name, column in changed.items() if column is not None}
@@ -438,7 +437,7 @@ class Updates:
         """Return the updates with some properties of :class:`Common` replaced."""
         return replace(self, common=replace(self.common, **changes))
 
-    def column(self, name: str) -> Tensor:
+    def column(self, name: str) -> torch.Tensor:
         """Return a column ``[n, ...]`` by its name, such as a column that a method's steps added.
 
         Raises
@@ -455,7 +454,7 @@ class Updates:
         return self.columns[name]
 
     @property
-    def sizes(self) -> Tensor:
+    def sizes(self) -> torch.Tensor:
         """Number |D_i| of training examples of each client, float64 ``[n]``.
 
         It is the weight of the client's update in a mean.
@@ -463,17 +462,17 @@ class Updates:
         return self.columns["sizes"]
 
     @property
-    def losses(self) -> Tensor:
+    def losses(self) -> torch.Tensor:
         """Mean training loss of each client in the round, ``[n]``."""
         return self.columns["losses"]
 
     @property
-    def norms(self) -> Tensor:
+    def norms(self) -> torch.Tensor:
         """Norm ‖Δθ_i‖ of each client's update without its buffers, float64 ``[n]``."""
         return self.columns["norms"]
 
     @property
-    def deltas(self) -> Tensor | None:
+    def deltas(self) -> torch.Tensor | None:
         """Model update Δθ_i of each client (CFL eq. 1), ``[n, S]``.
 
         None in a streaming run, which stores :attr:`sums` of updates instead.
@@ -481,7 +480,7 @@ class Updates:
         return self.columns.get("deltas")
 
     @property
-    def sketches(self) -> Tensor | None:
+    def sketches(self) -> torch.Tensor | None:
         """Signatures by which clients are compared, ``[n, R]``: a row of R numbers per client.
 
         None if clients are compared by their updates. In a streaming run, the column is always set.
@@ -489,7 +488,7 @@ class Updates:
         return self.columns.get("sketches")
 
     @property
-    def parts(self) -> Tensor | None:
+    def parts(self) -> torch.Tensor | None:
         """Signatures of the updates from m parts of each client's data, ``[n, m, R]``.
 
         None unless clients trained on several parts of their data separately. :attr:`deltas` then
@@ -498,7 +497,7 @@ class Updates:
         return self.columns.get("parts")
 
     @property
-    def components(self) -> Tensor | None:
+    def components(self) -> torch.Tensor | None:
         """Index of the mixture component with the largest weight for each client, int64 ``[n]``.
 
         If the query contained a question that lets clients choose among options, the column has
@@ -508,7 +507,7 @@ class Updates:
         return self.columns.get("components")
 
     @property
-    def uncapped(self) -> Tensor | None:
+    def uncapped(self) -> torch.Tensor | None:
         """Number of training examples that each client claims to have, float64 ``[n]``.
 
         None unless the weights (:attr:`sizes`) of some clients were limited to a smaller number.
@@ -516,7 +515,7 @@ class Updates:
         return self.columns.get("uncapped")
 
     @property
-    def weights(self) -> Tensor:
+    def weights(self) -> torch.Tensor:
         """Weight of each client in means of updates, float64 ``[n]``.
 
         These are the numbers of training examples (:attr:`sizes`), unless ``aggregate.weights`` of
@@ -530,7 +529,7 @@ class Updates:
         return "weights" in self.columns
 
     @property
-    def shortened(self) -> Tensor | None:
+    def shortened(self) -> torch.Tensor | None:
         """Factor by which the parameters of each update were scaled down, float64 ``[n]``.
 
         None unless some updates were scaled down because they were too long.
@@ -538,7 +537,7 @@ class Updates:
         return self.columns.get("shortened")
 
     @property
-    def remembered(self) -> Tensor | None:
+    def remembered(self) -> torch.Tensor | None:
         """Whether each client sent a stored reply to a repeated query, bool ``[n]``.
 
         Such a client did not train. None if all clients trained.
@@ -570,9 +569,9 @@ class Updates:
         cls,
         ids: Sequence[int],
         sizes: Sequence[int],
-        deltas: Tensor,
+        deltas: torch.Tensor,
         n_parameters: int,
-        losses: Tensor,
+        losses: torch.Tensor,
         number: int,
     ) -> Updates:
         """Check received updates, and return the usable ones.
@@ -629,10 +628,10 @@ class Updates:
         cls,
         ids: Sequence[int],
         sizes: Sequence[int],
-        rows: Sequence[Tensor],
+        rows: Sequence[torch.Tensor],
         size: int,
         n_parameters: int,
-        losses: Tensor,
+        losses: torch.Tensor,
         number: int,
     ) -> Updates:
         """Check updates that arrived as separate tensors, and return the usable ones.
@@ -657,7 +656,9 @@ class Updates:
         return replace(received, left_out={**left_out, **received.left_out})
 
     @classmethod
-    def of_nobody(cls, left_out: Mapping[int, str], models: Tensor, n_parameters: int) -> Updates:
+    def of_nobody(
+        cls, left_out: Mapping[int, str], models: torch.Tensor, n_parameters: int
+    ) -> Updates:
         """Return an object without any updates, for a query to which no client replied.
 
         Parameters
@@ -682,7 +683,7 @@ class Updates:
         )
 
     @property
-    def required_deltas(self) -> Tensor:
+    def required_deltas(self) -> torch.Tensor:
         """Model update of each client, ``[n, S]``, for code that requires single updates.
 
         Raises
@@ -707,7 +708,7 @@ class Updates:
         )
 
     @property
-    def signatures(self) -> Tensor:
+    def signatures(self) -> torch.Tensor:
         """Vectors by which clients are compared, ``[n, R]``: a row of R numbers per client.
 
         By default, a client's signature is its update without buffers, so that R = D.
@@ -760,7 +761,7 @@ class Updates:
             limited={client: what for client, what in self.limited.items() if client in named},
         )
 
-    def signatures_of(self, members: Sequence[int]) -> Tensor:
+    def signatures_of(self, members: Sequence[int]) -> torch.Tensor:
         """Return the signatures ``[m, R]`` of the given clients, except clients without a reply.
 
         The rows are in the order of ``members``. They are a copy, which lies in a file if it is
@@ -793,7 +794,7 @@ class Updates:
             limited=limited,
         )
 
-    def _joined_columns(self, other: Updates) -> dict[str, Tensor]:
+    def _joined_columns(self, other: Updates) -> dict[str, torch.Tensor]:
         """Return the columns of these updates, concatenated with the columns of other updates.
 
         A column that only one of the two objects has is left out, unless its values for the other
@@ -824,17 +825,17 @@ class Updates:
     def _row_of(self) -> Mapping[int, int]:
         return {client: row for row, client in enumerate(self.ids)}
 
-    def _find_rows(self, members: Sequence[int]) -> Tensor:
+    def _find_rows(self, members: Sequence[int]) -> torch.Tensor:
         return torch.tensor(
             [self._row_of[m] for m in members if m in self._row_of], dtype=torch.int64
         )
 
-    def _ids_of_rows(self, rows: Tensor) -> list[int]:
+    def _ids_of_rows(self, rows: torch.Tensor) -> list[int]:
         """Return the client ids of some rows."""
         return [self.ids[row] for row in rows.tolist()]
 
 
-def _take_rows(column: Tensor, rows: Tensor) -> Tensor:
+def _take_rows(column: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return some rows of a column ``[n, ...]``: a view if they follow each other, else a copy."""
     if len(rows) == 0:
         return column[:0]
@@ -854,7 +855,7 @@ def _joined_sums(mine: Sums | None, theirs: Sums | None) -> Sums | None:
     return Sums(groups, torch.cat([mine.group, behind]), max(mine.noise, theirs.noise))
 
 
-def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:
+def _what_is_wrong(delta: torch.Tensor, norm: float, loss: float) -> str:
     if entries := int((~torch.isfinite(delta)).sum()):
         return f"{entries} of {len(delta)} entries of the update are NaN or infinite"
     return (
@@ -862,7 +863,7 @@ def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:
     )
 
 
-def make_usable(deltas: Tensor, losses: Tensor) -> None:
+def make_usable(deltas: torch.Tensor, losses: torch.Tensor) -> None:
     """Change unusable updates in place so that :meth:`Updates.received` accepts all updates.
 
     The function is for clients with differential privacy, for which a missing reply would reveal
@@ -888,7 +889,7 @@ def make_usable(deltas: Tensor, losses: Tensor) -> None:
     losses.zero_()
 
 
-def row_norms(rows: Tensor, from_: Tensor | None = None) -> Tensor:
+def row_norms(rows: torch.Tensor, from_: torch.Tensor | None = None) -> torch.Tensor:
     """Return the Euclidean norm of each row of a matrix ``[n, m]``, float64 ``[n]`` on the CPU.
 
     If a vector ``from_ [m]`` is given, the result is the distance of each row from this vector.

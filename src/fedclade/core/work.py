@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.core import rng
 from fedclade.core.errors import DataError
@@ -422,10 +422,10 @@ class Made:
         name; see :meth:`Trainer.stored`.
     """
 
-    moved: Tensor
-    losses: Tensor
-    columns: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    stored: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    moved: torch.Tensor
+    losses: torch.Tensor
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict[str, Any])
+    stored: Mapping[str, torch.Tensor] = field(default_factory=dict[str, Any])
 
 
 class Trainer(Protocol):
@@ -436,7 +436,7 @@ class Trainer(Protocol):
     """
 
     @property
-    def models(self) -> Tensor:
+    def models(self) -> torch.Tensor:
         """Whole models from which the k clients start, with personal parameters, ``[k, F]``."""
         ...
 
@@ -451,7 +451,7 @@ class Trainer(Protocol):
         ...
 
     @property
-    def anchors(self) -> Tensor:
+    def anchors(self) -> torch.Tensor:
         """Anchors of the k clients, ``[k, F]``.
 
         Without anchors in the query, these are the models from which the clients start.
@@ -477,7 +477,7 @@ class Trainer(Protocol):
         self,
         local: LocalTraining | None = None,
         *,
-        models: Tensor | None = None,
+        models: torch.Tensor | None = None,
         draws: str = "",
         fixed: frozenset[str] = frozenset(),
         stretches: bool = True,
@@ -500,7 +500,7 @@ class Trainer(Protocol):
         """
         ...
 
-    def stored(self, name: str) -> Sequence[Tensor | None]:
+    def stored(self, name: str) -> Sequence[torch.Tensor | None]:
         """Return the tensors that the k clients stored under a name before the round.
 
         The tensors were stored by :attr:`Made.stored` in earlier rounds. An entry is None if the
@@ -508,14 +508,14 @@ class Trainer(Protocol):
         """
         ...
 
-    def keep_part(self, part: Literal["personal", "shared"], vectors: Tensor) -> Tensor:
+    def keep_part(self, part: Literal["personal", "shared"], vectors: torch.Tensor) -> torch.Tensor:
         """Return a copy of ``vectors [k, F]`` with zeros in all entries outside a model part.
 
         ``part`` selects the personal or the shared parameters and buffers.
         """
         ...
 
-    def keep_last_layer(self, vectors: Tensor) -> Tensor:
+    def keep_last_layer(self, vectors: torch.Tensor) -> torch.Tensor:
         """Return a copy of ``vectors [k, F]`` with zeros outside the parameters of the last layer."""
         ...
 
@@ -866,7 +866,7 @@ class Models:
         trained earlier in the round.
     """
 
-    vectors: Tensor
+    vectors: torch.Tensor
     start: Sequence[int]
     anchor: Sequence[int] | None = None
     sent_before: bool = False

@@ -21,7 +21,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.core import (
     DENSE,
@@ -150,7 +149,7 @@ and all other inputs are numbers.
 """
 
 
-def as_inputs(x: Any, what: str) -> Tensor:
+def as_inputs(x: Any, what: str) -> torch.Tensor:
     """Convert a user's array of inputs to a tensor of uint8, int64 or float32.
 
     Arrays of type uint8 keep their type, other integers become int64, and booleans and real numbers
@@ -175,7 +174,7 @@ def as_fields(values: Mapping[str, Any] | tuple[Any, ...], what: str) -> Tensors
     return tuple(as_field(each, f"{place} of {what}") for place, each in enumerate(values))
 
 
-def as_field(values: Any, what: str) -> Tensor:
+def as_field(values: Any, what: str) -> torch.Tensor:
     """Convert one array of an example of several tensors."""
     tensor = _as_tensor(values, what)
     return tensor if tensor.dtype == torch.bool else as_inputs(tensor, what)
@@ -192,7 +191,7 @@ def is_structured(values: Any) -> bool:
     return min(dimensions, default=-1) >= 0 and max(dimensions) >= 1
 
 
-def pack_fields(values: Any, what: str) -> tuple[Tensor, Structure]:
+def pack_fields(values: Any, what: str) -> tuple[torch.Tensor, Structure]:
     """Store a dict or tuple of a user's arrays ``[N, ...]`` as rows of numbers ``[N, W]``.
 
     Raises
@@ -217,7 +216,7 @@ def check_one_tensor(kind: InputKind, structure: Structure | None) -> None:
     require(("inputs_are", kind, kind == "auto" or structure is None, rule))
 
 
-def convert_inputs(x: Tensor, kind: InputKind, what: str) -> Tensor:
+def convert_inputs(x: torch.Tensor, kind: InputKind, what: str) -> torch.Tensor:
     """Convert inputs to numbers (float32) or tokens (int64); ``auto`` leaves inputs unchanged.
 
     Raises
@@ -240,7 +239,7 @@ def convert_inputs(x: Tensor, kind: InputKind, what: str) -> Tensor:
     return x.to(torch.int64)
 
 
-def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
+def as_targets(y: Any, what: str, task: TaskKind = "classification") -> torch.Tensor:
     """Convert targets to the type of a task: labels and tokens to int64, other targets to float32.
 
     Numbers of any type are accepted if the conversion is exact. For ``classification``, ``binary``
@@ -276,7 +275,7 @@ def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
     return numbers
 
 
-def _label_shape(labels: Tensor, what: str, task: TaskKind) -> Tensor:
+def _label_shape(labels: torch.Tensor, what: str, task: TaskKind) -> torch.Tensor:
     """Return labels without a dimension of size 1 that libraries add to labels and masks.
 
     Raises
@@ -298,7 +297,7 @@ def _label_shape(labels: Tensor, what: str, task: TaskKind) -> Tensor:
     return labels
 
 
-def count_outputs(y: Tensor, task: TaskKind) -> int:
+def count_outputs(y: torch.Tensor, task: TaskKind) -> int:
     """Return the number of model outputs that targets need.
 
     This is the highest label or token plus 1, or the number of numbers in a target in other tasks.
@@ -312,7 +311,7 @@ def count_outputs(y: Tensor, task: TaskKind) -> int:
     return prod(y.shape[1:])
 
 
-def check_numbering(y: Tensor, what: str, task: TaskKind) -> None:
+def check_numbering(y: torch.Tensor, what: str, task: TaskKind) -> None:
     """Check that label numbers have no large gaps, as a model has an output for each number from 0.
 
     Raises
@@ -344,7 +343,7 @@ def require_outputs(outputs: int, what: str) -> None:
         )
 
 
-def group_by_label(y: Tensor, task: TaskKind) -> Indices:
+def group_by_label(y: torch.Tensor, task: TaskKind) -> Indices:
     """Return the group number of each example, for partitions by label.
 
     Such a partition gives each client another mixture of groups. The group is the label in
@@ -402,7 +401,7 @@ _TARGETS: Mapping[TaskKind, str] = {
 }
 
 
-def _require_all(holds: Tensor, values: Tensor, what: str, rule: str) -> None:
+def _require_all(holds: torch.Tensor, values: torch.Tensor, what: str, rule: str) -> None:
     """Raise a DataError for the first value that does not fulfil a rule.
 
     Parameters
@@ -431,7 +430,7 @@ def as_array(values: Any, what: str) -> NDArray[Any]:
     """Convert a user's values to a NumPy array; raise a DataError if this is not possible."""
     check_kind(values, what)
     try:
-        if isinstance(values, Tensor):
+        if isinstance(values, torch.Tensor):
             return np.asarray(values.detach().cpu())
         return np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -449,11 +448,11 @@ def check_kind(values: Any, what: str) -> None:
         raise DataError(f"{what} should be a plain array or tensor: {problem}")
 
 
-def _as_tensor(values: Any, what: str) -> Tensor:
+def _as_tensor(values: Any, what: str) -> torch.Tensor:
     """Convert a user's values to a tensor on the CPU; raise a DataError if this is not possible."""
     check_kind(values, what)
     try:
-        is_array = not isinstance(values, Tensor) and hasattr(values, "__array__")
+        is_array = not isinstance(values, torch.Tensor) and hasattr(values, "__array__")
         if is_array:
             array = np.asarray(values)
         else:

@@ -8,13 +8,13 @@ all clients from a given round on, if the data changes during a run.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, cast, get_args
+from typing import Any, Protocol, cast, get_args
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from fedclade.core import IGNORED, ConfigError, DataError, Indices, Split, checked, imported, shown
 from fedclade.data.arrays import as_indices, check_name, check_range, whole_number
@@ -53,7 +53,7 @@ class ClientData:
     train: Indices
     validation: Indices
     test: Indices
-    label_map: Tensor | None = None
+    label_map: torch.Tensor | None = None
     quarter_turns: int = 0
 
     def __post_init__(self) -> None:
@@ -70,14 +70,14 @@ class ClientData:
         held = ", ".join(f"{split}={len(getattr(self, split))}" for split in get_args(Split))
         return f"ClientData({self.id}, {self.name!r}, {held})"
 
-    def labels(self, y: Tensor) -> Tensor:
+    def labels(self, y: torch.Tensor) -> torch.Tensor:
         """Apply this client's label map, if any, to targets of the pool, in the same shape."""
         if self.label_map is None:
             return y
         return map_labels(y, self.label_map)
 
 
-def map_labels(y: Tensor, label_map: Tensor) -> Tensor:
+def map_labels(y: torch.Tensor, label_map: torch.Tensor) -> torch.Tensor:
     """Replace each label ``y`` by ``label_map[y]``.
 
     The result has the shape of ``y``. Targets equal to :data:`~fedclade.core.IGNORED` do not change.
@@ -191,12 +191,17 @@ def check_stages(stages: Sequence[Stage], clients: Sequence[ClientData]) -> None
 
 # Augmentation: random changes of the inputs of a batch, only in training.
 
-Augment = Callable[[Tensor], Tensor]
-"""Function of the inputs of a batch ``[B, ...]`` that returns the inputs for the model.
 
-The function treats each example separately, and draws from torch's generators, so that the run's
-seed determines the draws.
-"""
+class Augment(Protocol):
+    """Function of the inputs of a batch ``[B, ...]`` that returns the inputs for the model.
+
+    The function treats each example separately, and draws from torch's generators, so that the
+    run's seed determines the draws.
+    """
+
+    def __call__(self, inputs: torch.Tensor, /) -> torch.Tensor:
+        """Return the augmented inputs of a batch."""
+        ...
 
 
 def resolve_augment(given: object) -> Augment | None:

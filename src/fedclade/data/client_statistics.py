@@ -7,15 +7,14 @@ the combined means and deviations, and labels are weighted by the combined label
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from statistics import median_low
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.core import IGNORED, DataQuery, LocalClients
 from fedclade.data.client_data import ClientData
@@ -38,7 +37,10 @@ FAR_OFF = 1000.0
 CLIENTS_AT_A_TIME = 2**14
 """Number of clients of a table whose labels are counted at once, to limit memory."""
 
-no_numbers = partial(torch.empty, 0, dtype=torch.float64)
+
+def _empty(dtype: str) -> Callable[[], torch.Tensor]:
+    """Return a function that makes an empty tensor, for a default value of a field."""
+    return lambda: torch.empty(0, dtype=getattr(torch, dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +64,10 @@ class Statistics:
     """
 
     count: int
-    means: Tensor = field(default_factory=no_numbers)
-    squares: Tensor = field(default_factory=no_numbers)
-    numbers: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.bool))
-    labels: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int64))
+    means: torch.Tensor = field(default_factory=_empty("float64"))
+    squares: torch.Tensor = field(default_factory=_empty("float64"))
+    numbers: torch.Tensor = field(default_factory=_empty("bool"))
+    labels: torch.Tensor = field(default_factory=_empty("int64"))
 
     def plus(self, other: Statistics) -> Statistics:
         """Combine the statistics of two disjoint sets of examples.
@@ -101,7 +103,7 @@ class Statistics:
         return replace(self, count=count, squares=self.squares * share, labels=labels)
 
     @property
-    def mean(self) -> Tensor:
+    def mean(self) -> torch.Tensor:
         """Number to subtract from each column when scaling, float64 ``[columns]``.
 
         It is the mean of the column, or 0 if all values of the column are 0 or 1.
@@ -109,7 +111,7 @@ class Statistics:
         return self.means.where(self.numbers, 0.0)
 
     @property
-    def std(self) -> Tensor:
+    def std(self) -> torch.Tensor:
         """Number by which to divide each column when scaling, float64 ``[columns]``.
 
         It is the standard deviation of the column, or 1 if all values of the column are 0 or 1, or
@@ -259,7 +261,7 @@ def _count_labels_in_table(
     return Statistics(count, labels=labels)
 
 
-def _list_labels(federation: Federation, table: ClientTable, places: Any) -> Tensor:
+def _list_labels(federation: Federation, table: ClientTable, places: Any) -> torch.Tensor:
     """Return the concatenated training labels of some clients of a table, as the clients see them.
 
     A client with a label map sees the labels to which the map assigns the labels of the pool.
@@ -274,7 +276,7 @@ def _list_labels(federation: Federation, table: ClientTable, places: Any) -> Ten
     return torch.where((view >= 0) & (seen != IGNORED), mapped, seen)
 
 
-def summarize_inputs(x: Tensor, count: int) -> Statistics:
+def summarize_inputs(x: torch.Tensor, count: int) -> Statistics:
     """Compute the statistics of one client's inputs ``[n, F]`` (examples, columns).
 
     Only the first ``count`` rows are training data and determine means and deviations. All rows
@@ -286,7 +288,7 @@ def summarize_inputs(x: Tensor, count: int) -> Statistics:
     return Statistics(count, mean, (x - mean).square().sum(0), numbers)
 
 
-def summarize_targets(y: Tensor) -> Statistics:
+def summarize_targets(y: torch.Tensor) -> Statistics:
     """Compute the statistics of the targets ``[n]`` or ``[n, k]`` of n training examples."""
     y = y.reshape(len(y), -1).to(torch.float64)
     mean = y.mean(0)
@@ -307,12 +309,12 @@ def join_columns(first: Statistics, second: Statistics) -> Statistics:
     )
 
 
-def list_rows(client: ClientData) -> Tensor:
+def list_rows(client: ClientData) -> torch.Tensor:
     """Return pool indices of a client's training, validation and test examples, in this order."""
     return torch.from_numpy(np.concatenate([client.train, client.validation, client.test]))
 
 
-def unscaled_inputs(pool: Pool, rows: Tensor | None = None) -> Tensor:
+def unscaled_inputs(pool: Pool, rows: torch.Tensor | None = None) -> torch.Tensor:
     """Return inputs of a pool as they were before scaling, ``[n, F]`` (examples, columns).
 
     Parameters

@@ -13,7 +13,6 @@ from typing import Any, get_args, overload
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.core import DataError, Indices, Positions, Split
 from fedclade.data.arrays import as_indices, check_range
@@ -143,7 +142,7 @@ class ClientTable(Sequence[ClientData]):
     validation: SplitRows
     test: SplitRows
     names: Sequence[str] | None = None
-    label_maps: Tensor | None = None
+    label_maps: torch.Tensor | None = None
     view: Indices | None = None
     quarter_turns: Indices | None = None
 
@@ -354,7 +353,7 @@ class ClientTable(Sequence[ClientData]):
         return digest.hexdigest()
 
     @cached_property
-    def _unstacked_maps(self) -> tuple[Tensor, ...]:
+    def _unstacked_maps(self) -> tuple[torch.Tensor, ...]:
         if self.label_maps is None:
             return ()
         return self.label_maps.unbind()

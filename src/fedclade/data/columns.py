@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.core import DataError, shown, unknown
 from fedclade.data.cell_values import arrow_compute, as_strings, first_other_text
 from fedclade.data.csv_format import DEFAULT_SEPARATORS, CsvFile
 from fedclade.data.schema import MOST_CATEGORIES, InputColumn, SchemaError, show_names
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Table = Any
 """A ``pyarrow.Table``: pyarrow is imported where a table is read."""

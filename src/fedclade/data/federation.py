@@ -7,11 +7,10 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.core import (
     LEAST_DIVIDED,
@@ -40,6 +39,9 @@ from fedclade.data.client_data import (
 )
 from fedclade.data.client_table import ClientTable
 from fedclade.data.pool import Pool
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @checked()

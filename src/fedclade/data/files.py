@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.core import (
     ConfigError,
@@ -83,6 +82,9 @@ from fedclade.data.user_data import (
     prepare_clients,
     strata_of,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Targets: the columns to predict.
 

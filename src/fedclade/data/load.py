@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-from torch.utils.data import Dataset
+import torch
 
 from fedclade.core import (
     ConfigError,
@@ -46,7 +46,7 @@ DEFAULT_CLUSTERS = 4
 
 @checked("source")
 def load_federation(
-    source: str | Pool | Dataset[Any] = "digits",
+    source: str | Pool | torch.utils.data.Dataset[Any] = "digits",
     *,
     clients: int | None = 20,
     samples_per_client: int | None = None,
@@ -261,7 +261,7 @@ def _apply_shift_and_drift(
 
 
 def _check_options(
-    source: str | Pool | Dataset[Any],
+    source: str | Pool | torch.utils.data.Dataset[Any],
     source_options: Mapping[str, Any],
     partition: str,
     partition_options: Mapping[str, Any],
@@ -285,7 +285,7 @@ def _check_options(
 
 
 def _load_examples(
-    source: str | Pool | Dataset[Any],
+    source: str | Pool | torch.utils.data.Dataset[Any],
     options: Mapping[str, Any],
     clients: int | None,
     newcomers: int,

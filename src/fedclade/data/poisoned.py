@@ -16,17 +16,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.core import IGNORED, ConfigError, DataError, Indices, require, rng
 from fedclade.data.client_data import ClientData, map_labels
 from fedclade.data.federation import Federation
 from fedclade.data.pool import Pool
 from fedclade.data.shift import View
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Examples written out as clients see them, for views that do more than map labels and rotate.
 

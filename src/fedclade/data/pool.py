@@ -12,7 +12,6 @@ from typing import Any, Literal, SupportsIndex, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.core import (
     DENSE,
@@ -192,8 +191,8 @@ class Pool:
     """
 
     name: str
-    x: Tensor
-    y: Tensor
+    x: torch.Tensor
+    y: torch.Tensor
     groups: Indices
     train: Indices
     test: Indices
@@ -204,7 +203,7 @@ class Pool:
     mean: float = 0.0
     std: float = 1.0
     columns: Columns | None = None
-    raw: Tensor | None = field(default=None, repr=False)
+    raw: torch.Tensor | None = field(default=None, repr=False)
     related: Indices | None = field(default=None, repr=False)
     structure: Structure | None = None
     target_structure: Structure | None = None
@@ -361,7 +360,7 @@ class Pool:
     def of_examples(
         cls,
         name: str,
-        x: Tensor,
+        x: torch.Tensor,
         y: Any,
         train: Indices,
         test: Indices,
@@ -391,7 +390,7 @@ class Pool:
             **options,
         )
 
-    def with_file(self, x: Tensor, y: Tensor, related: Indices | None) -> Pool:
+    def with_file(self, x: torch.Tensor, y: torch.Tensor, related: Indices | None) -> Pool:
         """Return the pool with all examples of a file in place of its own, without reading them.
 
         The pool has an example of the file, by which types and shapes were checked. The values were
@@ -518,7 +517,7 @@ class Pool:
             return self
         return replace(self, x=x)
 
-    def inputs(self, indices: Indices, quarter_turns: int = 0) -> Tensor:
+    def inputs(self, indices: Indices, quarter_turns: int = 0) -> torch.Tensor:
         """Return the inputs of some examples in the form that models take, ``[n, ...]``.
 
         Parameters

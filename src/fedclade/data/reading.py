@@ -10,13 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from fedclade.core import (
     IGNORED,
@@ -65,8 +63,8 @@ class Examples:
         of numbers; None for single tensors.
     """
 
-    x: Tensor | list[str]
-    y: Tensor
+    x: torch.Tensor | list[str]
+    y: torch.Tensor
     task: TaskKind
     parts: list[Indices]
     structure: Structure | None = None
@@ -186,10 +184,10 @@ def _take(row: Mapping[str, Any], names: Names, where: str, argument: str) -> An
     return {name: row[column] for name, column in chosen.items()}
 
 
-Inputs = Tensor | list[str] | Tensors
+Inputs = Union["torch.Tensor", list[str], Tensors]
 """Inputs of a part: a tensor ``[n, ...]``, n texts, or several tensors."""
 
-Targets = Tensor | list[Any] | Tensors
+Targets = Union["torch.Tensor", list[Any], Tensors]
 """Targets of a part before the task is known: a tensor, a list of values, or several tensors."""
 
 
@@ -248,23 +246,23 @@ def read_parts(
     parts = number_rows([len(y) for y, _ in packed_targets.values()])
     y = torch.cat([y for y, _ in packed_targets.values()])
     # Either all parts have tensors or all parts have texts, as was checked above.
-    tensors = [x for x, _ in packed_inputs.values() if isinstance(x, Tensor)]
+    tensors = [x for x, _ in packed_inputs.values() if isinstance(x, torch.Tensor)]
     if tensors:
         return Examples(torch.cat(tensors), y, task, parts, structure, target_structure)
     texts = [text for x, _ in packed_inputs.values() if isinstance(x, list) for text in x]
     return Examples(texts, y, task, parts, target_structure=target_structure)
 
 
-def _pack(x: Inputs, what: str) -> tuple[Tensor | list[str], Structure | None]:
+def _pack(x: Inputs, what: str) -> tuple[torch.Tensor | list[str], Structure | None]:
     """Return inputs as one tensor or as texts, and the structure of inputs of several tensors."""
-    if isinstance(x, Tensor | list):
+    if isinstance(x, torch.Tensor | list):
         return x, None
     return pack_fields(x, what)
 
 
-def _pack_targets(y: Targets, what: str, task: TaskKind) -> tuple[Tensor, Structure | None]:
+def _pack_targets(y: Targets, what: str, task: TaskKind) -> tuple[torch.Tensor, Structure | None]:
     """Return targets in the type of the task, and the structure of targets of several tensors."""
-    if isinstance(y, Tensor | list):
+    if isinstance(y, torch.Tensor | list):
         return _convert_targets(y, what, task), None
     if task != "regression":
         raise ConfigError(
@@ -276,7 +274,7 @@ def _pack_targets(y: Targets, what: str, task: TaskKind) -> tuple[Tensor, Struct
 
 
 def _check_same_kind(
-    inputs: Mapping[str, tuple[Tensor | list[str], Structure | None]], what: str, first: str
+    inputs: Mapping[str, tuple[torch.Tensor | list[str], Structure | None]], what: str, first: str
 ) -> None:
     """Check that the inputs of a part have the type, shape and structure of the first part's."""
     described = describe_inputs(*inputs[what])
@@ -289,7 +287,7 @@ def _check_same_kind(
 
 
 def _check_same_targets(
-    targets: Mapping[str, tuple[Tensor, Structure | None]], what: str, first: str
+    targets: Mapping[str, tuple[torch.Tensor, Structure | None]], what: str, first: str
 ) -> None:
     """Check that the targets of a part have the shape and structure of the first part's."""
     shape = list(targets[what][0].shape[1:])
@@ -316,7 +314,7 @@ def _mark_ignored(y: Targets, ignored: int, task: TaskKind) -> Targets:
         )
     if isinstance(y, list):
         y = torch.stack([torch.as_tensor(mask) for mask in y])
-    if not isinstance(y, Tensor):
+    if not isinstance(y, torch.Tensor):
         return y
     masks = y.to(torch.int64)
     return masks.where(masks != ignored, IGNORED)
@@ -334,14 +332,14 @@ def is_pair(part: Any) -> bool:
 
 def is_dataset(part: Any) -> bool:
     """Return whether an object is a map-style data set, and not an array, list or mapping."""
-    if isinstance(part, Dataset):
+    if isinstance(part, torch.utils.data.Dataset):
         return True
-    if isinstance(part, list | tuple | str | Mapping | Tensor) or hasattr(part, "__array__"):
+    if isinstance(part, list | tuple | str | Mapping | torch.Tensor) or hasattr(part, "__array__"):
         return False
     return hasattr(part, "__len__") and hasattr(part, "__getitem__")
 
 
-def describe_inputs(x: Tensor | list[str], structure: Structure | None = None) -> str:
+def describe_inputs(x: torch.Tensor | list[str], structure: Structure | None = None) -> str:
     """Describe the type and shape of the first input of a part, or "texts", for messages."""
     if isinstance(x, list):
         return "texts"
@@ -350,7 +348,7 @@ def describe_inputs(x: Tensor | list[str], structure: Structure | None = None) -
     return _describe_input(x[0])
 
 
-def _describe_input(x: Tensor) -> str:
+def _describe_input(x: torch.Tensor) -> str:
     """Describe the type and shape of one input for messages, such as ``float32 [3, 32]``."""
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
 
@@ -373,7 +371,7 @@ def _read_arrays(pair: tuple[Any, Any], what: str) -> tuple[Inputs, Targets]:
         return inputs, targets
     check_kind(y, f"targets of {what}")
     try:
-        if isinstance(y, Tensor):
+        if isinstance(y, torch.Tensor):
             array = y
         else:
             array = np.asarray(y)
@@ -382,7 +380,7 @@ def _read_arrays(pair: tuple[Any, Any], what: str) -> tuple[Inputs, Targets]:
         raise DataError(
             f"targets of {what} should be numbers, got {type(y).__name__}: {error}"
         ) from error
-    if isinstance(inputs, Tensor):
+    if isinstance(inputs, torch.Tensor):
         shape = list(inputs.shape)
     else:
         shape = [_length_of(inputs)]
@@ -501,7 +499,7 @@ def _read_row(dataset: Any, row: int, what: str, choice: NamedColumns) -> tuple[
 def _stack_inputs(inputs: Sequence[Any]) -> Inputs:
     """Stack the inputs of all examples of a part; several tensors are stacked one by one."""
     first = inputs[0]
-    if isinstance(first, Tensor):
+    if isinstance(first, torch.Tensor):
         return torch.stack([*inputs])
     if isinstance(first, Mapping):
         return {name: torch.stack([x[name] for x in inputs]) for name in first}
@@ -510,14 +508,14 @@ def _stack_inputs(inputs: Sequence[Any]) -> Inputs:
 
 def _check_alike(first: Any, x: Any, row: int, what: str) -> None:
     """Check that the input of example ``row`` has the type and shape of the first input."""
-    if isinstance(first, Tensor) and isinstance(x, Tensor):
+    if isinstance(first, torch.Tensor) and isinstance(x, torch.Tensor):
         is_alike = x.shape == first.shape and x.dtype == first.dtype
     else:
         is_alike = _describe_row(first) == _describe_row(x)
     if is_alike:
         return
     advice = ""
-    if not isinstance(first, Tensor):
+    if not isinstance(first, torch.Tensor):
         advice = (
             "; pad texts to one length, as tokenizer(..., padding='max_length', truncation=True) "
             "does"
@@ -530,7 +528,7 @@ def _check_alike(first: Any, x: Any, row: int, what: str) -> None:
 
 def _describe_row(x: Any) -> str:
     """Describe the type and shape of the input of one example, for messages."""
-    if isinstance(x, Tensor):
+    if isinstance(x, torch.Tensor):
         return _describe_input(x)
     if isinstance(x, Mapping):
         listed = ", ".join(f"{name}: {_describe_input(each)}" for name, each in x.items())
@@ -540,7 +538,7 @@ def _describe_row(x: Any) -> str:
 
 def _is_same(x: Any, again: Any) -> bool:
     """Return whether two readings of an input have the same shapes and values."""
-    if isinstance(x, Tensor):
+    if isinstance(x, torch.Tensor):
         return x.shape == again.shape and torch.equal(again.nan_to_num(), x.nan_to_num())
     if isinstance(x, Mapping):
         return all(_is_same(x[name], again[name]) for name in x)
@@ -583,7 +581,7 @@ def _read_input(x: Any, row: int, what: str) -> Any:
     return as_inputs(_read_one(x, row, what), f"inputs of {what}")
 
 
-def _read_one(x: Any, row: int, what: str) -> Tensor:
+def _read_one(x: Any, row: int, what: str) -> torch.Tensor:
     """Convert one array of an example to a tensor of the same type."""
     check_kind(x, f"the inputs of example {row} of {what}")
     try:
@@ -607,10 +605,10 @@ def _detect_task(targets: Mapping[str, Targets]) -> TaskKind:
     """
     examples: dict[str, list[NDArray[Any]]] = {}
     for what, y in targets.items():
-        if not isinstance(y, Tensor | list):
+        if not isinstance(y, torch.Tensor | list):
             return "regression"  # several numbers, for a loss of the user's own
         # The entries of a tensor have one type; those of a list may differ.
-        if isinstance(y, Tensor):
+        if isinstance(y, torch.Tensor):
             entries = y[:1]
         else:
             entries = y
@@ -627,10 +625,10 @@ def _detect_task(targets: Mapping[str, Targets]) -> TaskKind:
     return "classification"
 
 
-def _convert_targets(y: Tensor | list[Any], what: str, task: TaskKind) -> Tensor:
+def _convert_targets(y: torch.Tensor | list[Any], what: str, task: TaskKind) -> torch.Tensor:
     """Convert the targets of a part to the tensor type of the task, and check them."""
     if task != "classification":
-        if not isinstance(y, Tensor):
+        if not isinstance(y, torch.Tensor):
             y = _stack_targets(y, what)
         return as_targets(y, f"targets of {what}", task)
     if isinstance(y, list):
@@ -648,9 +646,9 @@ def _convert_targets(y: Tensor | list[Any], what: str, task: TaskKind) -> Tensor
     return labels
 
 
-def _stack_targets(targets: Sequence[Any], what: str) -> Tensor:
+def _stack_targets(targets: Sequence[Any], what: str) -> torch.Tensor:
     """Stack the targets of all examples of a part to one tensor."""
-    tensors: list[Tensor] = []
+    tensors: list[torch.Tensor] = []
     for row, target in enumerate(targets):
         try:
             tensor = torch.as_tensor(target)

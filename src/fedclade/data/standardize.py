@@ -12,7 +12,6 @@ from functools import reduce
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from fedclade.core import require
 from fedclade.data.client_data import ClientData
@@ -122,20 +121,20 @@ class TableData:
         Inputs before default scaling; None if inputs are not scaled by default.
     """
 
-    x: Tensor
-    y: Tensor
+    x: torch.Tensor
+    y: torch.Tensor
     columns: Columns | None
-    raw: Tensor | None = None
+    raw: torch.Tensor | None = None
 
 
 def standardize_inputs(
-    x: Tensor,
+    x: torch.Tensor,
     columns: Columns | None,
     clients: Sequence[ClientData],
     newcomers: Sequence[ClientData],
     *,
     how: Literal["client", "federated"],
-) -> tuple[Tensor, Columns]:
+) -> tuple[torch.Tensor, Columns]:
     """Scale columns of numbers to mean 0 and standard deviation 1.
 
     Columns in which all values are 0 or 1, such as encoded categories, are not scaled.
@@ -187,7 +186,7 @@ def standardize_inputs(
     return scaled, replace(columns, scaled_by_client=True)
 
 
-def _are_columns(x: Tensor) -> bool:
+def _are_columns(x: torch.Tensor) -> bool:
     """Return whether inputs are columns of numbers ``[N, F]``."""
     return x.dim() == 2 and x.is_floating_point()
 
@@ -195,7 +194,7 @@ def _are_columns(x: Tensor) -> bool:
 # Unscaled inputs.
 
 
-def warn_of_scales(x: Tensor, columns: Columns | None, clients: Sequence[ClientData]) -> None:
+def warn_of_scales(x: torch.Tensor, columns: Columns | None, clients: Sequence[ClientData]) -> None:
     """Log a warning if the scales of unscaled input columns differ by a large factor.
 
     The factor is at least :data:`FAR_APART`.

@@ -15,8 +15,6 @@ from typing import Any, TypedDict, Unpack, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from fedclade.core import (
     DENSE,
@@ -54,8 +52,8 @@ from fedclade.data.texts import SPECIALS, build_vocabulary, encode, pad, split_w
 
 @checked("dataset", "test")
 def pool_from_torch(
-    dataset: Dataset[Any],
-    test: Dataset[Any] | None = None,
+    dataset: torch.utils.data.Dataset[Any],
+    test: torch.utils.data.Dataset[Any] | None = None,
     name: str = "custom",
     task: TaskKind = "classification",
     inputs_are: InputKind = "auto",
@@ -118,12 +116,12 @@ def pool_from_torch(
 
 @checked("train", "test", "validation", "groups")
 def one_client(
-    train: Dataset[Any],
-    test: Dataset[Any],
+    train: torch.utils.data.Dataset[Any],
+    test: torch.utils.data.Dataset[Any],
     *,
     labels: int | None = None,
     task: TaskKind = "classification",
-    validation: Dataset[Any] | None = None,
+    validation: torch.utils.data.Dataset[Any] | None = None,
     name: str = "client",
     key: int = 0,
     mean: float = 0.0,
@@ -527,7 +525,7 @@ def federation(
     if groups is not None:
         group_numbers = _number_groups(groups, all_rows, len(read.y))
 
-    if isinstance(read.x, Tensor):
+    if isinstance(read.x, torch.Tensor):
         if declared is not None:
             raise ConfigError(
                 "the schema of federation() can be set only if inputs are texts, but the inputs "
@@ -610,7 +608,7 @@ class TextSource(DataSource):
 
     clients: Sequence[ClientRows]
     texts: list[str]
-    y: Tensor
+    y: torch.Tensor
     settings: OwnSettings
     true_clusters: Mapping[str, int] | None
     name: str
@@ -690,8 +688,8 @@ class TextSource(DataSource):
 
 def build_federation(
     all_rows: Sequence[ClientRows],
-    x: Tensor | list[str],
-    y: Tensor,
+    x: torch.Tensor | list[str],
+    y: torch.Tensor,
     *,
     settings: OwnSettings,
     true_clusters: Mapping[str, int] | None,
@@ -751,7 +749,7 @@ def build_federation(
     train = np.concatenate([client.train for client in members[:trained]])
     test = np.concatenate([client.test for client in members[:trained]])
     vocabulary: tuple[str, ...] = ()
-    if isinstance(x, Tensor):
+    if isinstance(x, torch.Tensor):
         structure = pool_options.get("structure")
         check_one_tensor(settings.inputs_are, structure)
         _check_scalable(settings.standardize, structure)
@@ -865,7 +863,7 @@ def prepare_clients(
 
 def _tokenize(
     texts: Sequence[str], train: Indices, settings: OwnSettings, vocabulary: tuple[str, ...]
-) -> tuple[Tensor, tuple[str, ...]]:
+) -> tuple[torch.Tensor, tuple[str, ...]]:
     """Encode N texts as tokens ``[N, max_words]``.
 
     If the given vocabulary is empty, a vocabulary of the training texts (rows ``train``) is built.
@@ -884,7 +882,7 @@ LABELLED: tuple[TaskKind, ...] = ("classification", "binary")
 
 
 def hold_out_of_arrays(
-    settings: OwnSettings, labels: Tensor | None, groups: Indices | None = None
+    settings: OwnSettings, labels: torch.Tensor | None, groups: Indices | None = None
 ) -> HoldOut:
     """Return the rule by which clients with arrays or texts (not tables) set examples aside.
 

@@ -13,7 +13,6 @@ from typing import Literal, Protocol, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.core import DataError, Indices, checked, require, rng
 from fedclade.data.pool import Pool
@@ -56,7 +55,7 @@ class View:
         by draws from the client's examples with these labels.
     """
 
-    label_map: Tensor | None = None
+    label_map: torch.Tensor | None = None
     quarter_turns: int = 0
     transform: Transform | None = None
     classes: tuple[int, ...] | None = None

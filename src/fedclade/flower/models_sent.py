@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedclade.channel import DENSE_ENCODINGS, Sketch, decode, encode
 from fedclade.core import (
-    OF_TORCH,
     OWN,
     ConfigError,
     HeadThenBody,
@@ -29,6 +28,7 @@ from fedclade.core import (
     TrainQuery,
     UpdateError,
     check_arguments,
+    torch_optimizers,
     unknown,
 )
 from fedclade.flower import wire
@@ -50,8 +50,9 @@ def read_spec(content: Content) -> LocalTraining:
     kept = content.json("spec")
     optimizer = kept.get("optimizer", "sgd")
     # A name such as module:name would import code of the server's choice.
-    if not isinstance(optimizer, str) or optimizer not in OF_TORCH:
-        raise UpdateError(unknown("optimizer in a query for local training:", optimizer, OF_TORCH))
+    known = torch_optimizers()
+    if not isinstance(optimizer, str) or optimizer not in known:
+        raise UpdateError(unknown("optimizer in a query for local training:", optimizer, known))
     if kept.get("lr_schedule") is not None:
         raise UpdateError(
             "the query names a schedule of the step size, although the server of a run computes "

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
         check_widths,
         model_factory,
     )
-    from fedclade.models.lora import LoRA, LoRALinear, load_adapter, save_adapter
+    from fedclade.models.lora import LoRA, load_adapter, save_adapter
+    from fedclade.models.lora_layer import LoRALinear
     from fedclade.models.parts import PARTS, Parts, Preset, freeze
 
 __all__ = [

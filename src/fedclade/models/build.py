@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from fedclade import catalogue
 from fedclade.core import (
@@ -24,6 +22,7 @@ from fedclade.core import (
     checked,
     is_choice,
     known_arguments,
+    lazy_names,
     named,
     require,
     rng,
@@ -31,10 +30,17 @@ from fedclade.core import (
     unknown,
 )
 
+if TYPE_CHECKING:
+    from fedclade.models.text_networks import TextClassifier as TextClassifier
+    from fedclade.models.text_networks import VectorClassifier as VectorClassifier
+    from fedclade.models.text_networks import WordLSTM as WordLSTM
+else:  # files of models, pickled by earlier versions, name the classes as classes of this module
+    __getattr__ = lazy_names(__name__)
+
 # Models for images.
 
 
-def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.Module:
+def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> torch.nn.Module:
     """Return the CNN of the FL+HC paper: two 5×5 convolutions with max-pools, and two dense layers.
 
     The convolutions have 32 and 64 channels, and the pools are 2×2. On MNIST the model has 582,026
@@ -45,6 +51,8 @@ def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.
     ModelError
         If images are smaller than 16 pixels.
     """
+    from torch import nn
+
     channels, height, width = _check_image(input_shape, smallest=16)
     left = (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
     return nn.Sequential(
@@ -54,7 +62,7 @@ def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.
     )
 
 
-def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+def lenet(input_shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
     """Return LeNet-5 with average pools, as in the experiments of FLUX and ANDA.
 
     The model has two 5×5 convolutions of 6 and 16 channels, and three dense layers. It has 61,706
@@ -65,6 +73,8 @@ def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     ModelError
         If images are smaller than 12 pixels.
     """
+    from torch import nn
+
     channels, height, width = _check_image(input_shape, smallest=12)
     left = ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
     return nn.Sequential(
@@ -81,7 +91,7 @@ def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     )
 
 
-def cifar_cnn(input_shape: tuple[int, ...], outputs: int, *, width: int = 32) -> nn.Module:
+def cifar_cnn(input_shape: tuple[int, ...], outputs: int, *, width: int = 32) -> torch.nn.Module:
     """Return a CNN of five layers: three 3×3 convolutions, and two dense layers.
 
     The convolutions have 1, 2 and 2 times ``width`` channels. The model has 321,290 parameters on
@@ -93,6 +103,8 @@ def cifar_cnn(input_shape: tuple[int, ...], outputs: int, *, width: int = 32) ->
     ModelError
         If images are smaller than 8 pixels.
     """
+    from torch import nn
+
     channels, rows, columns = _check_image(input_shape, smallest=8)
     return nn.Sequential(
         *(nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -123,20 +135,24 @@ def _check_image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int,
 # Models made of matrix products.
 
 
-def mclr(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+def mclr(input_shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
     """Return a model for multinomial logistic regression: one dense layer.
 
     It has 7,850 parameters on MNIST (FedGroup, Table II).
     """
+    from torch import nn
+
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), outputs))
 
 
-def mlp(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 128) -> nn.Module:
+def mlp(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 128) -> torch.nn.Module:
     """Return a multilayer perceptron with one hidden layer.
 
     It has 101,770 parameters on MNIST with 128 hidden units, and 415,258 on the 26 letters of
     FEMNIST with 512 hidden units (FedGroup, Table II).
     """
+    from torch import nn
+
     return nn.Sequential(
         nn.Flatten(), nn.Linear(prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, outputs)
     )
@@ -153,7 +169,7 @@ def lstm(
     embedding: int = 64,
     hidden: int = 128,
     dense: int = 30,
-) -> nn.Module:
+) -> torch.nn.Module:
     """Return a two-layer LSTM over words: a language model, or a classifier of texts.
 
     It is a language model for the task ``language``, and a classifier for all other tasks.
@@ -163,6 +179,8 @@ def lstm(
     ModelError
         If the data is not text.
     """
+    from fedclade.models.text_networks import TextClassifier, WordLSTM
+
     if vocabulary_size == 0:
         raise ModelError(
             "model 'lstm' takes tokens, but the data is not text; use 'mclr', 'mlp' or 'cnn'"
@@ -174,7 +192,7 @@ def lstm(
 
 def vector_lstm(
     input_shape: tuple[int, ...], outputs: int, *, hidden: int = 100, dense: int = 30
-) -> nn.Module:
+) -> torch.nn.Module:
     """Return a two-layer LSTM that classifies a text, given as a sequence of word vectors.
 
     The experiments with Sent140 in FedProx and FedGroup use this model. It has 243,861 parameters
@@ -185,6 +203,8 @@ def vector_lstm(
     ModelError
         If the data is not sequences of vectors.
     """
+    from fedclade.models.text_networks import VectorClassifier
+
     if len(input_shape) != 2:
         raise ModelError(
             f"model 'vector_lstm' takes sequences of word vectors, [words, length of a vector], got "
@@ -192,80 +212,6 @@ def vector_lstm(
             "'glove.6B.300d.txt' for sent140, or use model 'lstm', which takes tokens"
         )
     return VectorClassifier(input_shape[1], outputs, hidden, dense)
-
-
-class VectorClassifier(nn.Module):
-    """LSTM classifier of sequences of vectors, as in FedProx.
-
-    The model maps vectors ``[n, T, d]`` (n sequences of T vectors) to logits ``[n, outputs]``. It
-    classifies a sequence by the LSTM's state after the last vector, even if this vector is padding.
-
-    The LSTM of FedProx has one bias vector per layer, while torch's has two. Here, torch's biases
-    are turned off, and the weights of an additional input that is always 1 act as the single bias
-    vector. The biases of the forget gate are initially 1. The logit of the first label is always 0:
-    a model with two labels therefore computes only one logit, as in binary logistic regression.
-    """
-
-    def __init__(self, width: int, outputs: int, hidden: int, dense: int) -> None:
-        super().__init__()
-        self.first = nn.LSTM(width + 1, hidden, bias=False, batch_first=True)
-        self.second = nn.LSTM(hidden + 1, hidden, bias=False, batch_first=True)
-        for layer in (self.first, self.second):
-            biases = torch.zeros(4, hidden)
-            biases[1] = 1.0  # torch's gates are input, forget, cell, output
-            with torch.no_grad():
-                layer.get_parameter("weight_ih_l0")[:, -1] = biases.flatten()
-        self.dense = nn.Linear(hidden, dense)
-        self.output = nn.Linear(dense, outputs - 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits ``[n, outputs]`` of n sequences of word vectors ``[n, T, d]``."""
-        for layer in (self.first, self.second):
-            x = layer(functional.pad(x, (0, 1), value=1.0))[0]
-        return functional.pad(self.output(self.dense(x[:, -1])), (1, 0))
-
-
-class WordLSTM(nn.Module):
-    """LSTM language model, as in CFL's Ag-News experiment (section VI-C).
-
-    At every position of a text it predicts the next word: it maps tokens ``[n, T]`` (n texts of T
-    words) to logits ``[n, T, outputs]``.
-    """
-
-    def __init__(self, vocabulary_size: int, outputs: int, embedding: int, hidden: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary_size, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
-        self.output = nn.Linear(hidden, outputs)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits ``[n, T, outputs]`` of the next word at each position of n texts."""
-        return self.output(self.lstm(self.embedding(tokens))[0])
-
-
-class TextClassifier(nn.Module):
-    """LSTM that classifies a text by its state after the last word (FedGroup, Sent140, Table II).
-
-    The model maps tokens ``[n, T]`` (n texts of T words, padded with 0 at the end) to logits ``[n,
-    outputs]``. It trains its embedding of words. The paper uses fixed GloVe vectors instead;
-    :func:`vector_lstm` is a model for such vectors.
-    """
-
-    def __init__(
-        self, vocabulary_size: int, outputs: int, embedding: int, hidden: int, dense: int
-    ) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary_size, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
-        self.dense = nn.Linear(hidden, dense)
-        self.output = nn.Linear(dense, outputs)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits ``[n, outputs]`` of n texts of tokens ``[n, T]``."""
-        states = self.lstm(self.embedding(tokens))[0]
-        last = (tokens != 0).sum(1).clamp(min=1) - 1
-        final = states[torch.arange(len(tokens), device=tokens.device), last]
-        return self.output(torch.relu(self.dense(final)))
 
 
 Factory = Callable[..., object]
@@ -320,7 +266,7 @@ def build_model(
     vocabulary_size: int = 0,
     seed: int = 0,
     arguments: Mapping[str, Any] | None = None,
-) -> nn.Module:
+) -> torch.nn.Module:
     """Build a model for the data, with initial parameters that depend on the seed alone.
 
     Of the four arguments ``input_shape``, ``outputs``, ``task`` and ``vocabulary_size``, the
@@ -387,7 +333,7 @@ def build_model(
             raise
         except Exception as error:
             raise ModelError(f"building model {name!r} with {arguments} failed: {error}") from error
-    if not isinstance(module, nn.Module):
+    if not isinstance(module, torch.nn.Module):
         raise ModelError(f"{name!r} should return a torch.nn.Module, got {type(module).__name__}")
     return module
 
@@ -410,7 +356,7 @@ def _check_size(name: str, factory: Factory, given: Mapping[str, Any]) -> None:
         raise
     except Exception:  # the build on the real device raises it again, with a message
         return
-    assert isinstance(module, nn.Module)  # since the factory is fedclade's own
+    assert isinstance(module, torch.nn.Module)  # since the factory is fedclade's own
     parameters = sum(parameter.numel() for parameter in module.parameters())
     if parameters > MOST_PARAMETERS:
         raise ModelError(

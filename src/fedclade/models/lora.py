@@ -8,12 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
 
 from fedclade.core import (
     ConfigError,
@@ -25,12 +23,18 @@ from fedclade.core import (
     document_settings,
     fitting,
     greater_than,
+    lazy_names,
     matching,
     one_of,
     setting,
     shown,
     write_tensors,
 )
+
+if TYPE_CHECKING:
+    from fedclade.models.lora_layer import LoRALinear as LoRALinear
+else:  # files of models, pickled by earlier versions, name the class as a class of this module
+    __getattr__ = lazy_names(__name__)
 
 SHOWN_LAYERS = 5
 """Largest number of layers that a message lists."""
@@ -73,7 +77,7 @@ class LoRA:
     def __post_init__(self) -> None:
         check_settings(self, "model.adapter")
 
-    def added_to(self, module: nn.Module) -> None:
+    def added_to(self, module: torch.nn.Module) -> None:
         """Add adapters to the dense layers that match ``targets``, and freeze the module itself.
 
         All parameters of the module are frozen except for those that match ``train``. Dropout of
@@ -85,6 +89,8 @@ class LoRA:
         ConfigError
             If a pattern in ``targets`` matches no dense layer, or one in ``train`` no parameter.
         """
+        from fedclade.models.lora_layer import LoRALinear
+
         dense = _dense_layers(module)
         self._check_kinds(module, dense)
         names = matching(self.targets, dense, "model.adapter.targets", "dense layer")
@@ -98,11 +104,11 @@ class LoRA:
             parent, _, attribute = name.rpartition(".")
             place = module.get_submodule(parent)
             setattr(place, attribute, LoRALinear(module.get_submodule(name), self.rank, self.alpha))
-            if isinstance(place, nn.TransformerEncoderLayer):
+            if isinstance(place, torch.nn.TransformerEncoderLayer):
                 # 0 turns off torch's fast path, which reads weights and would ignore adapters.
                 place.activation_relu_or_gelu = 0
 
-    def _check_kinds(self, module: nn.Module, dense: Sequence[str]) -> None:
+    def _check_kinds(self, module: torch.nn.Module, dense: Sequence[str]) -> None:
         """Raise a ConfigError if a pattern in ``targets`` matches only layers that are not dense.
 
         Patterns that match no layer at all are accepted here; :meth:`added_to` reports them.
@@ -121,14 +127,14 @@ class LoRA:
                 )
 
 
-def _dense_sizes(layer: nn.Module) -> tuple[int, int] | None:
+def dense_sizes(layer: torch.nn.Module) -> tuple[int, int] | None:
     """Return the numbers of inputs and outputs of a dense layer; None for other layers.
 
     A dense layer is an ``nn.Linear``, or a ``Conv1D`` of the package transformers, which stores its
     weight as ``[inputs, outputs]``.
     """
     kind = type(layer)
-    if isinstance(layer, nn.Linear) and kind is nn.Linear:
+    if isinstance(layer, torch.nn.Linear) and kind is torch.nn.Linear:
         return layer.in_features, layer.out_features
     if f"{kind.__module__}.{kind.__qualname__}" == "transformers.pytorch_utils.Conv1D":
         inputs, outputs = layer.get_parameter("weight").shape
@@ -136,10 +142,10 @@ def _dense_sizes(layer: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def _dense_layers(module: nn.Module) -> list[str]:
+def _dense_layers(module: torch.nn.Module) -> list[str]:
     """Return the names of a module's dense layers, to which adapters can be added."""
     return [
-        name for name, layer in module.named_modules() if name and _dense_sizes(layer) is not None
+        name for name, layer in module.named_modules() if name and dense_sizes(layer) is not None
     ]
 
 
@@ -149,30 +155,6 @@ def _list_layers(names: Sequence[str]) -> str:
         return "none"
     more = ", ..." if len(names) > SHOWN_LAYERS else ""
     return ", ".join(map(repr, names[:SHOWN_LAYERS])) + more
-
-
-class LoRALinear(nn.Module):
-    """Dense layer with a low-rank adapter: the layer is frozen, and a low-rank pair is trained.
-
-    The attributes ``base_layer``, ``lora_A`` and ``lora_B`` are named as in the package peft.
-    """
-
-    def __init__(self, base_layer: nn.Module, rank: int, alpha: float) -> None:
-        super().__init__()
-        sizes = _dense_sizes(base_layer)
-        assert sizes is not None  # callers choose dense layers
-        inputs, outputs = sizes
-        weight = base_layer.get_parameter("weight")
-        like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
-        self.base_layer = base_layer
-        self.lora_A = nn.Linear(inputs, rank, bias=False, **like)
-        self.lora_B = nn.Linear(rank, outputs, bias=False, **like)
-        nn.init.zeros_(self.lora_B.weight)
-        self.scaling = alpha / rank
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the frozen layer plus the scaled output of the low-rank pair."""
-        return self.base_layer(x) + self.scaling * self.lora_B(self.lora_A(x))
 
 
 # Adapters as files in peft's format: ``adapter_model.safetensors`` and ``adapter_config.json``.
@@ -201,7 +183,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
 @checked()
 def save_adapter(
     folder: str | Path,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, torch.Tensor],
     alpha: float,
     header: Mapping[str, str] | None = None,
 ) -> Path:
@@ -233,7 +215,7 @@ def save_adapter(
     ModelError
         If the tensors contain no low-rank pairs, or pairs of different ranks.
     """
-    named: dict[str, Tensor] = {}
+    named: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         named[NAME_OF_ADAPTER.sub("", name.removeprefix(PREFIX))] = tensor
     first = ".lora_A.weight"
@@ -273,7 +255,7 @@ def save_adapter(
 
 
 @checked()
-def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
+def load_adapter(folder: str | Path, base: torch.nn.Module) -> torch.nn.Module:
     """Load an adapter that peft or :func:`save_adapter` wrote, and add it to a copy of a model.
 
     In the returned model the parameters of the base model are frozen, and the adapter's parameters
@@ -317,7 +299,7 @@ def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
 
 
 def _check_names(
-    path: Path, parameters: Mapping[str, nn.Parameter], trained: Mapping[str, Tensor]
+    path: Path, parameters: Mapping[str, torch.nn.Parameter], trained: Mapping[str, torch.Tensor]
 ) -> None:
     """Check that the parameters of an adapter are exactly the trained parameters of a model.
 
@@ -337,7 +319,7 @@ def _check_names(
         )
 
 
-def _read_adapter(path: Path) -> tuple[int, float, tuple[str, ...], dict[str, Tensor]]:
+def _read_adapter(path: Path) -> tuple[int, float, tuple[str, ...], dict[str, torch.Tensor]]:
     """Read an adapter from a folder in peft's format.
 
     Returns
@@ -350,6 +332,8 @@ def _read_adapter(path: Path) -> tuple[int, float, tuple[str, ...], dict[str, Te
     ModelError
         If files are missing or damaged, or if the adapter is of another kind than plain LoRA.
     """
+    from safetensors.torch import load_file
+
     try:
         config = json.loads((path / "adapter_config.json").read_text())
         tensors = load_file(path / "adapter_model.safetensors")

@@ -9,13 +9,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
-
-# The base class of the layers for batches and for instances.
-from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
 from fedclade.core import (
     ConfigError,
@@ -30,14 +26,15 @@ from fedclade.core import (
 )
 from fedclade.models.lora import LoRA
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 PARTS = ("freeze", "personal", "common", "adapter")
 """Keys of the ``[model]`` section that name parts; other keys are arguments of the factory."""
 
 Preset = Literal["head", "body", "norm"]
 """Names of parts: ``head``, the last layer with parameters; ``body``, all other layers; ``norm``,
 all normalization layers."""
-
-NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @document_settings
@@ -99,7 +96,7 @@ class Parts:
         """Return the parts that are set as a dict, in the form of a ``[model]`` section."""
         return {key: value for key, value in asdict(self).items() if value}
 
-    def applied(self, module: nn.Module, seed: int = 0) -> nn.Module:
+    def applied(self, module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
         """Return a copy of a model with its adapter added and its frozen parts frozen.
 
         If neither an adapter nor a frozen part is set, the model itself is returned.
@@ -127,11 +124,11 @@ class Parts:
         freeze(module, self.freeze)
         return module
 
-    def layout(self, module: nn.Module) -> Layout:
+    def layout(self, module: torch.nn.Module) -> Layout:
         """Return the layout of a model: which entries of its vector are shared, which personal."""
         return Layout.of(module, self.personal_names(module))
 
-    def personal_names(self, module: nn.Module) -> tuple[str, ...]:
+    def personal_names(self, module: torch.nn.Module) -> tuple[str, ...]:
         """Return patterns or names of the personal parameters and buffers of a model.
 
         These are the patterns of ``personal``; for a preset, the names of its parameters and
@@ -144,7 +141,7 @@ class Parts:
         """
         return _resolve_names(module, self.personal, "personal")
 
-    def common_entries(self, module: nn.Module) -> Tensor | None:
+    def common_entries(self, module: torch.nn.Module) -> Tensor | None:
         """Return a mask of the entries of a model's parameter vector that all clusters share.
 
         The mask is a boolean tensor ``[S]``, for the S entries that clients send to the server. The
@@ -178,7 +175,9 @@ class Parts:
         return entries if entries.any() else None
 
 
-def _resolve_names(module: nn.Module, part: tuple[str, ...] | Preset, key: str) -> tuple[str, ...]:
+def _resolve_names(
+    module: torch.nn.Module, part: tuple[str, ...] | Preset, key: str
+) -> tuple[str, ...]:
     """Return the patterns of a part; for a preset, the names of its parameters and buffers.
 
     Parameters
@@ -219,13 +218,16 @@ def _resolve_names(module: nn.Module, part: tuple[str, ...] | Preset, key: str) 
     return tuple(name for name in names if name in chosen)
 
 
-def _find_norms(module: nn.Module, layers: Iterable[str]) -> list[str]:
+def _find_norms(module: torch.nn.Module, layers: Iterable[str]) -> list[str]:
     """Return the names in ``layers`` that belong to normalization layers of a model."""
-    return [name for name in layers if isinstance(module.get_submodule(name), NORMS)]
+    from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]  (base of BatchNorm and InstanceNorm)
+
+    norms = (_NormBase, torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.RMSNorm)
+    return [name for name in layers if isinstance(module.get_submodule(name), norms)]
 
 
 def _find_last_layer(
-    module: nn.Module, layout: Layout, slots_by_layer: Mapping[str, Sequence[str]]
+    module: torch.nn.Module, layout: Layout, slots_by_layer: Mapping[str, Sequence[str]]
 ) -> list[str]:
     """Return a list with the name of the last layer that has trained parameters; may be empty."""
     trained = {slot.name for slot in layout.parameters}
@@ -236,7 +238,7 @@ def _find_last_layer(
     return last
 
 
-def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
+def freeze(module: torch.nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters and buffers of a module whose names match a pattern.
 
     Frozen parameters are not trained. Submodules with frozen entries and no trained parameters are

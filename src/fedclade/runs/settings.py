@@ -9,10 +9,10 @@ from typing import Any, Literal, TypedDict
 from fedclade.algorithms import Algorithm, Requires, RunFacts, describe
 from fedclade.channel import (
     CentralPrivacy,
-    DifferentialPrivacy,
     ExamplePrivacy,
     Mechanism,
     Signature,
+    check_accounting,
     refusal_to_reveal,
 )
 from fedclade.core import (
@@ -365,12 +365,8 @@ class RunSettings(TopSettings):
             )
         if problems:
             raise ConfigError("\n".join(problems))
-        if isinstance(self.privacy, ExamplePrivacy):
-            self.privacy.epsilon({})
-        elif isinstance(self.privacy, DifferentialPrivacy):
-            self.privacy.epsilon(1)
-        elif self.privacy:
-            self.privacy.spent([])
+        if self.privacy:
+            check_accounting()
 
     def _list_streaming_problems(self, name: str, requires: Requires) -> list[str]:
         """List the reasons why a run cannot stream, if the setting ``stream`` demands streaming.

@@ -13,12 +13,14 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
 from fedclade.core import IGNORED, TaskKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Need = Literal["both", "positives", "negatives", "varying targets", "varying"]
 """Kind of data that a score needs to be defined.

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from fedclade.core import IGNORED, TaskKind
-from fedclade.tasks.model_mixture import ModelMixture
 
 # Outputs of a mixture of models: the weighted mean of the models' probabilities or, in a
 # regression, of their numbers.
 
 
-def mix_outputs(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
+def mix_outputs(kind: TaskKind, outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return the outputs of a mixture of K models, in the form of one model's outputs.
 
     The probabilities p_k of the models are mixed to Σ_k π_k p_k, with weights π_k for each example,
@@ -36,32 +33,40 @@ def mix_outputs(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
     torch.Tensor
         Outputs of the mixture, ``[m, ...]``.
     """
+    from fedclade.tasks.model_mixture import ModelMixture  # the definition of its class needs torch
+
     pi = weights.t().reshape(len(outputs), -1, *(1,) * (outputs.dim() - 2))
     return ModelMixture.combine(outputs, pi, kind)
 
 
-Loss = Callable[[Tensor, Any], Tensor]
-"""Function of the outputs and targets of B examples that returns their losses, ``[B]``.
+class Loss(Protocol):
+    """Function of the outputs and targets of B examples that returns their losses, ``[B]``.
 
-Targets are a tensor, or a dict or tuple of tensors if the data has several for each example.
-"""
+    Targets are a tensor, or a dict or tuple of tensors if the data has several for each example.
+    """
+
+    def __call__(self, outputs: torch.Tensor, targets: Any, /) -> torch.Tensor:
+        """Return the losses of a batch."""
+        ...
 
 
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of each example in nats, ``[B]``, from logits.
 
     For a text, the result is the mean over the positions whose target is not ignored, or 0 if all
     targets are ignored.
     """
     if targets.dim() == 1:
-        return functional.cross_entropy(outputs, targets, ignore_index=IGNORED, reduction="none")
-    nats = functional.cross_entropy(
+        return torch.nn.functional.cross_entropy(
+            outputs, targets, ignore_index=IGNORED, reduction="none"
+        )
+    nats = torch.nn.functional.cross_entropy(
         outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return nats.view(len(targets), -1).sum(1) / count_targets(targets).clamp(min=1)
 
 
-def count_targets(targets: Tensor) -> Tensor:
+def count_targets(targets: torch.Tensor) -> torch.Tensor:
     """Return the number of targets of each example that are not ignored, int64 ``[B]``.
 
     An example of a text has a target at each position. An example with a label, or with one or
@@ -72,19 +77,20 @@ def count_targets(targets: Tensor) -> Tensor:
     return (targets != IGNORED).view(len(targets), -1).sum(1)
 
 
-def _average_outputs(elementwise: Callable[..., Tensor], **options: float) -> Loss:
+def _average_outputs(elementwise: str, **options: float) -> Loss:
     """Return a loss function that averages an elementwise loss over the outputs of each example.
 
     Parameters
     ----------
     elementwise
-        Loss function of PyTorch that supports ``reduction="none"``.
+        Name of a function of ``torch.nn.functional`` that supports ``reduction="none"``.
     options
         Further arguments of ``elementwise``.
     """
 
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        values = elementwise(
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        function = getattr(torch.nn.functional, elementwise)
+        values = function(
             outputs.reshape(targets.shape), targets.to(outputs), reduction="none", **options
         )
         if values.dim() > 1:
@@ -94,16 +100,16 @@ def _average_outputs(elementwise: Callable[..., Tensor], **options: float) -> Lo
     return loss
 
 
-bce = _average_outputs(functional.binary_cross_entropy_with_logits)
+bce = _average_outputs("binary_cross_entropy_with_logits")
 
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": cross_entropy,
     "bce": bce,
-    "mse": _average_outputs(functional.mse_loss),
-    "mae": _average_outputs(functional.l1_loss),
-    "huber": _average_outputs(functional.huber_loss),
-    "smooth_l1": _average_outputs(functional.smooth_l1_loss),
-    "poisson_nll": _average_outputs(functional.poisson_nll_loss),
+    "mse": _average_outputs("mse_loss"),
+    "mae": _average_outputs("l1_loss"),
+    "huber": _average_outputs("huber_loss"),
+    "smooth_l1": _average_outputs("smooth_l1_loss"),
+    "poisson_nll": _average_outputs("poisson_nll_loss"),
 }
 """Losses by name.
 
@@ -120,7 +126,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 
 Shapes = Literal["targets", "columns", "model"]
 
-SHAPES: Mapping[Shapes, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+SHAPES: Mapping[
+    Shapes, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+] = {
     "targets": lambda outputs, targets: (outputs.reshape(targets.shape), targets),
     "columns": lambda outputs, targets: (
         outputs.reshape(len(targets), -1),

@@ -12,12 +12,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.core import ConfigError, Structure, TaskKind, checked, numbers_of, shown, unknown
 from fedclade.tasks.client_scores import HIGHER_IS_BETTER, client_score, family_of
@@ -252,6 +251,33 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, half
 
 
+# Types of a metric's functions. As protocols, they can be looked up without an import of torch.
+
+
+class Predict(Protocol):
+    """Function of the outputs ``[B, ...]`` of a batch that returns predictions."""
+
+    def __call__(self, outputs: torch.Tensor, /) -> torch.Tensor:
+        """Return the predictions."""
+        ...
+
+
+class Terms(Protocol):
+    """Function of predictions and targets ``[B, ...]`` that returns a term for each example."""
+
+    def __call__(self, predictions: torch.Tensor, targets: Any, /) -> torch.Tensor:
+        """Return the terms, float64 ``[B]``."""
+        ...
+
+
+class WholeScore(Protocol):
+    """Function of all outputs and targets ``[n, ...]`` of a client that returns the score."""
+
+    def __call__(self, outputs: torch.Tensor, targets: Any, /) -> float:
+        """Return the score."""
+        ...
+
+
 @checked()
 @dataclass(frozen=True)
 class Metric:
@@ -286,10 +312,10 @@ class Metric:
     name: str
     higher_is_better: bool
     share: bool = False
-    predict: Callable[[Tensor], Tensor] | None = None
-    terms: Callable[[Tensor, Any], Tensor] | None = None
+    predict: Predict | None = None
+    terms: Terms | None = None
     final: Callable[[float], float] | None = None
-    whole: Callable[[Tensor, Any], float] | None = None
+    whole: WholeScore | None = None
 
     @property
     def noted(self) -> dict[str, Any]:
@@ -327,7 +353,10 @@ class Metric:
 
 
 def _with_tensors(
-    function: Callable[[Tensor, Any], Any], structure: Structure, outputs: Tensor, targets: Tensor
+    function: Callable[[torch.Tensor, Any], Any],
+    structure: Structure,
+    outputs: torch.Tensor,
+    targets: torch.Tensor,
 ) -> Any:
     """Call a user's function with targets as a dict or tuple of tensors."""
     return function(outputs, structure.unpack(targets))
@@ -404,17 +433,17 @@ def check_metric(name: str, kind: TaskKind | None) -> None:
     raise ConfigError(unknown("metric in [task]:", name, known))
 
 
-def _predict_labels(outputs: Tensor) -> Tensor:
+def _predict_labels(outputs: torch.Tensor) -> torch.Tensor:
     """Return the label with the largest logit."""
     return outputs.argmax(-1)
 
 
-def _count_right(labels: Tensor, targets: Tensor) -> Tensor:
+def _count_right(labels: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the number of correct labels of each example."""
     return (labels == targets).view(len(targets), -1).sum(1, dtype=torch.float64)
 
 
-def _right_side(outputs: Tensor, targets: Tensor) -> Tensor:
+def _right_side(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the share of each example's labels that its logits predict correctly.
 
     A positive logit predicts the label 1, any other logit the label 0.
@@ -427,7 +456,9 @@ def _right_side(outputs: Tensor, targets: Tensor) -> Tensor:
     )
 
 
-def _average_error(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+def _average_error(
+    of: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return a function that computes the mean of ``of(output - target)`` for each example.
 
     The mean is over the outputs of the example.
@@ -456,9 +487,11 @@ OWN: Mapping[TaskKind, Mapping[str, Metric]] = {
     "binary": {"accuracy": _SIDE},
     "multilabel": {"accuracy": _SIDE},
     "regression": {
-        "mae": Metric("mae", False, terms=_average_error(torch.abs)),
-        "mse": Metric("mse", False, terms=_average_error(torch.square)),
-        "rmse": Metric("rmse", False, terms=_average_error(torch.square), final=math.sqrt),
+        "mae": Metric("mae", False, terms=_average_error(lambda error: error.abs())),
+        "mse": Metric("mse", False, terms=_average_error(lambda error: error.square())),
+        "rmse": Metric(
+            "rmse", False, terms=_average_error(lambda error: error.square()), final=math.sqrt
+        ),
     },
 }
 """Metrics that are means over targets, computed for all clients together.
@@ -551,10 +584,10 @@ def _wrap_object(made: Any, kind: TaskKind, outputs: int, *, is_tried: bool) -> 
     return Metric(name, higher, whole=_score_clients(made, kind))
 
 
-def _score_clients(made: Any, kind: TaskKind) -> Callable[[Tensor, Tensor], float]:
+def _score_clients(made: Any, kind: TaskKind) -> Callable[[torch.Tensor, torch.Tensor], float]:
     """Return a function that scores one client's outputs and targets by a torchmetrics object."""
 
-    def whole(outputs: Tensor, targets: Tensor) -> float:
+    def whole(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         return client_score(made, kind, outputs, targets)
 
     return whole

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SCALED_LOSSES = ("mse", "mae", "huber", "smooth_l1")
 """Losses whose targets may be standardized, since they measure differences from the targets.

@@ -8,8 +8,6 @@ from functools import cached_property, partial
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from fedclade import catalogue
 from fedclade.core import (
@@ -105,7 +103,7 @@ class Task:
     def of(
         self,
         spec: DataSpec,
-        label_counts: Tensor | None = None,
+        label_counts: torch.Tensor | None = None,
         target_scale: TargetScale | None = None,
     ) -> FittedTask:
         """Combine the task with the specification of its data.
@@ -315,7 +313,7 @@ class FittedTask:
     kind: TaskKind = "classification"
     loss: Loss = cross_entropy
     metrics: tuple[Metric, ...] = (metric("accuracy", "classification", 0),)
-    weights: Tensor | None = None  # class weights of labels, [outputs], or of 0 and 1
+    weights: torch.Tensor | None = None  # class weights of labels, [outputs], or of 0 and 1
     balanced: bool = (
         False  # whether weights follow from label counts; weights are None until these are known
     )
@@ -373,7 +371,7 @@ class FittedTask:
         """Whether the loss of an example is multiplied by the class weight of its label."""
         return self.balanced or self.weights is not None
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each example of a batch, ``[B]``, with class weights.
 
         Raises
@@ -399,7 +397,7 @@ class FittedTask:
             )
         return losses * self.weights.to(losses)[targets.long().clamp(min=0)]
 
-    def predictions(self, outputs: Tensor) -> Tensor:
+    def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the predictions of a model in the unit of the targets, as metrics need them.
 
         If targets are standardized for the loss, the model's outputs are scaled back.
@@ -423,7 +421,7 @@ class FittedTask:
                 "method, or a loss that returns one number for each example"
             )
 
-    def batch_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def batch_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch, for a loss function with ``loss_over = "batch"``.
 
         Such a loss function computes the loss of a whole batch, since its examples depend on each
@@ -443,7 +441,7 @@ class FittedTask:
             )
         return values.mean()
 
-    def _values(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _values(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Call the loss function with outputs and targets in the shapes that it needs.
 
         Targets are in the user's unit; they are first standardized if the task has a target scale.
@@ -464,7 +462,9 @@ class FittedTask:
             outputs, targets = SHAPES[self.shapes](outputs, targets)
         return self.loss(outputs, targets)
 
-    def mean_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    def mean_loss(
+        self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the mean loss of a batch, which training minimizes.
 
         The mean is over all targets that are not ignored.
@@ -485,16 +485,16 @@ class FittedTask:
                 self.losses(outputs, targets) * counts * weights.to(outputs)
             ).sum() / counts.sum()
         if self.is_plain:
-            return functional.cross_entropy(
+            return torch.nn.functional.cross_entropy(
                 outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED
             )
         return self.total_loss(outputs, targets) / count_targets(targets).sum()
 
-    def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def total_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of the losses of a batch, over all targets that are not ignored."""
         if self.is_plain:
             flat = outputs.flatten(0, -2), targets.flatten()
-            return functional.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum")
+            return torch.nn.functional.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum")
         if self.over_batch:
             return self.batch_loss(outputs, targets) * count_targets(targets).sum()
         return (self.losses(outputs, targets) * count_targets(targets)).sum()
@@ -560,7 +560,7 @@ def _name_metric(metric: Any) -> str:
 
 def _name(loss: Loss) -> str:
     """Return ``module:function`` of a loss function, or ``module:Class`` of a loss object."""
-    named_object = loss
+    named_object: Any = loss
     if not hasattr(loss, "__qualname__"):
         named_object = type(loss)
     return f"{named_object.__module__}:{named_object.__qualname__}"
@@ -609,8 +609,8 @@ def _check_weights(weights: str | Sequence[float] | None) -> None:
 
 
 def _resolve_weights(
-    weights: Weights | None, spec: DataSpec, counts: Tensor | None
-) -> Tensor | None:
+    weights: Weights | None, spec: DataSpec, counts: torch.Tensor | None
+) -> torch.Tensor | None:
     """Return the class weights as numbers, ``[labels]``.
 
     The result is None without weights, and for balanced weights if the label counts are unknown.

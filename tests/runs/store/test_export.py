@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -273,7 +274,7 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(run, tmp_path, monkeyp
     def full(*_):
         raise error
 
-    monkeypatch.setattr(files, "save_file", full)
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(
         RunError, match=re.escape(f"cannot write {tmp_path / 'm.safetensors'}: {error}")
     ):

@@ -30,9 +30,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from fedclade.algorithms.auto.budget import CountingClients
 from fedclade.algorithms.auto.choice import Choice, Losses, choose_candidates
@@ -68,6 +68,9 @@ from fedclade.core import (
     count_steps,
     require,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 REVIEW_EVERY = 6
 """Number of rounds between reviews, in which models are chosen even if the round is not evaluated."""

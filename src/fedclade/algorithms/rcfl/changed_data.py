@@ -17,8 +17,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 CHANGED = 0.25
 """Change of a client's updates that counts, as a share of the distance of two splits' updates."""
@@ -47,10 +45,10 @@ class SplitSketches:
     """
 
     ids: tuple[int, ...]
-    sketches: Tensor
+    sketches: torch.Tensor
 
     @classmethod
-    def of(cls, ids: Sequence[int], signatures: Tensor) -> SplitSketches:
+    def of(cls, ids: Sequence[int], signatures: torch.Tensor) -> SplitSketches:
         """Compute the sketches from the signatures of the splits' updates.
 
         Parameters
@@ -70,7 +68,7 @@ class SplitSketches:
             places = torch.randint(SKETCHED, (length,), generator=draw)
             signs = 2 * torch.randint(2, (length,), generator=draw).to(rows) - 1
             rows = torch.zeros(len(rows), SKETCHED).index_add_(1, places, rows * signs)
-        return cls(tuple(ids), functional.normalize(rows, dim=1).unflatten(0, (n, splits)))
+        return cls(tuple(ids), torch.nn.functional.normalize(rows, dim=1).unflatten(0, (n, splits)))
 
     def find_changed(self, now: SplitSketches) -> tuple[int, ...]:
         """Find the clients in the later sketches ``now`` that are new, or whose data changed.

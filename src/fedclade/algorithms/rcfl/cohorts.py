@@ -39,8 +39,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
 from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
@@ -172,7 +170,7 @@ class CohortRound:
     tree: ParameterTree
     trained: list[ClusterUpdate]
     events: list[Event]
-    evidence: Tensor
+    evidence: torch.Tensor
 
 
 def run_cohort_round(
@@ -180,7 +178,7 @@ def run_cohort_round(
     early: Sequence[int],
     cohort: Sequence[int],
     tests: CohortTests,
-    evidence: Tensor | None,
+    evidence: torch.Tensor | None,
     clients: Clients,
     this_round: RoundPlan,
 ) -> CohortRound:
@@ -274,7 +272,9 @@ def run_cohort_round(
     return CohortRound(tree, trained, events, _remember_evidence(evidence, tested, len(tree.nodes)))
 
 
-def _remember_evidence(before: Tensor | None, tested: Sequence[_TestedLeaf], nodes: int) -> Tensor:
+def _remember_evidence(
+    before: torch.Tensor | None, tested: Sequence[_TestedLeaf], nodes: int
+) -> torch.Tensor:
     """Return the running sum of e-values of each node after a round, ``[nodes]``.
 
     Parameters
@@ -484,11 +484,11 @@ def _assign_by_signature(
 
     Clients in no group join the group whose mean signature is most similar to their own signature.
     """
-    unit = functional.normalize(updates.signatures.double(), dim=1)
+    unit = torch.nn.functional.normalize(updates.signatures.double(), dim=1)
     row_of = {client: row for row, client in enumerate(updates.ids)}
     rows_of_clusters = [list(map(row_of.__getitem__, cluster)) for cluster in clusters]
     means = torch.stack([unit[rows].mean(0) for rows in rows_of_clusters])
-    labels = (unit @ functional.normalize(means, dim=1).T).argmax(1).cpu().numpy()
+    labels = (unit @ torch.nn.functional.normalize(means, dim=1).T).argmax(1).cpu().numpy()
     for label, rows in enumerate(rows_of_clusters):
         labels[rows] = label
     return list_clusters(updates.ids, labels)
@@ -554,7 +554,7 @@ def _draw_sample(clients: list[int], count: int, this_round: Round, node: int) -
     return sorted(generator.choice(clients, count, replace=False).tolist())
 
 
-def _average_models(nodes: Sequence[Node]) -> Tensor:
+def _average_models(nodes: Sequence[Node]) -> torch.Tensor:
     """Return the mean of clusters' models ``[S]``, weighted by their numbers of members."""
     members = torch.tensor([float(len(node.members)) for node in nodes])
     models = torch.stack([node.params for node in nodes])

@@ -17,10 +17,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.clustering import VIEWS, choose_part_count, compute_lowest_p_value
 from fedclade.core import (
@@ -37,6 +37,9 @@ from fedclade.core import (
     id_array,
     numbers_of,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SMALLEST_SPLIT = 10
 """Number of examples that a split should have, if clients have enough for two such splits."""

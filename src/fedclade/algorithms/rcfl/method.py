@@ -49,7 +49,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, State
 from fedclade.algorithms.cluster_update import (
@@ -189,13 +188,13 @@ class ReplicatedState(State):
     asked: int = 0
     parts: int = 0
     part_size: int = 0
-    initial: Tensor | None = None
+    initial: torch.Tensor | None = None
     tested: tuple[int, ...] = ()
-    sketches: Tensor | None = None
+    sketches: torch.Tensor | None = None
     keepers: tuple[int, ...] = ()
     on_cohorts: bool = False
     early: tuple[int, ...] = ()
-    cohort_evidence: Tensor | None = None
+    cohort_evidence: torch.Tensor | None = None
 
     @property
     def split_sketches(self) -> SplitSketches | None:
@@ -301,7 +300,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             f"{run.rounds}, so that it will be plain federated averaging; set more rounds",
         )
 
-    def init(self, params: Tensor, clients: Clients) -> ReplicatedState:
+    def init(self, params: torch.Tensor, clients: Clients) -> ReplicatedState:
         """Return the state before round 1: one cluster, and the chosen splits of clients' data.
 
         A warning is logged if the test of the first rounds cannot find clusters.
@@ -418,7 +417,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
 
     def _train_beside(
         self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
-    ) -> Tensor:
+    ) -> torch.Tensor:
         """Train the model for all clients in addition to the clusters' models; return it ``[S]``."""
         return train_beside(tree, cohort, clients, this_round)
 
@@ -513,7 +512,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         return self._check_trained_model(state, clients, this_round)
 
     def _check_first_splits(
-        self, state: ReplicatedState, model: Tensor, clients: Clients, this_round: RoundPlan
+        self, state: ReplicatedState, model: torch.Tensor, clients: Clients, this_round: RoundPlan
     ) -> tuple[ReplicatedState, list[Event]]:
         """Run a check by updates from the first round's splits, at the initial model.
 
@@ -627,7 +626,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         state: ReplicatedState,
         verdict: Verdict,
         updates: Updates,
-        model: Tensor,
+        model: torch.Tensor,
         this_round: Round,
     ) -> tuple[ReplicatedState, list[Event]]:
         """Replace the present clusters by the clusters of a check's verdict, if they differ.
@@ -837,7 +836,7 @@ def regroup(
     tree: ParameterTree,
     clusters: Sequence[tuple[int, ...]],
     updates: Updates,
-    model: Tensor,
+    model: torch.Tensor,
     *,
     round_number: int,
     criteria: Mapping[str, float],
@@ -897,7 +896,7 @@ def divide(
     return tree.regrouped(groups, round_number=round_number)
 
 
-def _find_start(tree: ParameterTree, members: Sequence[int]) -> tuple[int, Tensor]:
+def _find_start(tree: ParameterTree, members: Sequence[int]) -> tuple[int, torch.Tensor]:
     """Choose the first model of a new cluster, and the old cluster whose leaf it continues.
 
     Returns
@@ -919,7 +918,7 @@ def _find_start(tree: ParameterTree, members: Sequence[int]) -> tuple[int, Tenso
     return largest, (weights / weights.sum()).to(models) @ models
 
 
-def average_models(tree: ParameterTree, sizes: Mapping[int, float]) -> Tensor:
+def average_models(tree: ParameterTree, sizes: Mapping[int, float]) -> torch.Tensor:
     """Return the mean of the clusters' models ``[S]``, weighted by their members' examples.
 
     A cluster is left out if its model has moved more than :data:`TOO_FAR` times as far from the

@@ -37,12 +37,12 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.algorithms.cluster_update import ClusterUpdate, train_clusters
 from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits, all_take_part, divisible_sizes
@@ -97,6 +97,9 @@ from fedclade.core import (
     Tested,
     Updates,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHANCE = 0.05
 """Largest share of shuffles with a larger gain at which additional clusters are accepted."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedclade.core import import_extra, shown
 from fedclade.tasks import read_metrics
@@ -549,7 +549,7 @@ def plain(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(entries)
         return entries
-    if isinstance(value, np.generic | np.ndarray | Tensor):
+    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
         return value.tolist()
     if isinstance(value, bool | int | float | str | None):
         return value
