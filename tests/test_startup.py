@@ -131,6 +131,73 @@ def test_a_config_is_checked_without_the_modules_of_runs_reports_and_other_metho
     assert {*unneeded} & {*modules} == set()
 
 
+CONFIGS = Path(__file__).parents[1] / "configs"
+SECTIONS = """
+client_fraction = 0.5
+[data]
+name = "mnist"
+partition = "dirichlet"
+alpha = 0.3
+shift = "rotation"
+drift = { rounds = [2] }
+[model]
+name = "lstm"
+freeze = ["embedding.*"]
+personal = "head"
+adapter = { targets = ["dense"] }
+[local]
+momentum = 0.9
+mu = 0.1
+lr_schedule = "cosine"
+[privacy]
+clip_norm = 1.0
+noise_multiplier = 1.0
+delta = 1e-5
+[task]
+metrics = ["accuracy", "auroc"]
+[aggregate]
+rule = "median"
+[server]
+optimizer = "fedadam"
+[newcomers]
+clients = 2
+"""
+"""Config with many sections, all of fedclade's own settings."""
+
+
+def test_configs_are_checked_without_torch(tmp_path: Path):
+    """All of fedclade's configs in one process, and one with many sections."""
+    (tmp_path / "sections.toml").write_text(SECTIONS)
+    configs = [tmp_path / "sections.toml", *sorted(CONFIGS.glob("*.toml"))]
+    configs += [CONFIGS / "arena" / "mnist.toml", CONFIGS / "suite" / "label-swap.toml"]
+    assert len(configs) > 40
+    code = "\n".join(command(["validate", str(path)]) for path in configs)
+    modules = modules_after(code)
+    assert "fedclade.algorithms.ocfl" in modules
+    unneeded = ("torch.nn", "safetensors.torch", "scipy.stats", "matplotlib", "flwr", "tomli_w")
+    assert {*unneeded} & {*modules} == set()
+
+
+def test_no_method_needs_torch_when_its_module_is_imported():
+    code = """
+from fedclade.cli.deferred_torch import defer_torch
+defer_torch()
+from fedclade.algorithms import ALGORITHMS, algorithm_class
+for name in ALGORITHMS:
+    algorithm_class(name)
+"""
+    modules = modules_after(code)
+    assert {*METHODS_OF_ONE_FILE} <= {*modules}
+    assert "torch.nn" not in modules
+
+
+def test_a_config_may_need_torch(tmp_path: Path):
+    """An optimizer other than plain SGD is checked by a trial step."""
+    (tmp_path / "adam.toml").write_text("[local]\noptimizer = 'adam'\noptions = { amsgrad = true }")
+    modules = modules_after(command(["validate", str(tmp_path / "adam.toml")]))
+    assert "torch.nn" in modules
+
+
 def test_a_run_imports_no_other_method():
     """The run's config names the method, which is found without its rivals' modules."""
     program = """

@@ -6,7 +6,9 @@ module that carries out a command is imported when the command is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -15,11 +17,26 @@ from typing import Annotated, Any
 import typer
 
 from fedclade.cli import options
+from fedclade.cli.deferred_torch import defer_torch
 from fedclade.cli.options import Kind, Sampler
 from fedclade.report.page import PORT
 
 
-def implemented_in(module: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Turn off garbage collection, for imports: they leave no garbage, but start collections."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def implemented_in(
+    module: str, *, defers_torch: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator for the declaration of a command that another module carries out.
 
     Parameters
@@ -27,12 +44,18 @@ def implemented_in(module: str) -> Callable[[Callable[..., None]], Callable[...,
     module
         Full name of the module with a function of the same name as the declaration. It is called
         with the options of the command as keyword arguments.
+    defers_torch
+        Whether torch is imported at its first use, for a command that can do without it.
     """
 
     def decorate(declaration: Callable[..., None]) -> Callable[..., None]:
         @wraps(declaration)
         def call(**options: Any) -> None:
-            getattr(import_module(module), declaration.__name__)(**options)
+            if defers_torch:
+                defer_torch()
+            with _no_collection():
+                command = getattr(import_module(module), declaration.__name__)
+            command(**options)
 
         vars(call)["module"] = module
         return call
@@ -687,7 +710,7 @@ def export(
     """
 
 
-@implemented_in("fedclade.cli.validate")
+@implemented_in("fedclade.cli.validate", defers_torch=True)
 def validate(
     config: options.ConfigFile,
     data_dir: options.DataDir = None,
