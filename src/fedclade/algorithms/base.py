@@ -12,12 +12,13 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from inspect import isfunction
 from itertools import chain
 from types import UnionType
-from typing import Any, ClassVar, Generic, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 from typing_extensions import TypeVar
 
+from fedclade import core
 from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
 from fedclade.clustering import Assignment, SplitCriteria, assign_to_root, route, walk_down
 from fedclade.core import (
@@ -28,9 +29,7 @@ from fedclade.core import (
     Clients,
     ClientWork,
     ConfigError,
-    Event,
     FromStored,
-    Joined,
     LocalModel,
     LocalTraining,
     NoReply,
@@ -42,6 +41,9 @@ from fedclade.core import (
     id_array,
     require,
 )
+
+if TYPE_CHECKING:
+    from fedclade.core import Event
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,8 +358,8 @@ class Algorithm(ABC, Generic[S]):
         """
         tree, joined = walk_down(state.tree.with_newcomers(ids), ids, clients, this_round)
         events: list[Event] = [
-            Joined(0, tuple(ids)),
-            *(Joined(node, tuple(come)) for node, come in joined.items()),
+            core.Joined(0, tuple(ids)),
+            *(core.Joined(node, tuple(come)) for node, come in joined.items()),
         ]
         return replace(state, tree=tree), events
 

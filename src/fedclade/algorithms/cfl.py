@@ -57,6 +57,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
+from fedclade import core
 from fedclade.algorithms.base import Algorithm, RoundLog, sample
 from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
@@ -76,16 +77,11 @@ from fedclade.algorithms.split_criterion import (
 from fedclade.core import (
     Clients,
     ClientWork,
-    ClusterSplit,
-    Event,
-    Joined,
     Node,
     Nothing,
     ParameterTree,
-    Rejected,
     Round,
     RoundPlan,
-    Stationary,
     Updates,
     checked,
     mean,
@@ -94,6 +90,8 @@ from fedclade.core import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedclade.core import Event
 
 THRESHOLD_OPTIONS = (
     "eps1",
@@ -550,9 +548,9 @@ class CFL(Algorithm[CFLState]):
         done = _find_done_clusters(state, examined, events)
         stationary = self._all_done(state.tree, tree, done)
         if stationary:
-            events.append(Stationary(0, len(state.tree.leaves)))
+            events.append(core.Stationary(0, len(state.tree.leaves)))
 
-        has_split = any(isinstance(event, ClusterSplit) for event in events)
+        has_split = any(isinstance(event, core.ClusterSplit) for event in events)
         next_state = replace(
             state,
             tree=tree,
@@ -628,7 +626,9 @@ class CFL(Algorithm[CFLState]):
         if not rejected_because and min(map(len, clusters)) < self.min_cluster_size:
             rejected_because = f"fewer than {self.min_cluster_size} members"
         if rejected_because:
-            event = Rejected(split.node.id, **numbers, clusters=clusters, because=rejected_because)
+            event = core.Rejected(
+                split.node.id, **numbers, clusters=clusters, because=rejected_because
+            )
             return tree, event
 
         tree = tree.split(
@@ -642,7 +642,9 @@ class CFL(Algorithm[CFLState]):
         if self.children_start == "own_mean":
             tree = self._move_children(tree, split, this_round)
         children = tuple(child.id for child in tree.children(split.node.id))
-        return tree, ClusterSplit(split.node.id, **numbers, clusters=clusters, children=children)
+        return tree, core.ClusterSplit(
+            split.node.id, **numbers, clusters=clusters, children=children
+        )
 
     def _check_groups(self, split: ProposedSplit) -> tuple[tuple[int, ...], ...]:
         """Return the two groups of a proposed split, each with its clients in ascending order.
@@ -763,7 +765,7 @@ def _find_done_clusters(
     """
     done = set(state.done or ())
     done.update(cluster.update.node for cluster in examined if cluster.is_done)
-    changed = {event.node for event in events if isinstance(event, ClusterSplit | Joined)}
+    changed = {event.node for event in events if isinstance(event, core.ClusterSplit | core.Joined)}
     return done - changed
 
 

@@ -10,27 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from fedclade import core
 from fedclade.algorithms.base import RoundLog, State
 from fedclade.clustering import Merges, SplitCriteria, choose_cut, cut, place_in_branches
 from fedclade.core import (
     Clients,
     ClientWork,
-    Clustered,
-    Empty,
-    Event,
-    Joined,
     ParameterTree,
     RoundPlan,
-    TooFew,
     Updates,
     mean,
     row_norms,
     without_ids,
 )
+
+if TYPE_CHECKING:
+    from fedclade.core import Clustered, Event
 
 LARGEST_COMPARED = 1000
 """Largest number of members for which a cluster's similarities are computed in every round.
@@ -326,7 +326,9 @@ def log_of(
     """
     clusters = [cluster for cluster in parts if not cluster.waits]
     too_few = [
-        TooFew(cluster.node, len(cluster.updates.ids)) for cluster in clusters if not cluster.enough
+        core.TooFew(cluster.node, len(cluster.updates.ids))
+        for cluster in clusters
+        if not cluster.enough
     ]
     losses: dict[int, float] = {}
     for cluster in parts:
@@ -368,11 +370,11 @@ def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event
         if leaf.members != old:
             joined = tuple(sorted(without_ids(leaf.members, old)))
             if joined:
-                events.append(Joined(leaf.id, joined))
+                events.append(core.Joined(leaf.id, joined))
         # At a first assignment, where no leaf had members before, leaves that get none are
         # reported, too.
         if not leaf.members and (old or not had_members):
-            events.append(Empty(leaf.id))
+            events.append(core.Empty(leaf.id))
     return events
 
 
@@ -395,7 +397,7 @@ def place_stragglers(
     for cluster in parts:
         if cluster.waits:
             tree, joined = place_in_branches(tree, cluster.node, cluster.updates)
-            events += [Joined(node, tuple(clients)) for node, clients in joined.items()]
+            events += [core.Joined(node, tuple(clients)) for node, clients in joined.items()]
     return tree, events
 
 
@@ -475,7 +477,7 @@ def merged(
     for label in range(count):
         places = np.flatnonzero(labels == label).tolist()
         clusters.append([clients[place] for place in places])
-    event = Clustered(
+    event = core.Clustered(
         0,
         metric=metric,
         linkage=linkage,

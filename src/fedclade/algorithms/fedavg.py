@@ -26,7 +26,6 @@ from fedclade.core import (
     Clients,
     ClientWork,
     ConfigError,
-    Event,
     FromStored,
     HeadThenBody,
     LocalModel,
@@ -41,6 +40,8 @@ from fedclade.core import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedclade.core import Event
 
 
 class _FixedClusters(Algorithm[S]):

@@ -11,12 +11,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from fedclade.algorithms.base import State
 from fedclade.algorithms.cluster_update import ClusterUpdate, train_clusters
-from fedclade.core import Clients, Event, Node, RoundPlan, Updates
+from fedclade.core import Clients, Node, RoundPlan, Updates
+
+if TYPE_CHECKING:
+    from fedclade.core import Event
 
 
 @dataclass(frozen=True, eq=False)

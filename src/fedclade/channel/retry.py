@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedclade import core
 from fedclade.channel.example_privacy import noisy_steps
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
@@ -25,15 +26,9 @@ from fedclade.core import (
     DataSpec,
     Evaluation,
     EvaluationQuery,
-    Event,
-    LeftOut,
-    Limited,
     Query,
-    Released,
-    Retried,
     Round,
     RowQuery,
-    Stepped,
     TrainQuery,
     UpdateError,
     Updates,
@@ -48,6 +43,8 @@ from fedclade.core import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedclade.core import Event, LeftOut
 
 # Absent clients are not queried, and a round continues without them.
 
@@ -369,7 +366,7 @@ class Retrying(Middleware):
             if not absent or (updates.ids and not query.require_all):
                 break
             more = self._send_once(query.select(absent), ask)
-            self._events.append(Retried(0, what, clients=len(absent), answered=len(more.ids)))
+            self._events.append(core.Retried(0, what, clients=len(absent), answered=len(more.ids)))
             updates = updates.concat(more).select(query.ids)
         self._events += updates.events
         # A rejected sum has an event of its own, so its clients are not reported as failed.
@@ -381,7 +378,7 @@ class Retrying(Middleware):
         if absent:
             self._events.append(_left_out(what, absent))
         if updates.limited:
-            self._events.append(Limited(0, what, dict(sorted(updates.limited.items()))))
+            self._events.append(core.Limited(0, what, dict(sorted(updates.limited.items()))))
         self._count(updates, travels=query.work.sends_update)
         return updates
 
@@ -459,10 +456,10 @@ class Retrying(Middleware):
         events = self._events
         if self._tells_releases and self._sent:
             events.append(
-                Released(0, {client: self._sent[client] for client in sorted(self._sent)})
+                core.Released(0, {client: self._sent[client] for client in sorted(self._sent)})
             )
         events += [
-            Stepped(0, rate, dict(sorted(steps.items())))
+            core.Stepped(0, rate, dict(sorted(steps.items())))
             for rate, steps in sorted(self._steps.items())
         ]
         self._begin()
@@ -521,7 +518,7 @@ def _may_reply(why: str) -> bool:
 
 def _left_out(query: str, why: Mapping[int, str]) -> LeftOut:
     """Return the event that clients were left out of a query, with the reasons by client."""
-    return LeftOut(0, query, {client: why[client] for client in sorted(why)})
+    return core.LeftOut(0, query, {client: why[client] for client in sorted(why)})
 
 
 def _find_silent(rows: Tensor) -> list[int]:

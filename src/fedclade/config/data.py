@@ -10,7 +10,7 @@ import glob
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedclade.config.toml_files import Section
 from fedclade.core import (
@@ -29,22 +29,15 @@ from fedclade.data import (
     SOURCES,
     Augment,
     Federation,
-    FilesSettings,
-    NamedColumns,
-    OwnSettings,
     Pool,
-    TableSource,
-    choose_excluded,
-    federation,
     find_partition,
     find_shift,
-    is_dataset,
     load_federation,
-    match_files,
-    open_folder,
-    pool_from_torch,
     resolve_augment,
 )
+
+if TYPE_CHECKING:
+    from fedclade.data import FilesSettings, OwnSettings, TableSource
 
 FROM_CONFIG = ("seed", "newcomers", "newcomer_samples", "data_dir")
 """Arguments of data functions that are set by other sections or by the command line."""
@@ -100,6 +93,10 @@ def _with_data_found(raw: Section, folder: Path) -> Section:
     files, built = (
         section.get(key) if isinstance(section, Mapping) else None for key in ("files", "folder")
     )
+    if not isinstance(files, str) and not isinstance(built, str):
+        return raw
+    from fedclade.data import match_files
+
     for place in (Path(), folder):
         if isinstance(built, str) and (place / built).is_dir():
             return {**raw, "data": {**raw["data"], "folder": str((place / built).absolute())}}
@@ -188,6 +185,8 @@ def open_files(
 def _files_settings(
     section: Section, from_config: Mapping[str, Any]
 ) -> tuple[FilesSettings, OwnSettings]:
+    from fedclade.data import FilesSettings, OwnSettings
+
     files = FilesSettings(**_those_of(section, known_arguments(FilesSettings)))
     return files, OwnSettings(**_those_of(section, known_arguments(OwnSettings)), **from_config)
 
@@ -229,6 +228,8 @@ class FolderSettings:
 
 
 def _check_folder(section: Section) -> Section:
+    from fedclade.data import FilesSettings, OwnSettings
+
     others = {*known_arguments(load_federation), *known_arguments((FilesSettings, OwnSettings))}
     shared = [
         key for key in section if key in others and key not in known_arguments(FolderSettings)
@@ -251,6 +252,8 @@ def _check_folder(section: Section) -> Section:
 
 
 def _from_folder(settings: FolderSettings, from_config: Mapping[str, Any]) -> Federation:
+    from fedclade.data import open_folder
+
     found = open_folder(settings.folder, settings.augment)
     _check_held_back(found, f"in {settings.folder}", from_config)
     return found
@@ -274,6 +277,8 @@ _NO_VALUE = object()
 
 
 def _check_files(section: Section, *, on_network: bool) -> Section:
+    from fedclade.data import FilesSettings, OwnSettings
+
     takers = FilesSettings, OwnSettings
     known = [key for key in known_arguments(takers) if key not in FROM_CONFIG]
     shared = [
@@ -313,6 +318,8 @@ def _with_one_name(section: Section) -> Section:
     The input may have them under ``drop`` or under ``exclude``, the newer name of the same key. The
     result always has the older name, which earlier versions can read as well.
     """
+    from fedclade.data import choose_excluded
+
     dropped = choose_excluded(section.get("exclude", ()), section.get("drop", ()))
     others = {key: value for key, value in section.items() if key not in ("exclude", "drop")}
     return {**others, "drop": dropped} if dropped else others
@@ -352,6 +359,8 @@ _WHY = "in which the rows are divided among the clients already"
 
 
 def _check_function(section: Section) -> Section:
+    from fedclade.data import NamedColumns, OwnSettings
+
     name = section["name"]
     function = _find_function(name)
     partition = find_partition(section.get("partition", "iid"))
@@ -382,6 +391,8 @@ def _federation_of(
     mapping of clients to their data, or a federation. The function gets those keys of ``section``
     that it has as parameters. All other keys are settings of the distribution or the federation.
     """
+    from fedclade.data import NamedColumns, OwnSettings, federation, is_dataset, pool_from_torch
+
     name = section["name"]
     function = _find_function(section["name"])
     takes = known_arguments(function, positional=True)

@@ -39,7 +39,6 @@ from fedclade.core import (
     values_of,
     with_settings_of,
 )
-from fedclade.data import Federation, TableSource
 from fedclade.models import PARTS, Parts
 from fedclade.runs import Churn, EarlyStopping, RunSettings, TopSettings
 from fedclade.tasks import Task, build_task
@@ -47,6 +46,7 @@ from fedclade.tasks import Task, build_task
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedclade.data import Federation, TableSource
     from fedclade.runs import Callback, OnRound, Run
     from fedclade.training import Actors
 

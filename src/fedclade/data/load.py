@@ -38,7 +38,6 @@ from fedclade.data.poisoned import apply_views
 from fedclade.data.pool import Pool, Scaling
 from fedclade.data.shift import find_shift, shift_views
 from fedclade.data.sources import SOURCES, load_pool
-from fedclade.data.user_data import pool_from_torch
 from fedclade.data.view import View
 
 DEFAULT_CLUSTERS = 4
@@ -297,6 +296,8 @@ def _load_examples(
     if isinstance(source, Pool):
         return source
     if not isinstance(source, str):
+        from fedclade.data.user_data import pool_from_torch  # for a user's own data only
+
         return pool_from_torch(source)
     is_made_for_clients = source in SOURCES and "clients" in known_arguments(SOURCES[source].load)
     if is_made_for_clients and clients is not None:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedclade.core import Event, FedcladeError, ParameterTree, RunInterrupted, at_prompt, drawn
+from fedclade.core import FedcladeError, ParameterTree, RunInterrupted, at_prompt, drawn
 from fedclade.runs.splits import splits_of
 from fedclade.runs.stopping import FINISH, Finish, Stopped
 from fedclade.runs.store.contents import Row
 from fedclade.tasks import Metric
 
 if TYPE_CHECKING:  # the settings of a run need this module, but no results of a run
+    from fedclade.core import Event
     from fedclade.runs.store import Run
 
 _log = logging.getLogger(__name__)

@@ -13,27 +13,25 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedclade import core
 from fedclade.algorithms import Algorithm, State
 from fedclade.channel import Absence, Channel, Lying
 from fedclade.core import (
     Clients,
     ConfigError,
-    DataChanged,
     DataError,
     DataSpec,
-    Event,
-    Left,
     ParameterTree,
     Query,
     R,
     Range,
     Round,
     Sink,
-    TooFew,
     at_least,
     check_settings,
     checked,
@@ -45,6 +43,9 @@ from fedclade.core import (
     shown,
 )
 from fedclade.data import ColumnRoles, Federation, Notation, Rows, prepare_sheets, read_sheet
+
+if TYPE_CHECKING:
+    from fedclade.core import Event
 
 # Availability traces: the hours at which each client is online, from a file or generated.
 
@@ -331,7 +332,9 @@ class ComingAndGoing(Clients):
         if not (away := self.away):
             return []
         alone = [leaf for leaf in before.leaves if leaf.members and away.issuperset(leaf.members)]
-        return [TooFew(leaf.id, 0) for leaf in alone if after.nodes[leaf.id].params is leaf.params]
+        return [
+            core.TooFew(leaf.id, 0) for leaf in alone if after.nodes[leaf.id].params is leaf.params
+        ]
 
 
 @checked()
@@ -620,10 +623,10 @@ class ChurningClients(Channel, ComingAndGoing):
         """
         self._set_round(this_round.number, state.tree)
         changed = self._find_changed_clients()
-        events: list[Event] = [DataChanged(0, changed)] if changed else []
+        events: list[Event] = [core.DataChanged(0, changed)] if changed else []
         if left := [client for client, number in self._leaves.items() if number == self._number]:
             state = replace(state, tree=state.tree.without(left))
-            events.append(Left(0, tuple(left)))
+            events.append(core.Left(0, tuple(left)))
         if joined := [client for client, number in self._joins.items() if number == self._number]:
             state, more = algorithm.join(state, joined, self, this_round)
             events += more

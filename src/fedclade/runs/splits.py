@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from fedclade.core import Clustered, ClusterSplit, Event, ParameterTree, Regrouped
+from fedclade import core
+from fedclade.core import ParameterTree
+
+if TYPE_CHECKING:
+    from fedclade.core import Event, Regrouped
 
 Members = Mapping[int, Sequence[int]]
 """Client ids of the members of each cluster, by node id."""
@@ -33,14 +38,14 @@ def splits_of(
     found: list[tuple[int, Members, Event | None]] = [
         (event.node, dict(zip(event.children, event.clusters, strict=False)), event)
         for event in events
-        if isinstance(event, ClusterSplit)
+        if isinstance(event, core.ClusterSplit)
     ]
     if found:
         return found
     was: set[int] = set()
     if len(before.nodes) > 1:
         was = {leaf.id for leaf in before.leaves if leaf.members}
-    regrouped = [event for event in events if isinstance(event, Regrouped)]
+    regrouped = [event for event in events if isinstance(event, core.Regrouped)]
     if was and not regrouped:
         return []
     now = {leaf.id: leaf.members for leaf in after.leaves if leaf.members}
@@ -48,7 +53,7 @@ def splits_of(
         return []
     if regrouped:
         return [(event.node, _members_by_leaf(event, after), event) for event in regrouped]
-    clustered: list[Event] = [event for event in events if isinstance(event, Clustered)]
+    clustered: list[Event] = [event for event in events if isinstance(event, core.Clustered)]
     return [(0, now, clustered[-1] if clustered else None)]
 
 

@@ -35,11 +35,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedclade import core
 from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
     by_cluster,
@@ -52,19 +54,18 @@ from fedclade.clustering import VIEWS, RepeatedTest, compute_training_losses
 from fedclade.core import (
     Clients,
     ClientWork,
-    ClusterSplit,
     Evaluation,
-    Event,
     Node,
     Nothing,
     ParameterTree,
-    Postponed,
     Round,
     RoundPlan,
-    Tested,
     Updates,
     mean,
 )
+
+if TYPE_CHECKING:
+    from fedclade.core import Event
 
 EARLY_TESTS = 3
 """Number of rounds at the start of a run in which the root is tested."""
@@ -230,7 +231,7 @@ def run_cohort_round(
         able = tests.splits.select_able(divisible_sizes(clients), new)
         if len(able) < needed:
             on_whole_data += training
-            events.append(Postponed(leaf.id, len(able), needed))
+            events.append(core.Postponed(leaf.id, len(able), needed))
             continue
         sampled = _draw_sample(able, tests.sample, this_round, leaf.id)
         updates, in_splits = tests.splits.train(
@@ -469,7 +470,7 @@ def _test_leaf(
         this_round=this_round,
         level_inside=tests.level,
     )
-    event = verdict.make_event(Tested, leaf.id, in_splits.ids)
+    event = verdict.make_event(core.Tested, leaf.id, in_splits.ids)
     found = [cluster for cluster in event.clusters if len(cluster) >= SMALLEST_CLUSTER]
     criteria = {"p_value": verdict.p_value, "gain": verdict.gain}
     groups = _assign_by_signature(updates, found) if len(found) > 1 else ()
@@ -537,7 +538,7 @@ def _split_leaf(
                 sent_before=models_are_sent,
             )
         tree = tree.with_model(child.id, node.params + mean(updates))
-    split = ClusterSplit(
+    split = core.ClusterSplit(
         node.id,
         **tested.criteria,
         clusters=tuple(tested.groups),

@@ -46,10 +46,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from fedclade import core
 from fedclade.algorithms.base import Algorithm, RoundLog, State
 from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
@@ -80,21 +82,20 @@ from fedclade.algorithms.rcfl.replicate_test import (
 from fedclade.algorithms.requires import EvaluatedModels, Requires, RunFacts
 from fedclade.clustering import VIEWS, Labels, RepeatedTest, is_due, is_same_partition
 from fedclade.core import (
-    Checked,
     Clients,
-    Event,
     Group,
     Node,
     ParameterTree,
-    Regrouped,
     Round,
     RoundPlan,
-    Tested,
     Updates,
     checked,
     require,
     row_norms,
 )
+
+if TYPE_CHECKING:
+    from fedclade.core import Event
 
 EARLY_ROUNDS = 3
 """Number of first rounds in which clients train on splits; the last round's updates are tested.
@@ -484,7 +485,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             level_inside=self.level,
         )
         if not verdict.labels.any():
-            event = verdict.make_event(Tested, 0, replied)
+            event = verdict.make_event(core.Tested, 0, replied)
             return state, log_of([cluster], [event], "check")
         state, events = self._regroup(state, verdict, in_splits, model=model, this_round=this_round)
         return state, log_of([cluster], events, "check")
@@ -543,7 +544,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         known = state.split_sketches
         if known is not None and not known.find_changed(now):
             verdict = describe_unchanged(cosines, state.parts, present, repeated)
-            return state, [verdict.make_event(Checked, 0, updates.ids)]
+            return state, [verdict.make_event(core.Checked, 0, updates.ids)]
 
         verdict = cluster_again_by_splits(
             cosines,
@@ -651,7 +652,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """
         before = np.array([state.tree.leaf_of[client] for client in updates.ids])
         if is_same_partition(before, verdict.labels):
-            return state, [verdict.make_event(Checked, 0, updates.ids)]
+            return state, [verdict.make_event(core.Checked, 0, updates.ids)]
         tree = regroup(
             state.tree,
             list_clusters(updates.ids, verdict.labels),
@@ -670,7 +671,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         # New clusters train new models, at which further differences may show soon, so checks
         # become frequent again. The evidence of both kinds of tests was about the old clusters.
         state = replace(state, tree=tree, occasions=0, halves_evidence=0.0, changes_evidence=0.0)
-        return state, [verdict.make_event(Regrouped, 0, updates.ids)]
+        return state, [verdict.make_event(core.Regrouped, 0, updates.ids)]
 
     def _choose_cohort_splits(self, state: ReplicatedState, clients: Clients) -> ReplicatedState:
         """Choose the splits for a run that queries only the clients of each cohort."""
@@ -807,7 +808,7 @@ def look_inside(
             level_inside=level_inside,
         )
         is_divided = bool(verdict.labels.any())
-        kind = Regrouped if is_divided else Tested
+        kind = core.Regrouped if is_divided else core.Tested
         event = verdict.make_event(kind, leaf.id, own_updates.ids)
         events.append(event)
         if is_divided:

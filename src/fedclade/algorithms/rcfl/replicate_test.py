@@ -44,6 +44,7 @@ import scipy
 import torch
 from numpy.typing import NDArray
 
+from fedclade import core
 from fedclade.algorithms.cluster_update import ClusterUpdate, train_clusters
 from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits, all_take_part, divisible_sizes
 from fedclade.algorithms.split_criterion import (
@@ -86,20 +87,12 @@ from fedclade.clustering import (
     is_same_partition,
     measure_stability,
 )
-from fedclade.core import (
-    Check,
-    Clients,
-    Node,
-    ParameterTree,
-    Postponed,
-    Round,
-    RoundPlan,
-    Tested,
-    Updates,
-)
+from fedclade.core import Clients, Node, ParameterTree, Round, RoundPlan, Updates
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedclade.core import Check, Postponed
 
 CHANCE = 0.05
 """Largest share of shuffles with a larger gain at which additional clusters are accepted."""
@@ -713,7 +706,7 @@ def list_clusters(ids: Sequence[int], labels: Labels) -> tuple[tuple[int, ...], 
 def postpone_if_too_few(node: int, replies: int, this_round: RoundPlan) -> Postponed | None:
     """Return the event that a test is postponed if too few clients of a node replied, else None."""
     needed = max(2, this_round.min_clients)
-    return Postponed(node, replies, needed) if replies < needed else None
+    return core.Postponed(node, replies, needed) if replies < needed else None
 
 
 def _measure_stability(
@@ -914,7 +907,7 @@ class ReplicateTest(SplitCriterion):
             one_cluster = np.zeros(len(updates.ids), dtype=np.int64)
             generator = this_round.generator(f"shuffles {cluster.node}")
             verdict = cluster_by_halves(updates, one_cluster, replicates.repeated, generator)
-        event = verdict.make_event(Tested, cluster.node, updates.ids)
+        event = verdict.make_event(core.Tested, cluster.node, updates.ids)
         tested = None
         if verdict.repeated is not None:
             tested = TestedSoFar(verdict.repeated.tests, verdict.repeated.total)
