@@ -23,7 +23,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-HEAVY = ("torch", "numpy", "scipy.stats", "sklearn", "pyarrow", "flwr", "rich")
+# "torch" itself can be a substitute, see fedclade/cli/deferred_torch.py.
+HEAVY = ("torch.nn", "numpy", "scipy.stats", "sklearn", "pyarrow", "flwr", "rich")
 
 COMMAND = """
 import sys
@@ -100,7 +101,7 @@ def read_imports(code: str, variables: Mapping[str, str]) -> tuple[int, str]:
     listing = "import json, sys; print(json.dumps(list(sys.modules)), file=sys.stderr)"
     modules = json.loads(_run(f"{code}\n{listing}", variables).stderr.splitlines()[-1])
     own = [name for name in modules if name.partition(".")[0] == "fedclade"]
-    heavy = [name for name in HEAVY if name in modules]
+    heavy = [name.removesuffix(".nn") for name in HEAVY if name in modules]
     return len(own), ", ".join(heavy) or "none"
 
 
