@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import pytest
 
-from fedclade.core import import_extra
+from fedclade.core import check_extra, import_extra
 from fedclade.core.arguments import check_arguments, checked, defaults, is_choice, known_arguments
 from fedclade.core.errors import ArgumentError, ConfigError, MissingExtraError
 
@@ -102,6 +103,30 @@ def test_options_of_several_takers_are_taken_together():
 def test_positional_parameters_are_options_where_that_is_asked_for():
     assert set(known_arguments(open_ended)) == set()
     assert set(known_arguments(open_ended, positional=True)) == {"width"}
+
+
+def test_types_that_are_not_those_of_options_are_not_looked_up():
+    """Looking them up could import torch."""
+
+    def train(model: Unknown, *, steps: int = 1) -> Unknown:  # type: ignore[name-defined]  # noqa: F821
+        return model
+
+    assert check_arguments("[x]", train, {"steps": 3}) == {"steps": 3}
+    with pytest.raises(ConfigError, match=r"steps of \[x\] should be a whole number, got 'many'"):
+        check_arguments("[x]", train, {"steps": "many"})
+
+
+def test_a_function_may_wrap_an_object():
+    class Train:
+        def __call__(self, steps: int = 1) -> int:
+            return steps
+
+    @wraps(Train())
+    def train(*, steps: int = 1) -> int:
+        return steps
+
+    train.__annotations__ = {"steps": int}
+    assert check_arguments("[x]", train, {"steps": 2}, positional=True) == {"steps": 2}
 
 
 def test_a_function_that_takes_anything_is_given_anything():
@@ -258,6 +283,9 @@ def test_missing_extra_says_what_to_install():
         MissingExtraError, match=r"doing this needs the package 'no-such'; .*fedclade\[data\]"
     ):
         import_extra("no_such_module", "no-such", "data", "doing this")
+    with pytest.raises(MissingExtraError, match="doing this needs the package 'no-such'"):
+        check_extra("no_such_module", "no-such", "data", "doing this")
+    check_extra("json", "no-such", "data", "doing this")
 
 
 class Own(Protocol):

@@ -286,7 +286,7 @@ def _read_hints(taker: Taker, *names: str) -> Mapping[str, Any]:
         for name, hint in call.__annotations__.items()
         if (name in names if names else name != "return")
     }
-    module_names = inspect.unwrap(call).__globals__
+    module_names = getattr(inspect.unwrap(call), "__globals__", {})
     return get_type_hints(SimpleNamespace(__annotations__=annotations, __globals__=module_names))
 
 
