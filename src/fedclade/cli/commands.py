@@ -7,6 +7,7 @@ module that carries out a command is imported when the command is called.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import wraps
@@ -24,12 +25,16 @@ from fedclade.report.page import PORT
 
 @contextmanager
 def _no_collection() -> Generator[None]:
-    """Turn off garbage collection, for imports: they leave no garbage, but start collections."""
+    """Turn off garbage collection, for imports: they leave no garbage, but start collections.
+
+    Later collections do not look at the imported objects, either.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was_enabled:
             gc.enable()
 
@@ -45,7 +50,8 @@ def implemented_in(
         Full name of the module with a function of the same name as the declaration. It is called
         with the options of the command as keyword arguments.
     defers_torch
-        Whether torch is imported at its first use, for a command that can do without it.
+        Whether torch is imported at its first use, for a command that can do without it, and
+        without computing anything.
     """
 
     def decorate(declaration: Callable[..., None]) -> Callable[..., None]:
@@ -53,6 +59,8 @@ def implemented_in(
         def call(**options: Any) -> None:
             if defers_torch:
                 defer_torch()
+                # The matrix library of NumPy would start a thread for each core.
+                os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             with _no_collection():
                 command = getattr(import_module(module), declaration.__name__)
             command(**options)
