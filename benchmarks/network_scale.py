@@ -33,6 +33,8 @@ from flwr.proto.message_pb2 import (
     PushObjectResponse,
 )
 from flwr.proto.runtime_pb2 import (
+    GetNodesRequest,
+    GetNodesResponse,
     PullAppMessagesRequest,
     PullAppMessagesResponse,
     PushAppMessagesRequest,
@@ -99,6 +101,11 @@ class SuperLink:
     stored: set[str] = field(default_factory=set)
     replies: dict[str, Message] = field(default_factory=dict)
     contents: dict[str, bytes] = field(default_factory=dict)
+
+    def GetNodes(self, _: GetNodesRequest) -> GetNodesResponse:  # noqa: N802
+        """Return no nodes; a server measures how long this takes."""
+        self._wait()
+        return GetNodesResponse()
 
     def PushMessages(self, request: PushAppMessagesRequest) -> PushAppMessagesResponse:  # noqa: N802
         """Store messages, and name the objects that are not stored yet."""
