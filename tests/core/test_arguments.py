@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -320,3 +320,30 @@ def test_only_the_texts_of_a_literal_are_choices():
     assert is_choice("a", kinds)
     for other in ("c", "", 1, None, ["a"], np.array(["a", "b"])):
         assert not is_choice(other, kinds)
+
+
+class Factory:
+    def __call__(self, *, width: int = 3) -> None: ...
+
+    def make(self, *, width: int = 3) -> None: ...
+
+
+@pytest.mark.parametrize("taker", [partial(function, "pool"), Factory(), Factory().make])
+def test_options_of_all_that_can_be_called_are_checked(taker: Callable[..., None]):
+    name = "count" if "count" in known_arguments(taker) else "width"
+    assert check_arguments("[model]", taker, {name: 4}) == {name: 4}
+    with pytest.raises(ConfigError, match=rf"{name} of \[model\] should be a whole number"):
+        check_arguments("[model]", taker, {name: "wide"})
+
+
+def undefined(*, width: NoSuchType) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_types_that_cannot_be_read_are_an_error_of_the_section():
+    with pytest.raises(ConfigError) as refused:
+        check_arguments("[model]", undefined, {"width": 4})
+    assert str(refused.value) == (
+        "[model]: the types of the arguments of undefined cannot be read: NameError: name "
+        "'NoSuchType' is not defined; import these types also when the program runs, or leave the "
+        "annotations out"
+    )

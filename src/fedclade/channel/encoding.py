@@ -282,7 +282,9 @@ class ErrorFeedback:
         meant = update.detach().to("cpu", torch.float32)
         if not overwrites:
             meant = meant + self.residual
-        elif self._residual is not None:
+        elif self._residual is None:
+            meant.add_(0.0)  # as the sum with a residual of zeros, which has no -0.0
+        else:
             meant.add_(self._residual)
             self._residual = None  # frees its memory, before the update is encoded
         data = encode(meant, self._encoding, self._n_parameters)

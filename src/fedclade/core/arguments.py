@@ -12,9 +12,9 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import cache, lru_cache, wraps
+from functools import cache, lru_cache, partial, wraps
 from pathlib import Path
-from types import FunctionType, NoneType, SimpleNamespace, UnionType
+from types import FunctionType, MethodType, NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -149,7 +149,14 @@ def check_arguments(
     hints: dict[str, Any] = {}
     if known:
         for taker in each:
-            of_taker = _read_hints(taker, *known)
+            try:
+                of_taker = _read_hints(taker, *known)
+            except Exception as error:  # the annotations of a user's function may be any text
+                raise ConfigError(
+                    f"{owner}: the types of the arguments of {getattr(taker, '__name__', taker)} "
+                    f"cannot be read: {type(error).__name__}: {error}; import these types also when "
+                    "the program runs, or leave the annotations out"
+                ) from error
             hints |= {name: hint for name, hint in of_taker.items() if name in known}
     parameters = (p for taker in each for p in _read_parameters(taker).values())
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
@@ -278,8 +285,12 @@ def _read_hints(taker: Taker, *names: str) -> Mapping[str, Any]:
     if is_dataclass(taker):
         return get_type_hints(taker)
     call: Any = taker.__init__ if inspect.isclass(taker) else taker
+    if isinstance(call, partial):
+        return _read_hints(call.func, *names)
     if not isinstance(call, FunctionType):
-        return get_type_hints(call)
+        # A method, an object that can be called, or a function in C, which has no type hints.
+        function = call.__func__ if isinstance(call, MethodType) else type(call).__call__
+        return _read_hints(function, *names) if isinstance(function, FunctionType) else {}
     # Other hints, such as that of the result, may be types of torch, whose import takes long.
     annotations = {
         name: hint
