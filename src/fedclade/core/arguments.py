@@ -292,11 +292,8 @@ def _read_hints(taker: Taker, *names: str) -> Mapping[str, Any]:
         function = call.__func__ if isinstance(call, MethodType) else type(call).__call__
         return _read_hints(function, *names) if isinstance(function, FunctionType) else {}
     # Other hints, such as that of the result, may be types of torch, whose import takes long.
-    annotations = {
-        name: hint
-        for name, hint in call.__annotations__.items()
-        if (name in names if names else name != "return")
-    }
+    wanted = set(names or call.__annotations__) - {"return"}
+    annotations = {name: hint for name, hint in call.__annotations__.items() if name in wanted}
     module_names = getattr(inspect.unwrap(call), "__globals__", {})
     return get_type_hints(SimpleNamespace(__annotations__=annotations, __globals__=module_names))
 

@@ -23,6 +23,9 @@ from fedclade.core.work import Steps
 Named = dict[str, "torch.Tensor"]
 """Named tensors ``[k, ...]`` of k clients during training; ``w`` is the model that they send."""
 
+Stored = Sequence[Mapping[str, "torch.Tensor"]]
+"""Tensors that each of k clients has stored in earlier rounds, by name."""
+
 SERVED = "served"
 """Name of the deployed model among the tensors that a client stores after training by a rule."""
 
@@ -129,12 +132,7 @@ class LocalRule(Steps, ABC):
             ("local.trainer", spec.trainer, spec.trainer is None, f"left out {what}"),
         )
 
-    def begin(
-        self,
-        models: torch.Tensor,
-        anchors: torch.Tensor,
-        kept: Sequence[Mapping[str, torch.Tensor]],
-    ) -> Named:
+    def begin(self, models: torch.Tensor, anchors: torch.Tensor, kept: Stored) -> Named:
         """Return the tensors that the clients need for their training, except the model ``w``.
 
         By default, they need no others.
@@ -188,9 +186,7 @@ class LocalRule(Steps, ABC):
         return {"name": self.name, **asdict(self)}
 
 
-def or_kept(
-    first: torch.Tensor, kept: Sequence[Mapping[str, torch.Tensor]], name: str
-) -> torch.Tensor:
+def or_kept(first: torch.Tensor, kept: Stored, name: str) -> torch.Tensor:
     """Return a tensor of each client, stacked, ``[k, ...]``: the stored tensor, or a default.
 
     The default of a client that has not stored a tensor ``name`` is its row of ``first``.
@@ -262,12 +258,7 @@ class Interpolation(LocalRule):
         """
         return 6
 
-    def begin(
-        self,
-        models: torch.Tensor,
-        anchors: torch.Tensor,
-        kept: Sequence[Mapping[str, torch.Tensor]],
-    ) -> Named:
+    def begin(self, models: torch.Tensor, anchors: torch.Tensor, kept: Stored) -> Named:
         """Return each client's own model v and weight α.
 
         A client that has not stored v starts with v = w.
@@ -386,12 +377,7 @@ class MoreauEnvelope(LocalRule):
         """Number of additional vectors of the model's size: θ, its gradient, and the momentum."""
         return 4
 
-    def begin(
-        self,
-        models: torch.Tensor,
-        anchors: torch.Tensor,
-        kept: Sequence[Mapping[str, torch.Tensor]],
-    ) -> Named:
+    def begin(self, models: torch.Tensor, anchors: torch.Tensor, kept: Stored) -> Named:
         """Return each client's personal model θ, which starts from the received model w."""
         return {"theta": models.clone()}
 
@@ -554,12 +540,7 @@ class ControlVariates(LocalRule):
             )
         )
 
-    def begin(
-        self,
-        models: torch.Tensor,
-        anchors: torch.Tensor,
-        kept: Sequence[Mapping[str, torch.Tensor]],
-    ) -> Named:
+    def begin(self, models: torch.Tensor, anchors: torch.Tensor, kept: Stored) -> Named:
         """Return the correction c − c_i of each client, where c is the server's control variate.
 
         The rows of ``anchors`` are c. Entries of c that the server does not have, such as personal
