@@ -26,7 +26,6 @@ import torch
 from flwr.app import Context, Message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import (
-    ObjectTree,
     PullObjectRequest,
     PullObjectResponse,
     PushObjectRequest,
@@ -40,13 +39,10 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesRequest,
     PushAppMessagesResponse,
 )
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-)
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
+from scripted_superlink import names_of
 
 from fedclade.channel import Meter
 from fedclade.core import DataSpec
@@ -153,11 +149,6 @@ class SuperLink:
     def _wait(self) -> None:
         self.requests += 1
         time.sleep(self.latency)
-
-
-def names_of(tree: ObjectTree) -> list[str]:
-    """Return the ids of all objects of a message."""
-    return [each.object_id for each in iterate_object_tree(tree)]
 
 
 class Grid(HttpGrid):
